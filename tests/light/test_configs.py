@@ -48,7 +48,8 @@ def said_by_name(name):
 def test_the_folders_hold_one_file_for_every_documented_name():
     assert [path.suffix for path in YAMLS.values()] == [".yaml"] * len(YAMLS)
     assert [path.suffix for path in JSONS.values()] == [".json"] * len(JSONS)
-    assert ZERO == list(JSONS) == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+    assert ZERO == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+    assert JSONS.keys() - YAMLS.keys() == {"zero3_hpz"}  # an accelerate file has no key for hpZ
     assert YAMLS.keys() - JSONS.keys() == {"single_gpu", "multi_gpu", "cpu", "fsdp2", "fsdp2_offload"}
 
 
@@ -81,6 +82,12 @@ def test_a_json_leaves_to_the_trainer_what_is_the_trainers_and_its_buckets_follo
     assert all(part["pin_memory"] for name, part in zero.items() if name.startswith("offload_"))
     if zero["stage"] == 3:
         assert zero["stage3_prefetch_bucket_size"] == zero["stage3_param_persistence_threshold"] == "auto"
+
+
+def test_hpz_is_zero3_with_a_second_copy_of_the_weights_in_each_machine():
+    zero = read_json("zero3_hpz")["zero_optimization"]
+    assert zero.pop("zero_hpz_partition_size") == 8
+    assert zero == read_json("zero3")["zero_optimization"]
 
 
 def test_the_fsdp_files_differ_in_where_weights_lie():

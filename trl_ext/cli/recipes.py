@@ -33,7 +33,8 @@ Print the path of a shipped accelerate file, for accelerate's own launcher:
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero3)" \\
       -m trl_ext.scripts.grpo --config RECIPE
 
-trl-ext grpo, ppo and reward take the name itself: --config_file zero3.
+trl-ext grpo, ppo and reward take the name itself: --config_file zero3. Names in .json are DeepSpeed's files, for
+--deepspeed or the recipe's key: trl-ext launch-file zero3_hpz.json
 
 For several machines it writes a copy here and prints its path; under SLURM's srun, rank and address are SLURM's:
 
@@ -125,10 +126,14 @@ def launch_file(argv: Sequence[str]) -> int:
     parser.add_argument("--main_process_port", type=int, metavar="PORT", help=f"{PORT} unless named")
     parser.add_argument("--num_processes", type=int, help="of all machines; without it, for --num_processes later")
     arguments = vars(parser.parse_args(list(argv)))
-    path = resources.accelerate_config(arguments.pop("name"))
+    name = arguments.pop("name")
+    is_engine = name.endswith(".json")
+    path = resources.deepspeed_config(name.removesuffix(".json")) if is_engine else resources.accelerate_config(name)
     given = {name: value for name, value in arguments.items() if value is not None}
     if given.get("num_machines", 1) > 1 and "SLURM_STEP_NUM_TASKS" in os.environ:  # started by srun
         given = of_slurm(given["num_machines"]) | given
+    if is_engine and given:
+        raise ConfigError(f"{path.name} is DeepSpeed's, for any number of machines. Leave out --{next(iter(given))}.")
     if not given:
         print(path)
     elif "num_machines" not in given:

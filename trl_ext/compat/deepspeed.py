@@ -33,6 +33,26 @@ def announce_builds() -> None:
         OpBuilder.jit_load = announced
 
 
+def make_groups_once() -> None:
+    """Let ZeRO-3 with `zero_hpz_partition_size` load a second model, such as a reference, as it loads the first.
+
+    Issue: DeepSpeed makes the groups for every model that is loaded, and asserts that there are none.
+    Fixed in: no version up to 0.19.8.
+    Remove when: `_create_zero_param_parallel_group` returns where there are groups.
+    """
+    from deepspeed.utils import groups
+
+    create = groups._create_zero_param_parallel_group
+
+    @functools.wraps(create)
+    def created(group_size: int) -> None:
+        if groups._get_zero_param_intra_parallel_group() is None:
+            create(group_size)
+
+    if not hasattr(create, "__wrapped__"):
+        groups._create_zero_param_parallel_group = created
+
+
 def make_engine(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator, max_grad_norm: float
 ) -> Any:

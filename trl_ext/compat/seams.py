@@ -226,6 +226,9 @@ accelerate.utils.launch
     prepare_simple_launcher_cmd_env(args): variables for one worker of Ray
 deepspeed.ops.op_builder.builder
     OpBuilder.jit_load(verbose): DeepSpeed's compilation of a helper is announced
+deepspeed.utils.groups
+    _create_zero_param_parallel_group(group_size): the groups of hpZ are made once, not for each model that loads
+    _get_zero_param_intra_parallel_group(): whether they are there
 deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer
     _wait_for_offload_copies(): a rehearsal drops gradients that are on their way to host memory
     _release_preflattened_grad_buffers(): a rehearsal drops its gradients

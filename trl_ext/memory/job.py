@@ -79,6 +79,9 @@ class Job:
     stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements")
     stage3_prefetch_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
     sub_group_size: int = _option(100_000_000, "DeepSpeed's, in elements")
+    zero_hpz_partition_size: int = _option(
+        1, "of ZeRO-3: GPUs of a machine that hold a second copy of the weights (default 1: none)"
+    )
     ds3_gather_for_generation: bool = _option(True, "gather ZeRO-3's weights before generating (default)")
     use_vllm: bool = _option(False, "vLLM, on the training GPUs unless --vllm_mode is server")
     vllm_gpu_memory_utilization: float = _option(0.3, "vLLM's share of a card; free if not given")
@@ -211,6 +214,7 @@ def check_values(job: Job) -> None:
         if getattr(job, name) not in choices:
             raise ConfigError(f"{name} is {getattr(job, name)!r}. Use one of {', '.join(map(str, choices))}.")
     positive = ["global_batch", "per_device_train_batch_size", "lora_r", "reduce_bucket_size", "sub_group_size"]
+    positive += ["zero_hpz_partition_size"]
     positive += ["sequence_parallel", "num_reward_models"]
     positive += ["max_prompt_length", "max_completion_length", "num_generations"] if job.generates else ["max_length"]
     for name in positive:
@@ -244,6 +248,11 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield (
             f"fsdp splits weights, gradients and optimizer, and takes all of them into host memory or none; "
             f"zero_stage is {stage}, offload is {job.offload}. Use zero_stage=3 with offload=none or all, or no fsdp."
+        )
+    if job.zero_hpz_partition_size > 1 and (stage != 3 or job.fsdp):
+        yield (
+            f"zero_hpz_partition_size is {job.zero_hpz_partition_size}, which is of DeepSpeed's ZeRO-3. Use "
+            "zero_stage=3, or leave it out."
         )
     if job.fsdp and job.sequence_parallel > 1:
         yield f"sequence_parallel={job.sequence_parallel} runs under DDP and DeepSpeed, not FSDP. Leave fsdp out."

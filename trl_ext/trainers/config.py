@@ -4,7 +4,7 @@ import os
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Self
 
-from trl_ext.compat.deepspeed import announce_builds
+from trl_ext.compat.deepspeed import announce_builds, make_groups_once
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_headroom
@@ -110,6 +110,8 @@ class ExtendedConfig(PublicArguments):
         choose_precision(config)
         with old_names_unsaid():  # TRL's default has one
             super().__post_init__()  # type: ignore[misc]  # TRL's
+        if config.deepspeed_plugin is not None:  # before models load
+            make_groups_once()
         max_tokens = config.max_tokens_per_forward
         if max_tokens is not None and self.packing is False:
             raise ConfigError(

@@ -18,6 +18,7 @@ DEFAULTS = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
     "sub_group_size": 1_000_000_000,
+    "zero_hpz_partition_size": 1,
 }
 IN_HOST_MEMORY = ("cpu", "nvme")
 # The shipped launch file of a ZeRO stage and an offload.

@@ -121,6 +121,8 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
             "sub_group_size": job.sub_group_size,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
+    if job.zero_hpz_partition_size > 1:
+        zero["zero_hpz_partition_size"] = job.zero_hpz_partition_size
     if job.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if job.offload == "all":

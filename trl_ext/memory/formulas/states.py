@@ -36,8 +36,11 @@ def weight_bytes(engine: Engine) -> float:
     whole = frozen + engine.trained * (split_bytes(job) if job.fsdp else value_bytes(job))
     if job.zero_stage != 3:
         return whole
-    scales = engine.quantised * (NF4_BYTES - 0.5)
-    return scales + (0.0 if job.offload == "all" else (whole - scales) / engine.num_gpus)
+    beside = engine.quantised * (NF4_BYTES - 0.5)
+    share = 0.0 if job.offload == "all" else (whole - beside) / engine.num_gpus
+    if job.zero_hpz_partition_size > 1:  # a copy from which backward gathers, split over a machine
+        beside += 2.0 * (engine.trained + engine.frozen) / job.zero_hpz_partition_size
+    return beside + share
 
 
 def loaded_bytes(engine: Engine) -> float:

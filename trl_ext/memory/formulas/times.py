@@ -149,8 +149,9 @@ def _sent_bytes(setup: Setup, engine: Engine) -> float:
     if job.zero_stage == 0:
         return 2 * gradients * (2 if mode_of(job).value.startswith("fp32") else 1)
     if job.zero_stage == 3:
-        roles = 2 if is_joint(job) else 1
-        return micro_steps * (2 * roles * 2.0 * (engine.trained + engine.frozen) + gradients)
+        roles, here = 2 if is_joint(job) else 1, setup.hardware
+        backward = here.gb_s / here.card.link.gb_s if job.zero_hpz_partition_size > 1 else 1.0  # within a machine
+        return micro_steps * ((1 + backward) * roles * 2.0 * (engine.trained + engine.frozen) + gradients)
     return 2 * gradients if job.zero_stage == 1 else (micro_steps + 1) * gradients
 
 

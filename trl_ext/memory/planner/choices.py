@@ -7,6 +7,7 @@ the user gave is never changed.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import ceil, floor
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.estimate import Estimate
@@ -173,6 +174,7 @@ def vllm_choices(search: Search, job: Job) -> list[Job]:
     """vLLM awake and asleep while training, over every group of GPUs with which it can start in what is left; the
     fastest first, and of equal ones the smaller group, awake."""
     found, card = [], search.hardware.card
+    total = card.total_gib * GIB
     for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
         choice = replace(job, vllm_enable_sleep_mode=sleeps)
         held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
@@ -184,8 +186,9 @@ def vllm_choices(search: Search, job: Job) -> list[Job]:
                 # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
                 wanted = one.global_batch / search.num_gpus * one.sequence_tokens * kv_bytes_per_token(search.shape)
                 needed = vllm_weight_bytes(search.shape, one) + WORKSPACE_BYTES + wanted
-                share = min(left, 1.1 * needed) / (card.total_gib * GIB)
-                share = int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100
+                # In hundredths of a card: no more than is left, and no less than is needed.
+                percent = min(floor(100 * left / total), ceil(110 * needed / total), floor(100 * FULL_ENOUGH))
+                share = max(percent, 1) / 100
                 one = replace(one, vllm_gpu_memory_utilization=share)
             found.append(one)
     # vLLM starts where its share holds at least one completion beside its weights.

@@ -136,7 +136,7 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
 def shared_rows(search: Search) -> Iterator[Job]:
     """The job with rows that more GPUs of a machine share."""
     job, here = search.job, search.hardware.gpus_per_machine
-    if not job.packing or search.shape.experts is not None:
+    if not job.packing or job.fsdp or search.shape.experts is not None:
         return
     for size in range(job.sequence_parallel + 1, here + 1):
         one = replace(job, sequence_parallel=size)

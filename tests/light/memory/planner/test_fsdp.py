@@ -106,3 +106,9 @@ def test_a_file_that_splits_otherwise_is_not_planned(key, value, tmp_path):
 
 def test_the_twin_refuses_it():
     assert why_not(simulation_of(KINDS["grpo"], SHAPE, 8)).startswith("FSDP2:")
+
+
+def test_where_nothing_fits_rows_are_not_shared_and_a_larger_card_is_named():
+    plans = plan("grpo", "70B", "2x4090", method="qlora", fsdp=True)
+    assert not plans.plans
+    assert [sentence.partition(":")[0] for sentence in plans.advice] == ["--gpus 2xA40-48GB"]

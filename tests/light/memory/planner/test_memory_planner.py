@@ -167,6 +167,13 @@ def test_vllm_goes_over_two_cards_where_that_is_faster_or_its_share_too_small_fo
     assert plans and all(one.job.vllm_tensor_parallel_size <= 2 for one in plans)
 
 
+@pytest.mark.parametrize("model", ["0.5B", "1.5B"])
+@pytest.mark.parametrize("gpus", ["4xA100-80GB", "8xA100-80GB", "8xH200"])
+def test_vllms_share_of_a_large_card_holds_a_small_model(model, gpus):
+    """A share is in hundredths of a card; rounded down it once held the weights alone."""
+    assert plan("grpo", model, gpus, use_vllm=True, max_prompt_length=1024, max_completion_length=1024).plans
+
+
 def test_a_servers_cards_do_not_train_and_the_batch_divides_over_the_others():
     plans = plan("grpo", "7B", "8xH100", vllm_mode="server", global_batch=96).plans
     assert plan("grpo", "7B", "8xH100", vllm_servers="auto", global_batch=96).plans == plans

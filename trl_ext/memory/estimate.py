@@ -202,7 +202,7 @@ def host_bytes(setup: Setup) -> float:
     """Host memory of a machine while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of
     it; under FSDP2 what is trained is cast to fp32 there), or of what is offloaded."""
     job = setup.job
-    processes = 1 if job.zero_stage == 3 and not job.fsdp else setup.num_gpus
+    processes = 1 if job.zero_stage == 3 and not job.fsdp and job.method != "qlora" else setup.num_gpus
     largest = max(engine.frozen or engine.trained for engine in setup.engines)
     is_wide = job.dtype == "float32" or (job.fsdp and job.method == "full")
     loading = float((4 if is_wide else 2) * largest)

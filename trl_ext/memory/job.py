@@ -239,10 +239,10 @@ def _contradictions(job: Job) -> Iterator[str]:
         )
     if job.num_reward_models > 1 and job.reward_model == "none":
         yield f"num_reward_models is {job.num_reward_models}, and reward_model is none. Set reward_model=copy."
-    if job.method == "qlora" and stage == 3 and not job.fsdp:
+    if job.method == "qlora" and stage == 3 and job.offload != "none" and not job.fsdp:
         yield (
-            "A 4-bit base under ZeRO-3 is not split by DeepSpeed as it loads. Use zero_stage 0, 1 or 2, fsdp, which "
-            "splits it, or method=lora."
+            f"offload={job.offload} under ZeRO-3 with a 4-bit base has not been tried. Use offload=none, or fsdp with "
+            "offload=all, which has."
         )
     if job.fsdp and (stage != 3 or job.offload == "optimizer"):
         yield (

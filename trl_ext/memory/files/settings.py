@@ -73,9 +73,8 @@ def _adapters(job: Job) -> dict[str, Any]:
         keys["lora_task_type"] = "SEQ_CLS"  # with CAUSAL_LM the score head stays random
     if job.method == "qlora":
         keys |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
-        keys |= (
-            {"bnb_4bit_quant_storage": job.dtype} if job.fsdp else {}
-        )  # what FSDP2 splits is of the other weights' dtype
+        # What is split is of the other weights' dtype.
+        keys |= {"bnb_4bit_quant_storage": job.dtype} if job.zero_stage == 3 else {}
     return keys
 
 

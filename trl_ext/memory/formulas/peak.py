@@ -89,7 +89,7 @@ def footprints(setup: Setup) -> Iterator[Footprint]:
         phases = {"generate": _generate, "score": _score, **phases}
     if job.use_vllm:  # a server asks for no less than an awake vLLM here: the largest weight, gathered
         phases["weight_push"] = _weight_push
-    if job.fsdp and job.method == "qlora":  # bitsandbytes quantises on the card; FSDP2 splits when training starts
+    if job.zero_stage == 3 and job.method == "qlora":  # quantised on the card, and split when training starts
         vllm = {"vLLM": generation.vllm_bytes(setup.hardware.card, job)} if job.shares_with_vllm else {}
         whole = {"policy weights": sum(states.loaded_bytes(engine) for engine in setup.engines)}
         yield Footprint("load", "the whole 4-bit base", whole | vllm)

@@ -279,6 +279,8 @@ def gathered_bytes(engine: Engine, place: str) -> float:
     if job.fsdp:
         return _gathered_by_fsdp(engine, place)
     model, table, largest = backbone_params(shape), embedding_params(shape), largest_weight(shape)
+    if engine.quantised:  # four to an element
+        model, largest = model - 3 * engine.quantised // 4, table
     live, bucket = job.stage3_max_live_parameters, job.stage3_prefetch_bucket_size
     layer = (model - table) / shape.num_layers
     head = table if engine.has_head else 0

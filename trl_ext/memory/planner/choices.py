@@ -47,7 +47,7 @@ def techniques(search: Search) -> Iterator[Job]:
         try:
             yield replace(search.job, zero_stage=zero_stage, offload=offload, dtype=dtype)
         except ConfigError:
-            continue  # a 4-bit base under ZeRO-3: the contradiction is the technique's, not the user's
+            continue  # a 4-bit base in host memory: the contradiction is the technique's, not the user's
 
 
 def micro_batches(search: Search) -> list[int]:

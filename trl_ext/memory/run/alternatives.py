@@ -245,9 +245,6 @@ def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
         freed = search.given - {"critic", "reward_model"} if is_freed else search.given
         critic = job.critic if "critic" in freed else None
         settings = {**ppo_defaults(job.trainer, name, freed, critic), "method": name}
-        if name == "qlora" and job.zero_stage == 3 and not job.fsdp:
-            settings |= {"zero_stage": 2, "offload": "none"}
-            search = replace(search, given=search.given - {"zero_stage", "offload"})
         key = "load_in_4bit=True" if job.method == "lora" else ""
         for one in _changed(search, allow, f"--method {name}", key, **settings):
             yield replace(one, kind="method")

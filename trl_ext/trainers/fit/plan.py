@@ -386,7 +386,7 @@ def _adapters(plan: Plan) -> dict[str, Any]:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype="bfloat16",
-            bnb_4bit_quant_storage="bfloat16" if job.fsdp else None,
+            bnb_4bit_quant_storage="bfloat16" if job.zero_stage == 3 else None,
         )
     return options
 

@@ -69,8 +69,9 @@ def test_a_search_without_it_never_turns_to_it():
     assert not any(one.job.fsdp for one in plan("grpo", "8B", CARDS).plans)
 
 
-def test_a_4_bit_base_is_split_and_whole_while_it_loads(tmp_path):
-    settings = dict(fsdp=True, method="qlora", max_length=4096)
+@pytest.mark.parametrize("settings", [{"fsdp": True}, {"zero_stage": 3}])
+def test_a_4_bit_base_is_split_and_whole_while_it_loads(settings, tmp_path):
+    settings = dict(method="qlora", max_length=4096, **settings)
     best = plan("reward", "70B", parse_gpus("2xA40-48GB"), **settings).best
     write_plan(best, tmp_path)
     assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["bnb_4bit_quant_storage"] == "bfloat16"

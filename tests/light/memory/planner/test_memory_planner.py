@@ -339,7 +339,7 @@ REFUSED = [
     ("8xA100-80GB", {"lora_r": "many"}, "no whole number"),
     ("8xA100-80GB", {"lora_r": 0}, "at least 1"),
     ("8xA100-80GB", {"offload": "all", "zero_stage": 2}, "which is ZeRO-3's"),
-    ("8xA100-80GB", {"method": "qlora", "zero_stage": 3}, "4-bit base under ZeRO-3"),
+    ("8xA100-80GB", {"method": "qlora", "zero_stage": 3, "offload": "all"}, "4-bit base has not been tried"),
     ("8xA100-80GB", {"method": "lora", "lora_target_modules": "q_proj,foo"}, "has no foo for LoRA"),
     ("8xA100-80GB", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.05}, "its weights take 3.5 GiB over 4 GPUs"),
     ("8xA100-80GB", {"use_vllm": True, "vllm_gpu_memory_utilization": 30}, "share between 0 and 1"),

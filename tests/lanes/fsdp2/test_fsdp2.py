@@ -4,6 +4,7 @@ On the CPU over gloo, in fp32, on a tiny random Llama. `fsdp_on_cpu.py` describe
 """
 
 import json
+import shutil
 
 import pytest
 
@@ -70,6 +71,17 @@ def test_a_process_holds_the_bytes_that_are_planned(tiny_model, tmp_path, on_cpu
     planned = resident(Setup.of(find_shape(str(tiny_model)), job, parse_gpus("2xA100-40GB")))
     for term in ("policy weights", "gradients", "optimizer"):
         assert held[term] == pytest.approx(planned[term], rel=1e-3), term
+
+
+def test_a_resumed_run_ends_as_one_that_was_left_alone(tiny_model, tmp_path, on_cpu):
+    on_cpu()
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = run_printed("fsdp2", tiny_model, tmp_path, settings)
+    shutil.rmtree(tmp_path / "out" / "checkpoint-4")
+    (tmp_path / "out" / "model.safetensors").unlink()
+    resumed = run_printed("fsdp2", tiny_model, tmp_path, settings | {"resume_from_checkpoint": True})
+    assert "2/4" not in (tmp_path / "log").read_text()
+    assert resumed.distance(whole) == 0
 
 
 def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward_model, tmp_path, on_cpu):

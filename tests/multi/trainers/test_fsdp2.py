@@ -38,7 +38,7 @@ SETTINGS = {
 
 def run_of(launch, model, folder, settings=None, **variables) -> Run:
     """Run the printed command in a folder with its recipe, under a launch file."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     rows = [{"prompt": f"w{i} w{i + 1}", "answer": f"w{i}"} for i in range(32)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "recipe.yaml").write_text(
@@ -55,6 +55,7 @@ def run_of(launch, model, folder, settings=None, **variables) -> Run:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-5000:]
+    (folder / "log").write_text(done.stdout + done.stderr)
     return Run({}, loaded(folder / "out" / "model.safetensors"), folder)
 
 

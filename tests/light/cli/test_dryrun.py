@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from trl_ext.cli.dryrun.command import reserved_gib, segments_expand, verdict, verdict_of
+from trl_ext.cli.main import main
 from trl_ext.memory import Plan, estimate, find_shape, parse_gpus, plan, write_plan
 from trl_ext.memory.formulas.peak import slack_share
 from trl_ext.memory.job import Job
@@ -63,6 +64,15 @@ def test_the_launch_file_of_a_recipe_is_read_and_a_flag_wins(named, flag, stage,
     recipe = recipe_of(str(tmp_path / "recipe.yaml"), 2, "reward", None, None, None, flag)
     assert recipe.has_launch == bool(named or flag)
     assert ((recipe.deepspeed or {}).get("zero_optimization") or {}).get("stage") == stage
+
+
+@pytest.mark.slow
+def test_a_launch_of_fsdp_is_answered_by_its_formulas(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nconfig_file: fsdp2\nbeta: 0.0\n")
+    assert main(["dryrun", str(tmp_path / "recipe.yaml"), "--gpus", "2xA100-40GB"]) == 0
+    out = capsys.readouterr().out
+    assert "on 2xA100-40GB, FSDP2, rank 0" in " ".join(out.split())
+    assert "FSDP2: the twin runs DeepSpeed's engine and DDP" in out
 
 
 # The policy of a run ----------------------------------------------------------------------------------------------

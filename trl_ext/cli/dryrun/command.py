@@ -228,7 +228,7 @@ def print_answer(answer: dict[str, Any], recipe: Any, hardware: Any) -> None:
     engine = "DDP" if hardware.num_gpus > 1 else "one process"
     if hardware.num_gpus > 1 and not recipe.has_launch:
         engine += " as no launch file is named (--config_file)"
-    engine = engine if recipe.deepspeed is None else f"ZeRO-{zero}"
+    engine = engine if recipe.deepspeed is None else "FSDP2" if "fsdp" in recipe.deepspeed else f"ZeRO-{zero}"
     prompts = "" if recipe.trainer == "reward" else f", prompts of up to {recipe.prompt_tokens} tokens"
     console.print(f"{recipe.trainer} of {escape(recipe.model)} on {hardware}, {engine}, rank 0{prompts}")
     if answer["refusal"]:

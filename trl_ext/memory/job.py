@@ -79,6 +79,7 @@ class Job:
     stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements")
     stage3_prefetch_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
     sub_group_size: int = _option(100_000_000, "DeepSpeed's, in elements")
+    overlap_comm: bool = _option(False, "ZeRO-1 and 2 send gradients while backward goes on, by a second bucket")
     zero_hpz_partition_size: int = _option(
         1, "of ZeRO-3: GPUs of a machine that hold a second copy of the weights (default 1: none)"
     )
@@ -254,6 +255,8 @@ def _contradictions(job: Job) -> Iterator[str]:
             f"zero_hpz_partition_size is {job.zero_hpz_partition_size}, which is of DeepSpeed's ZeRO-3. Use "
             "zero_stage=3, or leave it out."
         )
+    if job.overlap_comm and stage not in (1, 2):
+        yield f"overlap_comm is of ZeRO-1 and 2, and zero_stage is {stage}: ZeRO-3 and DDP overlap. Leave it out."
     if job.fsdp and job.sequence_parallel > 1:
         yield f"sequence_parallel={job.sequence_parallel} runs under DDP and DeepSpeed, not FSDP. Leave fsdp out."
     if job.fsdp and job.trainer == "ppo" and job.critic == "separate":

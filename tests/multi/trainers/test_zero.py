@@ -7,6 +7,8 @@ on the CPU in fp32, over gloo, on a tiny random Llama. A run takes about 10 s, n
 compiles a helper in its first run on a machine, and its CPU Adam in the first one that offloads (a minute each).
 """
 
+import json
+
 import pytest
 from safetensors.torch import load_file
 
@@ -76,6 +78,17 @@ def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, ti
     check_against(plain, run, name)
     # Where the file says "auto" the model's width has taken its place.
     assert run.facts["reduce_bucket_size"] == HIDDEN_SIZE**2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_gradients_that_are_sent_while_backward_goes_on_are_the_same(name, plain, tiny_model, tmp_path):
+    skip_what_cannot_run(name)
+    engine = json.loads(JSONS[name].read_text())
+    engine["zero_optimization"]["overlap_comm"] = True
+    (tmp_path / "overlapping.json").write_text(json.dumps(engine))
+    options = ("--packing", "--deepspeed", tmp_path / "overlapping.json")
+    check_against(plain, run_worker(WORKER, launched("cpu", 2), tiny_model, tmp_path / "out", 2, *options), name)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
     zero: dict[str, Any] = {"stage": job.zero_stage, "reduce_bucket_size": job.reduce_bucket_size}
     if job.zero_stage < 3:
         zero["allgather_bucket_size"] = job.reduce_bucket_size
+        zero |= {"overlap_comm": True} if job.overlap_comm else {}
     else:
         zero |= {
             "stage3_max_live_parameters": job.stage3_max_live_parameters,

@@ -77,12 +77,13 @@ def bucket_bytes(engine: Engine) -> float:
     """Bytes of the buckets in which gradients wait for their reduction.
 
     DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
-    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come; FSDP2 has none.
+    copy. DeepSpeed has one bucket in bf16 (two with `overlap_comm`), ZeRO-3 from the start, 1 and 2 while gradients
+    come; FSDP2 has none.
     """
     if engine.job.fsdp:
         return 0.0
     if engine.job.zero_stage:
-        return 2.0 * engine.job.reduce_bucket_size
+        return (4.0 if engine.job.overlap_comm else 2.0) * engine.job.reduce_bucket_size
     return float(engine.trained * value_bytes(engine.job)) if engine.num_gpus > 1 else 0.0
 
 

@@ -31,6 +31,7 @@ VLLM_ROW_S = 3e-5  # of each completion in that step, besides its cache
 TAIL = 5.0  # of n completions the longest has 1 + log2(n) / TAIL times the mean, where no mean is given
 PUSH_GB_S = 8.0  # rate at which vLLM takes new weights
 ROLLOUT_S = 3.0  # of rewards, tokenising and sharing out the samples of a step
+HIDDEN = 0.8  # most of sending gradients that a backward hides, with `overlap_comm` (estimated)
 CPU_ADAM_PARAMS_S = 3e9  # parameters that a machine's cores update in a second
 GB = 1e9
 
@@ -128,7 +129,18 @@ def communication_seconds(setup: Setup) -> float:
         own = num_scoring_passes(job, num_gpus) * 2.0 * lm_params(setup.shape)
         sent += job.accumulation(num_gpus) * job.sequence_parallel * (copies + own)
     sent *= (num_gpus - 1) / num_gpus
-    return setup.hardware.pace[2] * (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
+    seconds = setup.hardware.pace[2] * (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
+    return seconds - (_hidden_seconds(setup) if job.overlap_comm else 0.0)
+
+
+def _hidden_seconds(setup: Setup) -> float:
+    """Seconds of sending gradients that the backwards hide (estimated): ZeRO-1 sends in the last one of a step."""
+    num_sends = setup.job.num_backwards(setup.num_gpus)
+    backward_s = update_seconds(setup) / 2 / num_sends
+    trained = sum(engine.trained for engine in setup.engines)
+    sent = 2.0 * trained * (setup.num_gpus - 1) / setup.num_gpus
+    send_s = setup.hardware.pace[2] * sent / (setup.hardware.gb_s * GB)
+    return min(send_s * HIDDEN, backward_s) * (num_sends if setup.job.zero_stage == 2 else 1)
 
 
 def _shared_row_bytes(setup: Setup) -> float:

@@ -157,9 +157,13 @@ class Plans:
         now, then = self.search.job, plan.job
         lengths = f", {then.sequence_tokens} tokens a sequence" if then.sequence_tokens != now.sequence_tokens else ""
         fewer = f", {then.num_generations} completions a prompt" if then.num_generations != now.num_generations else ""
-        before = f" instead of {self.plans[0].estimate.in_seconds()}" if self.plans else ""
-        one, step = plan.estimate, plan.estimate.in_seconds()
-        return f"{one.peak_gib:.1f} GiB, about {step} s a step{before}{one.how_rough}{lengths}{fewer}"
+        one, step = plan.estimate, f"{plan.estimate.in_seconds()} s a step"
+        if self.plans:
+            before = self.plans[0].estimate
+            step += f" instead of {before.in_seconds()}"
+            if before.in_seconds() == one.in_seconds():
+                step = f"{1 - one.step_s / before.step_s:.0%} less time a step"
+        return f"{one.peak_gib:.1f} GiB, about {step}{one.how_rough}{lengths}{fewer}"
 
     @property
     def best(self) -> Plan:

@@ -132,6 +132,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
         settings.setdefault("method", "lora")  # who asks for an adapter asks for LoRA
     # A stage to start from that goes with the offload; the search finds the best one.
     stage = {"optimizer": {"zero_stage": 2}, "all": {"zero_stage": 3}}.get(settings.get("offload", "none"), {})
+    stage |= {"zero_stage": 2} if settings.get("overlap_comm") else {}
     stage |= {"zero_stage": 3} if settings.get("fsdp") or settings.get("zero_hpz_partition_size") else {}
     defaults = ppo_defaults(trainer, settings.get("method", "full"), given, settings.get("critic"))
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)

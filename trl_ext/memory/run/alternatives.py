@@ -23,6 +23,7 @@ NUM_ALTERNATIVES = 3
 WORTH_GIB = 0.1  # a setting that saves less is none
 WORTH_AN_OPT_IN = 2.0  # adapters are mentioned beside plans that fit if they are so many times faster
 WORTH_A_SERVER = 1.25  # a server, which is started apart, beside vLLM on the training GPUs
+WORTH_A_BUCKET = 1.15  # sending gradients while backward goes on: what the clock can tell apart
 LARGEST_MACHINE = 8  # cards
 
 
@@ -212,6 +213,10 @@ def faster_ways(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
         yield from _changed(search, allow, "--use_vllm", "", use_vllm=True)
     elif search.job.shares_with_vllm and search.may("vllm_mode"):
         yield from (replace(one, worth=WORTH_A_SERVER) for one in _other_vllm(search, allow) if "server" in one.option)
+    stage = search.job.zero_stage if not search.may("zero_stage") else 2
+    if search.num_gpus > 1 and stage in (1, 2) and search.may("overlap_comm") and not search.job.fsdp:
+        for one in _changed(search, allow, "--overlap_comm", "", overlap_comm=True, zero_stage=stage):
+            yield replace(one, worth=WORTH_A_BUCKET)
     for one in _other_methods(search, allow):
         if one.opt_in == "lora":
             yield replace(one, worth=WORTH_AN_OPT_IN)

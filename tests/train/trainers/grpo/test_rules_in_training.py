@@ -185,6 +185,7 @@ def test_an_asynchronous_reward_stays_asynchronous():
 
 class _Args:
     world_size = 1
+    fsdp = ""
 
 
 def test_processes_that_do_not_know_of_each_other_and_fewer_than_one_are_refused(monkeypatch):

@@ -44,12 +44,16 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_reward_model(tiny_model, tmp_path_factory):
     """The same Llama with a random score head, and its tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny_reward_model")
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    return with_score_head(tiny_model, tmp_path_factory.mktemp("tiny_reward_model"))
+
+
+def with_score_head(policy, folder):
+    """Save the policy with a random score head in place of its own, and its tokenizer; return the folder."""
+    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
     # Its own draw, whatever ran before: it decides how large gradients are.
     torch.nn.init.normal_(model.score.weight, std=0.1, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(folder)
-    PreTrainedTokenizerFast.from_pretrained(tiny_model).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(policy).save_pretrained(folder)
     return folder
 
 

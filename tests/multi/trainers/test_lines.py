@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
+from tests.multi.conftest import with_score_head
 from tests.multi.launching import PROGRAMS, facts_of, launched, run_worker, skip_what_cannot_run
 from tests.multi.trainers.test_ppo_zero import TOLERANCE, run_of, saved_reward_adapter
 from tests.multi.trainers.test_reward_zero import BUDGET, check_against
@@ -29,12 +30,7 @@ def policy(tiny_model, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def scorer(policy, tmp_path_factory) -> Path:
     """The same with a random score head."""
-    folder = tmp_path_factory.mktemp("scorer")
-    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, std=0.1, generator=torch.Generator().manual_seed(1))
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
-    return folder
+    return with_score_head(policy, tmp_path_factory.mktemp("scorer"))
 
 
 @pytest.fixture(scope="module")

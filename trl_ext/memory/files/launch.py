@@ -117,7 +117,8 @@ def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[s
         part for part in ("optimizer", "param") if (zero.get(f"offload_{part}") or {}).get("device") in IN_HOST_MEMORY
     }
     offload = "all" if "param" in on_host else "optimizer" if on_host else "none"
-    overlaps = zero_stage(engine) < 3 and bool(zero.get("overlap_comm"))  # ZeRO-3's default, whose bucket is one
+    # Under ZeRO-3 it is the default, with one bucket; stage 0 has none.
+    overlaps = zero_stage(engine) in (1, 2) and bool(zero.get("overlap_comm"))
     return {"zero_stage": zero_stage(engine), "offload": offload, "overlap_comm": overlaps, **sizes}
 
 

@@ -137,6 +137,13 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     defaults = ppo_defaults(trainer, settings.get("method", "full"), given, settings.get("critic"))
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
+    here = hardware.gpus_per_machine
+    if search.job.overlap_comm and search.num_gpus == 1:
+        raise ConfigError("overlap_comm sends gradients to other GPUs, and one trains. Leave it out.")
+    if here % (part := search.job.zero_hpz_partition_size):
+        raise ConfigError(
+            f"zero_hpz_partition_size {part} does not divide a machine's {here} GPUs. Use a divisor, or leave it out."
+        )
     return search
 
 

@@ -42,6 +42,21 @@ def test_it_is_offered_where_sending_takes_long_and_stands_in_the_plans_file():
     assert "overlap_comm" not in deepspeed(replace(best.job, overlap_comm=False))["zero_optimization"]
 
 
+@pytest.mark.parametrize(("stage", "is_told"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_file_of_another_stage_may_have_it(stage, is_told):
+    engine = {"zero_optimization": {"stage": stage, "overlap_comm": True}}
+    fields = engine_fields(engine, SHAPE)
+    assert fields["overlap_comm"] is is_told
+    Job("reward", **fields)
+
+
+def test_what_one_card_or_its_machine_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="and one trains"):
+        plan("reward", "3B", "1xA40", overlap_comm=True)
+    with pytest.raises(ConfigError, match="zero_hpz_partition_size 8 does not divide a machine's 4 GPUs"):
+        plan("reward", "3B", "2x4xA40", zero_hpz_partition_size=8)
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_it_is_of_zero_1_and_2(stage):
     with pytest.raises(ConfigError, match="overlap_comm is of ZeRO-1 and 2"):

@@ -57,6 +57,31 @@ def padded(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Batch:
 RAGGED = batch((17, (4, 11, 1, 24)), (5, (3, 9, 9)), (30, (13,)), (1, (6, 2)), order=[3, 0, 9, 5, 1, 7, 2, 8, 4, 6])
 
 
+def forked(seed: int, num_rows: int = 10) -> Batch:
+    """Rows that fork at random places, cut into prompt and completion anywhere.
+
+    Prompts that are other rows with their completions, rows that are the beginning of others, equal rows.
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=draw))
+
+    texts = [_tokens(number(10, 40), draw)]
+    while len(texts) < num_rows:
+        one = texts[number(0, len(texts))]
+        kind = number(0, 6)
+        at = len(one) if kind < 2 else number(1, len(one) + 1)  # goes on from the end of a row, or leaves it anywhere
+        texts.append(one if kind == 5 else (*one[:at], *(_tokens(number(1, 30), draw) if kind < 4 else ())))
+        if len(texts[-1]) < 2:
+            texts.pop()
+    cuts = [number(1, len(one)) for one in texts]
+    # Half of the rows stand behind one prompt, as a group does.
+    first = min(map(len, texts)) - 1
+    cuts = [min(first, 9) if number(0, 2) else cut for cut in cuts]
+    return padded([(one[:cut], one[cut:]) for one, cut in zip(texts, cuts, strict=True)])
+
+
 def alone(model: torch.nn.Module, given: Batch, temperature: float = 1.0):
     """Log-probs and entropies [B, C] of each row forwarded by itself, without padding, with gradients."""
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))

@@ -1,6 +1,6 @@
 """A planned row as tensors: what the model is called with.
 
-Legend: T tokens of the flat row, S of them scored.
+Legend: T tokens of the flat row, S of them scored, R scored tokens of all sequences.
 """
 
 from dataclasses import dataclass, replace
@@ -65,19 +65,22 @@ class FlatRow:
 
 @dataclass(frozen=True, eq=False)
 class PackedRow(FlatRow):
-    """A flat row whose tokens are scored. The first token of a segment never is: what stands before it in the row
-    belongs to somebody else.
+    """A flat row whose tokens are scored. One that stands there for several sequences is scored once.
 
     Args:
         before: [S] row index of the token before every scored one, which predicts it; ascending.
         before_index: The same, as a tensor.
         labels: [S] the scored tokens.
-        scored_item, scored_offset: [S] the sequence of each scored token, and its place among the scored ones of it.
+        source: [R] for every scored token of every sequence, which of the S it is; ascending.
+        source_index: The same, as a tensor.
+        scored_item, scored_offset: [R] the sequence of each of these, and its place among the scored ones of it.
     """
 
     before: np.ndarray
     before_index: torch.Tensor
     labels: torch.Tensor
+    source: np.ndarray
+    source_index: torch.Tensor
     scored_item: torch.Tensor
     scored_offset: torch.Tensor
 
@@ -88,14 +91,17 @@ class PackedRow(FlatRow):
             return part
         begin = part.num_tokens * group.rank
         # Looked up on the host: a mask on the card would have to be waited for.
-        here = slice(*np.searchsorted(self.before, (begin, begin + part.num_tokens)))
+        first, end = np.searchsorted(self.before, (begin, begin + part.num_tokens))
+        here, used = slice(first, end), slice(*np.searchsorted(self.source, (first, end)))
         return replace(
             part,
             before=self.before[here] - begin,
             before_index=self.before_index[here] - begin,
             labels=self.labels[here],
-            scored_item=self.scored_item[here],
-            scored_offset=self.scored_offset[here],
+            source=self.source[used] - first,
+            source_index=self.source_index[used] - int(first),
+            scored_item=self.scored_item[used],
+            scored_offset=self.scored_offset[used],
         )
 
 
@@ -127,20 +133,38 @@ def lay_out(
         num_scored: How many trailing tokens of each sequence are scored.
     """
     flat = flatten(row, sequences, device)
-    own = [segment for segment in row.segments if not segment.is_prefix]
-    items = np.array([segment.item for segment in own], dtype=np.int64)
-    scored = num_scored[items]
-    index = runs(np.array([segment.end for segment in own], dtype=np.int64) - scored, scored)
-    scored_index = _tensor(index, device)
+    # Where the tokens before scored ones lie, piece by piece: sequence, place in it, place in the row, length.
+    pieces: list[tuple[int, int, int, int]] = []
+    firsts = sequences.lengths - num_scored - 1
+    for own in (segment for segment in row.segments if not segment.is_prefix):
+        item, first, segment, end = own.item, firsts[own.item], own, own.offset + own.length - 1
+        while end > first:
+            begin = max(first, segment.offset)
+            if begin < end:
+                pieces.append((item, begin, segment.start + begin - segment.offset, end - begin))
+            if begin == first:
+                break
+            assert segment.parent is not None, "The chain of prefixes holds the whole beginning."
+            end, segment = segment.offset, row.segments[segment.parent]
+    items, begins, starts, lengths = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
+    places = runs(starts, lengths)
+    order = places.argsort(kind="stable") if (np.diff(places) < 0).any() else slice(None)
+    is_new = np.diff(places[order], prepend=-1) > 0
+    before, source = places[order][is_new], is_new.cumsum() - 1
+    tokens = sequences.tokens[runs(sequences.starts[items] + begins + 1, lengths)]
+    labels = np.empty(len(before), dtype=np.int64)
+    labels[source] = tokens[order]
     return PackedRow(
         input_ids=flat.input_ids,
         position_ids=flat.position_ids,
         table=flat.table,
-        before=index - 1,
-        before_index=scored_index - 1,
-        labels=flat.input_ids[0].index_select(0, scored_index),
-        scored_item=_tensor(np.repeat(items, scored), device),
-        scored_offset=_tensor(runs(np.zeros_like(scored), scored), device),
+        before=before,
+        before_index=_tensor(before, device),
+        labels=_tensor(labels, device),
+        source=source,
+        source_index=_tensor(source, device),
+        scored_item=_tensor(np.repeat(items, lengths)[order], device),
+        scored_offset=_tensor(runs(begins - firsts[items], lengths)[order], device),
     )
 
 

@@ -14,13 +14,14 @@ The plan is a pure function of its arguments: equal batches give equal plans on 
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from trl_ext.errors import PackingError
-from trl_ext.packing.step_plan import RowSize, plan_step
+from trl_ext.packing.step_plan import plan_step
+from trl_ext.packing.trie import Node, RowSize, find_forks, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,93 +76,6 @@ class PlannedRow:
         return segment.start + token - segment.offset
 
 
-# Fewest tokens that a beginning common to several groups must save. One more level of prefixes costs each layer some
-# launches, about 15 microseconds on a card: as much as a layer's linear work on 16 tokens of an 8B model (24 h**2
-# operations a token at h = 4096 and 400 TFLOP/s; estimated). The tokens of one group are shared whatever they save.
-MIN_SAVED = 16
-
-
-@dataclass(eq=False)
-class Node:
-    """Tokens that several sequences begin with, behind those of the node above.
-
-    Args:
-        depth: Tokens from the beginning of a sequence to the end of the node; 0 for the root, which holds none.
-        first: A sequence that begins so.
-        members: Sequences that go on from here on their own.
-        children: Nodes that go on from here.
-    """
-
-    depth: int
-    first: int
-    members: list[int] = field(default_factory=list)
-    children: list["Node"] = field(default_factory=list)
-
-
-def grow(
-    members: Mapping[int, Sequence[int]], shared: Mapping[int, int], beginnings: Mapping[int, np.ndarray]
-) -> Node:
-    """Return the root of the trie of some groups, with the nodes that are worth a segment.
-
-    Args:
-        members: The sequences of every group.
-        shared: How many tokens the sequences of a group share.
-        beginnings: These tokens. A group that is not named has nothing in common with others.
-    """
-    # As big-endian bytes tokens sort in the order of their numbers, so that what begins alike lies side by side.
-    ordered = sorted(members, key=lambda g: beginnings[g].astype(">i8").tobytes() if g in beginnings else b"")
-    root = Node(0, -1)
-    path = [root]
-    before = None
-    for group in ordered:
-        tokens = beginnings.get(group)
-        common = _num_common(before, tokens)
-        below = None
-        while path[-1].depth > common:
-            below = path.pop()
-        if below is not None and path[-1].depth < common:
-            # Only the beginning of a node is common: it is cut in two.
-            path[-1].children.remove(below)
-            _add(path, Node(common, below.first, children=[below]))
-        if path[-1].depth < shared[group]:
-            _add(path, Node(shared[group], members[group][0]))
-        path[-1].members.extend(members[group])
-        before = tokens
-    _prune(root)
-    return root
-
-
-def _add(path: list[Node], node: Node) -> None:
-    path[-1].children.append(node)
-    path.append(node)
-
-
-def _num_common(one: np.ndarray | None, other: np.ndarray | None) -> int:
-    if one is None or other is None:
-        return 0
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
-
-
-def _prune(root: Node) -> None:
-    """Take out the nodes that save too little; what hung on them hangs on the node above."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        candidates, node.children = node.children[::-1], []
-        while candidates:
-            child = candidates.pop()
-            users = len(child.members) + len(child.children)
-            saved = (users - 1) * (child.depth - node.depth)
-            if len(child.members) > 1 or saved >= MIN_SAVED:
-                node.children.append(child)
-            else:
-                node.members += child.members
-                candidates += child.children[::-1]
-        waiting += node.children
-
-
 def plan_rows(
     items: Sequence[RowSize], max_tokens: int | None = None, beginnings: dict[int, np.ndarray] | None = None
 ) -> list[PlannedRow]:
@@ -172,6 +86,7 @@ def plan_rows(
         max_tokens: Most tokens in one row, or those of the longest item if they are more: it is too late to refuse
             it. None puts everything into a single row.
         beginnings: The shared tokens of every group, if groups may share among each other what these begin with.
+            Items whose forks are known share what they do.
 
     Returns:
         Rows in the order of their first item. Without a budget there is one row.
@@ -180,9 +95,11 @@ def plan_rows(
         PackingError: an item has no own token, or disagrees with its group about the number of shared tokens.
     """
     _check(items)
+    if beginnings is not None:
+        items = find_forks(items, [beginnings[item.group] for item in items])
     everything = [tuple(range(len(items)))]
     rows = everything if max_tokens is None else sorted(plan_step(items, 1, max_tokens, math.inf).forwards[0])
-    return [_lay(items, row, beginnings or {}) for row in rows]
+    return [_lay(items, row) for row in rows]
 
 
 def _check(items: Sequence[RowSize]) -> None:
@@ -201,15 +118,11 @@ def _check(items: Sequence[RowSize]) -> None:
             )
 
 
-def _lay(items: Sequence[RowSize], row: Sequence[int], beginnings: dict[int, np.ndarray]) -> PlannedRow:
+def _lay(items: Sequence[RowSize], row: Sequence[int]) -> PlannedRow:
     """Lay items into one row: prefixes by level, then sequences with a prefix, then those without."""
-    members: dict[int, list[int]] = {}
-    for index in row:
-        members.setdefault(items[index].group, []).append(index)
-    shared = {group: items[m[0]].shared for group, m in members.items()}
     prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
     leaves: list[tuple[int, Node | None]] = []  # sequence, parent
-    waiting: list[tuple[int, Node, Node | None]] = [(0, grow(members, shared, beginnings), None)]
+    waiting: list[tuple[int, Node, Node | None]] = [(0, grow(items, row), None)]
     while waiting:  # depth first
         level, node, parent = waiting.pop()
         if node.depth:

@@ -11,28 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trl_ext.errors import PackingError
+from trl_ext.packing.trie import RowSize
 
 # Slowest over mean rank: below it groups stay whole. A cut group costs a second copy of its prompt.
 BALANCED = 1.05
-
-
-@dataclass(frozen=True, slots=True)
-class RowSize:
-    """Tokens of one row.
-
-    Args:
-        group: Rows with the same number begin with the same `shared` tokens.
-        shared: Leading tokens that are forwarded once for the rows of a group in the same forward.
-        own: Tokens after these, at least 1.
-    """
-
-    group: int
-    shared: int
-    own: int
-
-    @property
-    def length(self) -> int:
-        return self.shared + self.own
 
 
 @dataclass(frozen=True, slots=True)

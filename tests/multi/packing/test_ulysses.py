@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.batches import RAGGED, alone, gradient
+from tests.batches import RAGGED, Batch, alone, gradient
 from tests.conftest import ROOT
 from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import TIMEOUT_S, environment, launched
@@ -37,27 +37,27 @@ def got(request, tmp_path_factory) -> list[dict]:
 
 
 @cache
-def of_each_row_alone(family: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def of_each_row_alone(family: str, given: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     model = model_of(family)
-    logps, entropies = alone(model, RAGGED, temperature=TEMPERATURE)
-    return logps.detach(), entropies.detach(), gradient(model, (logps * RAGGED.weights()).sum())
+    logps, entropies = alone(model, given, temperature=TEMPERATURE)
+    return logps.detach(), entropies.detach(), gradient(model, (logps * given.weights()).sum())
 
 
 @cache
-def of_one_process(family: str, share_prompt: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    model, flat = subject(family), unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+def of_one_process(family: str, share_prompt: bool, given: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    model, flat = subject(family), unpad(given.input_ids, given.attention_mask, given.width)
     result = score(model, flat, plan(flat, share_prompt), torch.device("cpu"), compute_entropy=True)
-    own = gradient(model, (result.logps * RAGGED.weights()).sum())
+    own = gradient(model, (result.logps * given.weights()).sum())
     return result.logps.detach(), result.entropies.detach(), own
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_gradients_are_those_of_one_process(got, name, budget):
-    family, share_prompt = CASES[name]
+    family, share_prompt, given = CASES[name]
     for (logps, entropies, whole), bound in (
-        (of_one_process(family, share_prompt), 1e-6),
-        (of_each_row_alone(family), 5e-6),  # as for rows that are packed in one process
+        (of_one_process(family, share_prompt, given), 1e-6),
+        (of_each_row_alone(family, given), 5e-6),  # as for rows that are packed in one process
     ):
         for one in got:
             assert (one[name, budget]["logps"] - logps).abs().max() < bound

@@ -9,13 +9,14 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from tests import tiny
-from tests.batches import RAGGED, gradient, ready_to_pack
+from tests.batches import RAGGED, Batch, forked, gradient, ready_to_pack
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.completions import plan, score, unpad
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "gemma3", "qwen3_moe")
 SHARING = {"shared": True, "apart": False}
-CASES = {f"{family} {how}": (family, share) for family in FAMILIES for how, share in SHARING.items()}
+CASES = {f"{family} {how}": (family, share, RAGGED) for family in FAMILIES for how, share in SHARING.items()}
+CASES |= {f"{family} forked": (family, True, forked(3)) for family in ("llama", "qwen3")}
 # Query and key heads where they are not 4 and 2. 4 processes make 2 lines for 6 heads, and 4 lines for 3.
 HEADS = {"qwen3": (6, 3), "mistral_window": (3, 3), "qwen2": (3, 1)}
 TEMPERATURE = 0.7
@@ -32,12 +33,12 @@ def subject(family: str) -> torch.nn.Module:
     return ready_to_pack(model(family), temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
 
 
-def shared(family: str, share_prompt: bool, budget: int | None, group: SequenceGroup) -> dict:
+def shared(family: str, share_prompt: bool, given: Batch, budget: int | None, group: SequenceGroup) -> dict:
     """What a group's processes compute of the batch, and the sum of their gradients."""
-    policy, flat = subject(family), unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+    policy, flat = subject(family), unpad(given.input_ids, given.attention_mask, given.width)
     rows = plan(flat, share_prompt, budget)
     result = score(policy, flat, rows, torch.device("cpu"), len(rows) + 1, compute_entropy=True, group=group)
-    own = gradient(policy, (result.logps * RAGGED.weights()).sum())
+    own = gradient(policy, (result.logps * given.weights()).sum())
     dist.all_reduce(own, group=group.processes)
     return {
         "logps": result.logps.detach(),

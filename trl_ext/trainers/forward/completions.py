@@ -15,7 +15,8 @@ from trl_ext.errors import DataError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
-from trl_ext.packing.step_plan import RowSize, num_tokens
+from trl_ext.packing.step_plan import num_tokens
+from trl_ext.packing.trie import RowSize, find_forks
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat, only_positions
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
@@ -108,8 +109,18 @@ def plan(
         return [_filler(batch)]
     sizes = row_sizes(batch, share_prompt)
     items = [sizes[i] for i in kept]
-    beginnings = {sizes[i].group: batch.sequences[i][: sizes[i].shared] for i in kept}
-    return renumbered(plan_rows(items, max_tokens, beginnings), kept)
+    if share_prompt:
+        items = find_forks(items, [shareable(batch.sequences[i]) for i in kept])
+    return renumbered(plan_rows(items, max_tokens), kept)
+
+
+def shareable(tokens: np.ndarray) -> np.ndarray:
+    """Return what a scored row may share with others, a number for each of its tokens but the last.
+
+    Numbers are equal where the token and the one after it are: what a shared token predicts is the same in all rows
+    then, and the last token of a common beginning, which predicts another one in each row, stays with each of them.
+    """
+    return (tokens[:-1] << 32) + tokens[1:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +313,9 @@ class _Padded:
         parameters.
         """
         target = packed.scored_item * self._shape[1] + packed.scored_offset
-        placed = values.new_zeros(self._shape[0] * self._shape[1]).index_put((target,), values[0, : target.numel()])
+        # A token of several rows gets the sum of their gradients.
+        of_rows = values[0].index_select(0, packed.source_index)
+        placed = values.new_zeros(self._shape[0] * self._shape[1]).index_put((target,), of_rows)
         if target.numel() == 0:
             placed = placed + 0.0 * values.sum()
         placed = placed.view(self._shape)

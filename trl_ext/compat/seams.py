@@ -39,6 +39,8 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _generate_and_score_completions['old_per_token_logps', 'sampling_per_token_logps', 'importance_sampling_ratio']:
         the policy before the update, where its first forward does not give it
     _generate_and_score_completions['ref_per_token_logps']: PPO's penalty is in its rewards and not in the loss
+    _generate_and_score_completions['pixel_values', 'image_grid_thw', 'num_images', 'mm_token_type_ids']: the images of
+        the rows, which the update holds by rows
     _generate_and_score_completions['tool_mask']: tokens of tools, which the policy has not sampled
     _load_optimizer_and_scheduler(checkpoint): called with the checkpoint to resume from; the state of rules and
         rollouts is saved with the optimizer's
@@ -63,7 +65,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _tokenize_prompts(prompts): measures the longest prompt
     _tokenizer: the tokenizer, also where `processing_class` is a processor
     _last_loaded_step: of the weights that vLLM has; -1 lets TRL push them, as a server that was lost needs
-    _is_vlm: whether rows may bring images, which are not packed
+    _is_vlm: whether rows may bring images
     _entropy_bonus_enabled: whether the loss has an entropy bonus, over which tokens must not be split
     log(logs, start_time): a full disk does not end training; clears `_metrics` and writes completions where rank 0
         alone is
@@ -113,6 +115,7 @@ trl.trainer.utils
         row without its logits; `shift_labels` at chosen positions
     _CHUNKED_LOGPROB_CHUNK_SIZE: width of that head's tiles; narrower on a processor
     FusedCausalLMOutput(log_probs, entropy): values are added to its fields
+    split_pixel_values_by_grid(batch): the patches and grids of each row
     is_async_callable(): guards asynchronous reward functions as such
     disable_dropout_in_model(model): the value model, where the policy has none either
     print_prompt_completions_sample(prompts, completions, rewards, advantages, step): PPO's samples
@@ -198,6 +201,10 @@ transformers.generation.continuous_batching.utils
 transformers.integrations.flash_attention
     flash_attention_forward(module, query, key, value, attention_mask, dropout, scaling, sliding_window): the
         arguments of every attention function; looks the name in the config up
+transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLModel
+    get_rope_index(input_ids, mm_token_type_ids, image_grid_thw): positions of a row with images; the other Qwen
+        families have the same
+    forward(input_ids, position_ids, pixel_values, image_grid_thw): puts features where the placeholder token stands
 transformers.masking_utils
     sdpa_mask(local_size, use_vmap): arguments of every mask function: the window, and whether a model adds functions
         to the mask

@@ -3,7 +3,8 @@
 Legend: T tokens of the flat row, S of them scored, R scored tokens of all sequences.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -23,13 +24,16 @@ class FlatRow:
     """What the model is called with, but for what is asked of the result.
 
     Args:
-        input_ids, position_ids: [1, T]; of a part of a row, the tokens of the part.
+        input_ids, position_ids: [1, T]; of a part of a row, the tokens of the part. Positions of rows with images are
+            [3, 1, T].
         table: Who attends to whom, in the whole row.
+        inputs: What else the model is called with, by name: images.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     table: SegmentTable
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +45,7 @@ class FlatRow:
             self.input_ids.to(device, non_blocking=non_blocking),
             self.position_ids.to(device, non_blocking=non_blocking),
             self.table.to(device),
+            inputs={name: value.to(device, non_blocking=non_blocking) for name, value in self.inputs.items()},
         )
 
     def part(self, group: SequenceGroup | None) -> Self:

@@ -177,11 +177,11 @@ from accelerate.utils.launch import _filter_args
 def f(self, trainer, state, rollouts):
     self._env_tools = getattr(trainer, "_environment_pool")
     with swapped(trainer, _pending_metrics={}):
-        return state._of_nobody, trainer._step, rollouts["num_images"], rollouts["prompt_ids"]
+        return state._of_nobody, trainer._step, rollouts["num_tiles"], rollouts["prompt_ids"]
 """
     found = ["_env_tools", "_environment_pool", "_filter_args", "_of_nobody", "_pending_metrics"]
     assert attributes_without_row(planted) == found
-    assert keys_without_row(planted) == ["num_images"]
+    assert keys_without_row(planted) == ["num_tiles"]
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, RewardConfig])

@@ -15,7 +15,12 @@ def call_flat(model: Callable[..., Any], row: FlatRow, **options: Any) -> Any:
     """Call the model once on a flat row; the segments stand for an attention mask."""
     with packed_forward():
         return model(
-            input_ids=row.input_ids, position_ids=row.position_ids, segments=row.table, use_cache=False, **options
+            input_ids=row.input_ids,
+            position_ids=row.position_ids,
+            segments=row.table,
+            use_cache=False,
+            **row.inputs,
+            **options,
         )
 
 

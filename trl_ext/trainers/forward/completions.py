@@ -12,6 +12,7 @@ import torch
 
 from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import DataError
+from trl_ext.packing.images import BatchImages
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
@@ -22,6 +23,7 @@ from trl_ext.trainers.forward.calls import call_flat, only_positions
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group
 from trl_ext.trainers.forward.step import StepSettings
+from trl_ext.trainers.rows.images import GivenImages
 from trl_ext.trainers.rows.sentence import named
 
 
@@ -33,15 +35,24 @@ class Unpadded:
         sequences: Per row: prompt, then completion.
         num_scored: [B] tokens of the completion.
         width: C.
+        images: Those that tokens below zero name; None for a model that takes none.
     """
 
     sequences: Ragged
     num_scored: np.ndarray
     width: int
+    images: BatchImages | None = None
 
     @property
     def num_raw(self) -> int:
         return len(self.sequences.tokens)
+
+    def with_images(self, given: GivenImages | None) -> "Unpadded":
+        """Return the batch with its images, of which None are given for a model that takes none."""
+        if given is None:
+            return self
+        sequences, images = BatchImages.of(self.sequences, given.rows, given.reader, given.runs_everywhere)
+        return replace(self, sequences=sequences, images=images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,7 @@ def flat_batch(
     accelerator: Any,
     batch_size: int | None = None,
     keep_all: bool = False,
+    images: GivenImages | None = None,
 ) -> FlatBatch:
     """Return a padded batch [B, P + C] on flat rows. Collective without a gradient.
 
@@ -160,10 +172,14 @@ def flat_batch(
         accelerator: accelerate's.
         batch_size: Rows of a padded forward; None for all at once.
         keep_all: For an auxiliary loss, which counts tokens: each row has its own copy of the prompt, scored or not.
+        images: Of the rows, for a model that takes some.
     """
     has_gradient = torch.is_grad_enabled()
     given = gather_group(input_ids, attention_mask, width, None if has_gradient else settings.group, accelerator)
     batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
+    if images is not None and not has_gradient:
+        images = images.of_all(accelerator)
+    batch = batch.with_images(images)
     rows = plan(batch, share, keep_all=keep_all)
     if has_gradient:
         return FlatBatch(given, batch, rows, 1)
@@ -185,6 +201,8 @@ def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
         prompt = tokens[: len(tokens) - scored]
         # The last prompt token stays with each completion: it is the one that predicts the first completion token.
         shared = max(len(prompt) - 1, 0) if share_prompt else 0
+        while shared and tokens[shared] < 0 and tokens[shared - 1] == tokens[shared]:
+            shared -= 1  # an image is shared whole or not at all
         group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
         sizes.append(RowSize(group, shared, len(tokens) - shared))
     return sizes
@@ -266,7 +284,8 @@ def _laid_out(
 ) -> Iterator[PackedRow]:
     """Yield the model's input for every row, and for the surplus forwards after them."""
     for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
-        yield lay_out(row, batch.sequences, batch.num_scored, device).part(group)
+        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+        yield (packed if batch.images is None else batch.images.put_into(packed, row, batch.sequences)).part(group)
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from trl_ext.packing.images import ImageReader
 from trl_ext.packing.ulysses import SequenceGroup
 
 # The loss of a micro-batch is a mean over its rows, or a sum over its tokens divided by its rows; ...
@@ -20,7 +21,7 @@ def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bo
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
     if takes_images:
-        return "rows may hold images, which are not counted by rows"
+        return "rows may hold images, which padded batches do not count by rows"
     if args.top_entropy_quantile < 1.0:
         return f"top_entropy_quantile={args.top_entropy_quantile} is a quantile over all tokens of the micro-batch"
     if has_entropy_bonus:
@@ -55,6 +56,7 @@ class StepSettings:
         why_rows_stay: Why a row has to be forwarded in its micro-batch, whatever the model; "" if it need not.
         skips: Whether rows of zero advantage leave the update.
         num_passes: Forwards of the update with one backward each: 2 where a critic has its own.
+        reader: How the model reads the images of rows; None where rows show none, or are padded.
     """
 
     packs: bool
@@ -65,6 +67,7 @@ class StepSettings:
     why_rows_stay: str = ""
     skips: bool = False
     num_passes: int = 1
+    reader: ImageReader | None = None
 
     @property
     def rows_move(self) -> bool:

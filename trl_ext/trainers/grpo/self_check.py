@@ -1,5 +1,6 @@
 """The packing self-check of a causal model with TRL's fused head, or of a critic: rows scored in three ways."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,11 +9,13 @@ import numpy as np
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.packing.images import Image, ImageReader
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.completions import Unpadded, plan, score, score_values
 from trl_ext.trainers.forward.roles import CRITIC
+from trl_ext.trainers.rows.images import GivenImages
 
 
 def check_causal_model(
@@ -24,6 +27,7 @@ def check_causal_model(
     share_prompt: bool,
     of_critic: bool = False,
     group: SequenceGroup | None = None,
+    reader: ImageReader | None = None,
 ) -> CheckResult:
     """Score a few short rows alone, padded and packed; collective under ZeRO-3.
 
@@ -36,10 +40,12 @@ def check_causal_model(
         share_prompt: As training will plan.
         of_critic: True to compare a critic's values, not a policy's log-probabilities.
         group: Processes that share the packed rows, as in training.
+        reader: How the model reads images, where rows may bring some: most prompts then begin with one or two.
     """
+    images = None if reader is None else ProbeImages(reader, config.vocab_size)
 
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
-        batch = _unpadded(probes)
+        batch = _unpadded(probes, images)
         rows = plan(batch, share_prompt)
         with autocast():
             if of_critic:
@@ -49,14 +55,17 @@ def check_causal_model(
         return [row[:n] for row, n in zip(numbers, batch.num_scored, strict=True)]
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
-        batch = _unpadded(probes)
+        batch = _unpadded(probes if images is None else images.written(probes))
         ids, mask = right_padded([one.tolist() for one in batch.sequences], 0, device)
+        options = {} if images is None else images.inputs(probes, ids)
         with autocast():
             if of_critic:
-                numbers = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).token_values
+                options |= {"use_cache": False, "role": CRITIC}
+                numbers = model(input_ids=ids, attention_mask=mask, **options).token_values
             else:
                 labels = ids.masked_fill(mask == 0, -100)
-                numbers = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+                options |= {"labels": labels, "fused_lm_head": True}
+                numbers = model(input_ids=ids, attention_mask=mask, **options).log_probs
         ends = zip(numbers, batch.sequences, batch.num_scored, strict=True)
         # The head shifts: what belongs to token t stands at t - 1.
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
@@ -65,9 +74,57 @@ def check_causal_model(
     return check(lambda probe: padded([probe])[0], padded, packed, config, half_precision, what)
 
 
-def _unpadded(probes: list[Probe]) -> Unpadded:
-    return Unpadded(
-        sequences=Ragged.of([p.prompt + p.completion for p in probes]),
-        num_scored=np.array([len(p.completion) for p in probes]),
-        width=max(len(p.completion) for p in probes),
+class ProbeImages:
+    """Two random images that prompts of the check begin with.
+
+    Args:
+        reader: How the model reads images.
+        vocab_size: Tokens are below it.
+    """
+
+    def __init__(self, reader: ImageReader, vocab_size: int):
+        self.reader, self._vocab_size = reader, vocab_size
+        dice, side = torch.Generator().manual_seed(0), math.isqrt(reader.patches_per_token)
+        self._images = []
+        for number, (height, width) in enumerate(((2, 3), (3, 2))):
+            grid = (1, height * side, width * side)
+            pixels = torch.randn(math.prod(grid), reader.patch_length, generator=dice)
+            self._images.append(Image(pixels, grid, number))
+
+    def rows(self, probes: list[Probe]) -> list[tuple[Image, ...]]:
+        """Return the images of each probe, by the length of its prompt: none, one of both, or both."""
+        first, second = self._images
+        shown = [(), (second,), (first,), (first, second)]  # of prompts of 1, 6, 9 and 14 tokens
+        return [shown[len(probe.prompt) // 4 % 4] for probe in probes]
+
+    def written(self, probes: list[Probe]) -> list[Probe]:
+        """Return the probes with the tokens of their images before the prompt, a token apart, and nowhere else."""
+        token = self.reader.token_id
+        text = (token + 1) % self._vocab_size
+        found = []
+        for probe, images in zip(probes, self.rows(probes), strict=True):
+            begin = [t for image in images for t in (*[token] * self.reader.num_tokens([image]), text)]
+            rest = [[text if t == token else t for t in part] for part in (probe.prompt, probe.completion)]
+            found.append(Probe((*begin, *rest[0]), tuple(rest[1])))
+        return found
+
+    def inputs(self, probes: list[Probe], ids: torch.Tensor) -> dict[str, Any]:
+        """Return what a model is called with for the images of probes whose padded tokens are `ids` [B, T]."""
+        images = [image for row in self.rows(probes) for image in row]
+        if not images:
+            return {}
+        return {
+            "pixel_values": torch.cat([image.pixels for image in images]).to(ids.device),
+            "image_grid_thw": torch.tensor([image.grid for image in images], device=ids.device),
+            "mm_token_type_ids": (ids == self.reader.token_id).long(),
+        }
+
+
+def _unpadded(probes: list[Probe], images: ProbeImages | None = None) -> Unpadded:
+    written = probes if images is None else images.written(probes)
+    batch = Unpadded(
+        sequences=Ragged.of([p.prompt + p.completion for p in written]),
+        num_scored=np.array([len(p.completion) for p in written]),
+        width=max(len(p.completion) for p in written),
     )
+    return batch if images is None else batch.with_images(GivenImages(images.rows(probes), images.reader))

@@ -3,6 +3,7 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.packing.check import CheckResult
+from trl_ext.packing.images import ImageReader, take_images, why_not_packed
 from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.fit.plan import by_name, settle_memory
@@ -39,6 +41,7 @@ from trl_ext.trainers.grpo.rewards import RewardCalls, check_weights, per_rule, 
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
+from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
 
 
@@ -58,6 +61,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     memory_kind = "grpo"
     _kl_is_in_loss = True  # where beta is not 0
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
+    _takes_images = False  # rows or tools may bring some
+    _are_images_padded = False  # they go through TRL's padded batches
 
     def __init__(
         self,
@@ -93,6 +98,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
+        packs = getattr(args, "packing", True)
+        self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())
         self._oversampling.check_rows(takes_images=self._takes_images)
         self.ahead = prepare_generation(self, takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
@@ -103,7 +110,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             longest = longest_prompt_tokens(self, self._tokenize_prompts)
             if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)
-        if getattr(args, "packing", True):
+        if packs:
             self._start_packing()
         self._watch_memory("generate", "score", "update", "step")
 
@@ -111,7 +118,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _why_whole(self) -> str:
         return why_micro_batch_stays_whole(
             self.args,
-            takes_images=self._takes_images,
+            takes_images=self._are_images_padded,
             has_entropy_bonus=self._entropy_bonus_enabled,
             has_aux_loss=self.aux_loss_enabled,
         )
@@ -122,8 +129,16 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         skips = getattr(self.args, "skip_zero_advantage", None) is not False and not self._why_zero_advantage_counts()
         why_whole = self._why_whole
         stay = why_rows_stay(self.args, why_whole)
-        passes = self._num_passes_of_update
-        return replace(super().step_settings, why_whole=why_whole, why_rows_stay=stay, skips=skips, num_passes=passes)
+        settings, passes = super().step_settings, self._num_passes_of_update
+        reader = self._image_reader if settings.packs else None
+        settings = replace(settings, why_whole=why_whole, why_rows_stay=stay, skips=skips)
+        return replace(settings, num_passes=passes, reader=reader)
+
+    @property
+    def _image_reader(self) -> ImageReader | None:
+        """How the model reads the images of rows; None where rows show none, or are padded."""
+        is_needed = self._takes_images and not self._are_images_padded
+        return ImageReader.of(base_model(self.model)) if is_needed else None
 
     def _why_zero_advantage_counts(self) -> str:
         """Return why a row of zero advantage has a gradient all the same; "" if it has none.
@@ -140,7 +155,18 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Packing ------------------------------------------------------------------------------------------------------
 
     def _why_not_packing(self) -> str:
-        return "its rows or tools may bring images" if self._takes_images else super()._why_not_packing()
+        if not self._takes_images:
+            return super()._why_not_packing()
+        why = next(filter(None, map(why_not_packed, self._models())), "")
+        if not why and self.num_sharing > 1:
+            why = f"have tokens that sequence_parallel={self.num_sharing} would cut"
+        return f"its rows or tools may bring images, which {why}" if why else super()._why_not_packing()
+
+    def _stop_packing(self, reason: str) -> None:
+        """Overrides trl_ext.PackingSwitch._stop_packing: settings that cannot hold for padded images are refused."""
+        super()._stop_packing(reason)
+        self._are_images_padded = self._takes_images
+        check_update(self.args, self._why_whole, self._why_zero_advantage_counts())
 
     def _longest_row_tokens(self) -> int | None:
         if self.rollout_func is not None or self.tools or self.max_completion_length is None:
@@ -151,10 +177,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _start_packing(self) -> None:
         for model in self._models():
             let_positions_be_chosen(model)
+            if self._takes_images and not why_not_packed(model):
+                take_images(model)
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **self.check_options(self.model))
+        return check_causal_model(model, **self.check_options(self.model), reader=self._image_reader)
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -178,7 +206,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             return left_out, None, None
         phase = "update" if torch.is_grad_enabled() else "logps"
         with self.clock.phase(phase):
-            if not self._packs or any(value is not None for value in multimodal.values()):
+            known = KEYS if self._takes_images else ()
+            if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
                 if self.model.training:
                     self.counts.add_forward(input_ids.numel(), attention_mask)
                 padded = super()._get_per_token_logps_and_entropies(
@@ -193,11 +222,18 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 )
                 self._old_policy.weigh(padded[0])
                 return padded
-            result = self._packed_batch(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss
-            )
+            images = self.given_images(multimodal, len(input_ids))
+            options = batch_size, compute_entropy, compute_aux_loss, images
+            result = self._packed_batch(model, input_ids, attention_mask, logits_to_keep, *options)
             self._old_policy.weigh(result.logps)
         return result.logps, result.entropies, result.aux_loss
+
+    def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
+        """Return the images of a batch's rows by TRL's arguments or columns; None where the trainer takes none."""
+        reader = self.step_settings.reader
+        if reader is None:
+            return None
+        return GivenImages(image_rows(given, num_rows), reader, self._update.vision_runs_everywhere)
 
     def _packed_batch(
         self,
@@ -208,12 +244,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         batch_size: int | None,
         compute_entropy: bool,
         compute_aux_loss: bool,
+        images: GivenImages | None,
     ) -> LogProbs:
         """Return the log-probabilities of the whole batch, computed on flat rows."""
-        settings = self.step_settings
-        flat = flat_batch(
-            input_ids, attention_mask, width, settings, self.accelerator, batch_size, keep_all=compute_aux_loss
-        )
+        settings, keep = self.step_settings, compute_aux_loss
+        of_batch = input_ids, attention_mask, width, settings, self.accelerator, batch_size
+        flat = flat_batch(*of_batch, keep_all=keep, images=images)
         options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group
         with self.accelerator.autocast():
             result = score(model, flat.batch, flat.rows, input_ids.device, *options)
@@ -288,6 +324,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._reward_calls.rows = inputs
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
             output = super()._generate_and_score_completions(inputs)
+        if self._packs and (reader := self._image_reader) is not None:
+            check_images(output, reader, self.accelerator)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
 

@@ -16,10 +16,12 @@ import torch
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
+from trl_ext.packing.images import one_of_each
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.trainers.forward.exchange import deal
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.forward.step import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings, why_rows_stay
+from trl_ext.trainers.rows.images import GivenImages, by_rows, deal_images, digest_of_rows
 
 logger = logging.get_logger(__name__)
 Rollouts = dict[str, Any]
@@ -58,6 +60,8 @@ def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
     advantages = rollouts["advantages"]
     has_gradient = advantages != 0 if advantages.ndim == 1 else (advantages != 0).any(dim=1)
     facts = ((ids + 1) * mask * powers).sum(dim=1), mask.sum(dim=1), rollouts["completion_mask"].sum(dim=1)
+    if isinstance(images := rollouts.get("pixel_values"), list):  # prompts of one text may show others
+        facts = facts[0] + digest_of_rows(images, ids.device), *facts[1:]
     rows = torch.stack([*facts, has_gradient.long()], dim=1)  # [B, 4]
     rows = rows if accelerator is None else accelerator.gather(rows)
     return [RolloutSize(prompt, p, c, bool(gradient)) for prompt, p, c, gradient in rows.tolist()]
@@ -192,7 +196,13 @@ class StepUpdate:
 
     Args:
         trainer: A GRPO trainer; not ready yet.
+
+    Attributes:
+        vision_runs_everywhere: Whether the forwards that were planned last call the vision tower also where their
+            rows show no image.
     """
+
+    vision_runs_everywhere = False
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -240,10 +250,14 @@ class StepUpdate:
     def planned(self, micro_batches: Sequence[Rollouts]) -> Sequence[Any]:
         """Return the forwards for some micro-batches of one optimizer step. Collective."""
         settings = self._settings
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        rollouts = _joined(micro_batches if settings.reader is None else list(map(by_rows, micro_batches)))
+        if settings.reader is not None:
+            rollouts["pixel_values"] = one_of_each(rollouts["pixel_values"])
+            given = GivenImages(rollouts["pixel_values"], settings.reader)
+            self.vision_runs_everywhere = given.of_all(accelerator).runs_everywhere
         if settings.why_whole:
             return [WholeForward(batch) for batch in micro_batches]
-        trainer, accelerator = self._trainer, self._trainer.accelerator
-        rollouts = _joined(micro_batches)
         sizes = sizes_of(rollouts, accelerator)
         num_rows = len(micro_batches[0]["completion_ids"])
         kept = _kept(sizes, settings)
@@ -266,7 +280,11 @@ class StepUpdate:
             here: Sequence[int] = of_ranks[rank]
             # Behind them a row for the filler, of which all processes that share rows need the same.
             of_filler = [rank // in_group * in_group * per_rank for rank in range(accelerator.num_processes)]
-            rollouts_here = deal(rollouts, [[*o, f] for o, f in zip(of_ranks, of_filler, strict=True)], accelerator)
+            dealt = [[*o, f] for o, f in zip(of_ranks, of_filler, strict=True)]
+            rest = {name: value for name, value in rollouts.items() if name != "pixel_values"}
+            rollouts_here = deal(rest, dealt, accelerator)
+            if settings.reader is not None:
+                rollouts_here["pixel_values"] = deal_images(rollouts["pixel_values"], dealt, accelerator)
         else:
             here = range(rank * per_rank, (rank + 1) * per_rank)
             rollouts_here = rollouts

@@ -1,4 +1,4 @@
-"""A checkpoint with a processor: packed on text, and left to TRL where rows may hold images."""
+"""A checkpoint with a processor: packed on text; of families whose images are not packed, left to TRL."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ import trl_ext
 from tests import grpo_trainers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, weights
 from tests.rollouts import rollout
+from trl_ext.errors import ConfigError
 from trl_ext.trainers.rows.prompts import may_hold_images
 
 _QWEN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
@@ -64,12 +65,20 @@ def test_text_is_packed_and_a_step_is_trls(family, tmp_path):
     assert (found[0] - found[1]).abs().max() <= WEIGHT_TOLERANCE
 
 
-def test_rows_that_may_hold_images_are_not_packed(tmp_path, monkeypatch):
+WITH_IMAGES = Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8})
+
+
+def test_rows_whose_images_see_both_ways_are_not_packed(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("trl_ext.trainers.packing.logger.warning", said.append)
-    subject = trainer(tmp_path, data=Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8}))
+    subject = trainer(tmp_path, family="gemma3", data=WITH_IMAGES)
     assert not subject._packs
-    assert "may bring images" in said[0]
+    assert "may bring images, which may see their own tokens in both directions" in said[0]
+
+
+def test_a_budget_that_padded_images_would_ignore_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="max_tokens_per_forward=64 cannot cut a micro-batch: rows may hold images"):
+        trainer(tmp_path, family="gemma3", data=WITH_IMAGES, max_tokens_per_forward=64)
 
 
 @pytest.mark.parametrize(

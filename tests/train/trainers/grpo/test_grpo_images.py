@@ -1,0 +1,116 @@
+"""Images in flat rows: weights after three steps are those of TRL's padded batches."""
+
+import numpy as np
+import pytest
+import trl
+
+import trl_ext
+from tests import grpo_trainers, tiny_images
+from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
+from tests.tiny_images import image, rows
+from trl_ext.errors import DataError, PackingError
+from trl_ext.packing.images import BatchImages
+
+# Two images, one, none, and the same text with another one.
+SHOWN = [[image(1), image(2, 24, 16)], [image(3, 16, 24)], [], [image(4)]]
+SETTINGS = dict(
+    max_steps=3,
+    per_device_eval_batch_size=8,
+    per_device_train_batch_size=8,
+    steps_per_generation=2,
+    gradient_accumulation_steps=2,
+)
+
+
+def run(folder, library=trl_ext, family="qwen2_5_vl", **changes):
+    options = dict(processing_class=tiny_images.processor(), rollout_func=tiny_images.completions)
+    options |= dict(data=rows(SHOWN * 2)) | SETTINGS | changes
+    model = tiny_images.model(family)
+    if changes.get("beta"):  # TRL loads the reference by the model's name
+        model.config._name_or_path = f"{folder}/model"
+        model.save_pretrained(f"{folder}/model")
+    return trained(folder, library, model, **options)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2_vl"])
+def test_weights_are_trls(family, tmp_path):
+    ours = learned(run(tmp_path, trl_ext, family, packing=True))
+    assert (ours - learned(run(tmp_path, trl, family))).abs().max() <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(loss_type="bnpo"),
+        dict(max_tokens_per_forward=48),
+        dict(top_entropy_quantile=0.5),
+        dict(share_prompt=False, gradient_checkpointing=True),
+        dict(num_iterations=2, steps_per_generation=4, beta=0.1),
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_weights_are_trls_with(changes, tmp_path):
+    own = ("max_tokens_per_forward", "share_prompt")
+    ours = learned(run(tmp_path, packing=True, **changes))
+    theirs = learned(run(tmp_path, trl, **{name: value for name, value in changes.items() if name not in own}))
+    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+
+
+def patches(folder, library=trl_ext, **changes):
+    """Patches through the vision tower in each of its calls of one step, and the trainer."""
+    made, calls = tiny_images.model("qwen2_5_vl"), []
+    made.base_model.visual.register_forward_pre_hook(lambda _tower, args: calls.append(len(args[0])))
+    subject = grpo_trainers.trainer(
+        folder,
+        library,
+        made,
+        data=rows(SHOWN),
+        processing_class=tiny_images.processor(),
+        rollout_func=tiny_images.completions,
+        **SETTINGS | dict(max_steps=1) | changes,
+    )
+    calls.clear()  # those of the self-check
+    subject.train()
+    return calls, subject
+
+
+def test_the_vision_tower_sees_an_image_once_a_group(tmp_path):
+    ours, subject = patches(tmp_path)
+    assert subject._packs
+    assert sum(ours) == 16 + 24 + 24 + 16
+    theirs, _ = patches(tmp_path, trl)
+    assert sum(theirs) == 4 * sum(ours)
+
+
+def test_the_self_check_notices_positions_that_count_tokens(tmp_path, monkeypatch):
+    def counted(sequences, *_):
+        return [np.arange(length)[None].repeat(3, axis=0) for length in sequences.lengths]
+
+    monkeypatch.setattr("trl_ext.packing.images._positions", counted)
+    with pytest.raises(PackingError, match="log-probabilities differ by"):
+        run(tmp_path, packing=True)
+
+
+def test_the_self_check_notices_features_at_places_of_others(tmp_path, monkeypatch):
+    shown = BatchImages._shown
+    monkeypatch.setattr(BatchImages, "_shown", lambda self, names: shown(self, names)[::-1])
+    with pytest.raises(PackingError, match="log-probabilities differ by"):
+        run(tmp_path, packing=True)
+
+
+def with_image_token(prompts, trainer):
+    """Completions of which the fourth holds the token that stands for an image."""
+    found = tiny_images.completions(prompts, trainer)
+    found["completion_ids"][3] = [9, tiny_images.IMAGE, 9]
+    return found
+
+
+def test_a_completion_with_an_image_token_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"^Row 3 has \d+ image tokens \(id 3\), and its \d images"):
+        run(tmp_path, rollout_func=with_image_token)
+
+
+def test_where_no_row_shows_an_image_its_token_is_text(tmp_path):
+    options = dict(data=rows([[], [], [], []]), rollout_func=with_image_token)
+    ours = learned(run(tmp_path, packing=True, **options))
+    assert (ours - learned(run(tmp_path, trl, **options))).abs().max() <= WEIGHT_TOLERANCE

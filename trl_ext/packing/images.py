@@ -1,0 +1,279 @@
+"""Images in flat rows: which rows show the same one, where its tokens lie, and what a model is called with for them.
+
+A row has a run of equal placeholder tokens for each of its images, in whose place the model puts the features of its
+vision tower. While a batch is planned these tokens are numbers below zero that name the image: prompts of one text and
+different images then differ where they should, and what is shared never ends within an image. The model is called with
+its own token, the images of the row in the order of their tokens, and positions of every sequence by its own
+`get_rope_index`. It puts features, and DeepStack's in later layers, where that token stands in the row.
+
+Legend: T tokens of a flat row, D numbers of a patch.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from trl_ext.packing.layout import PackedRow
+from trl_ext.packing.plan import PlannedRow, Segment
+from trl_ext.packing.ragged import Ragged
+from trl_ext.packing.table import SegmentTable
+
+# Arguments of packed forwards that are about the flat row and not about the patches of its images.
+_OF_ROWS = ("segments", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+_MARK = "_trl_ext_sees_patches_alone"
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """An image as a processor has cut it up.
+
+    Args:
+        pixels: [patches, D].
+        grid: Patches in time, height and width.
+        digest: A number of the content: images with other numbers differ.
+    """
+
+    pixels: torch.Tensor
+    grid: tuple[int, int, int]
+    digest: int
+
+
+# The images of each row of a batch, in the order in which it shows them.
+ImageRows = Sequence[tuple[Image, ...]]
+
+
+def images_of(pixels: Sequence[torch.Tensor], grids: Sequence[Sequence[int]]) -> list[Image]:
+    """Return images of these patches and grids, as in `Image`."""
+    digests = torch.stack([_digest(one) for one in pixels]).tolist() if len(pixels) else []
+    shapes = [(int(t), int(h), int(w)) for t, h, w in grids]
+    return [Image(*one) for one in zip(pixels, shapes, digests, strict=True)]
+
+
+def one_of_each(rows: ImageRows) -> list[tuple[Image, ...]]:
+    """Return the images of rows, with one object for all that are equal."""
+    known: dict[Any, list[Image]] = {}
+
+    def first_alike(image: Image) -> Image:
+        alike = known.setdefault((image.grid, image.digest), [])
+        for other in alike:
+            if other is image or torch.equal(other.pixels, image.pixels):
+                return other
+        alike.append(image)
+        return image
+
+    return [tuple(map(first_alike, row)) for row in rows]
+
+
+def _digest(pixels: torch.Tensor) -> torch.Tensor:
+    """[] int64 of the bits of all patches, each patch by its place."""
+    whole = {4: torch.int32, 2: torch.int16}[pixels.element_size()]
+    of_patches = pixels.detach().contiguous().view(whole).sum(dim=1, dtype=torch.int64)
+    return (of_patches * torch.full_like(of_patches, 0x5851F42D4C957F2D).cumprod(dim=0)).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReader:
+    """How a model reads images.
+
+    Args:
+        model: The backbone of transformers, whose `get_rope_index` tells positions.
+        token_id: The placeholder token.
+        patches_per_token: Patches whose features become one.
+        patch_length: D.
+    """
+
+    model: Any
+    token_id: int
+    patches_per_token: int
+    patch_length: int
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Return how a model of transformers, without wrapper, reads images.
+
+        Raises:
+            AttributeError: it does not as the Qwen families do; see `why_not_packed`.
+        """
+        vision = model.config.vision_config
+        channels = vision.in_channels if hasattr(vision, "in_channels") else vision.in_chans
+        length = channels * vision.temporal_patch_size * vision.patch_size**2
+        return cls(model.base_model, model.config.image_token_id, vision.spatial_merge_size**2, length)
+
+    def num_tokens(self, images: Iterable[Image]) -> int:
+        """Return how many tokens these images take."""
+        return sum(math.prod(image.grid) // self.patches_per_token for image in images)
+
+    def problem(self, counts: Sequence[int], rows: ImageRows) -> str:
+        """Return a sentence on the first row whose image tokens, so many, are not those of its images; or nothing."""
+        for row, (count, shown) in enumerate(zip(counts, rows, strict=True)):
+            if count != (needed := self.num_tokens(shown)):
+                return (
+                    f"Row {row} has {count} image tokens (id {self.token_id}), and its {len(shown)} images have "
+                    f"{needed}. Either its prompt was cut within an image, or the policy sampled the token: forbid it "
+                    f"by generation_kwargs={{'suppress_tokens': [{self.token_id}]}}, or of vLLM by logit_bias."
+                )
+        return ""
+
+    def blank(self) -> Image:
+        """Return the smallest image: of one token, and black."""
+        side = math.isqrt(self.patches_per_token)
+        pixels = torch.zeros(self.patches_per_token, self.patch_length)
+        return Image(pixels, (1, side, side), 0)
+
+
+def why_not_packed(model: Any) -> str:
+    """Return why rows of a model that show images are not packed, after "whose images"; empty if they are.
+
+    Args:
+        model: Of transformers, without wrapper.
+    """
+    base = model.base_model
+    if hasattr(base, "get_rope_index") and hasattr(base, "visual"):
+        try:
+            ImageReader.of(model)
+        except AttributeError as error:
+            return f"are described by other fields of its config ({error})"
+        return ""
+    if "token_type_ids" in getattr(type(base).forward, "__annotations__", {}):
+        return "may see their own tokens in both directions, which no segment of a flat row does"
+    return "have no positions by `get_rope_index` and no `image_grid_thw`, as those of Qwen2-VL to Qwen3.5 have"
+
+
+def take_images(model: Any) -> None:
+    """Keep what a packed forward says of its row from the vision tower, whose tokens are patches; idempotent.
+
+    Args:
+        model: Of transformers, without wrapper, for which `why_not_packed` is empty.
+    """
+    tower = model.base_model.visual
+    if not getattr(tower, _MARK, False):
+        setattr(tower, _MARK, True)
+        tower.register_forward_pre_hook(_without_row, with_kwargs=True)
+
+
+def _without_row(_tower: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {name: value for name, value in kwargs.items() if name not in _OF_ROWS}
+
+
+@dataclass(frozen=True, eq=False)
+class BatchImages:
+    """The images of a batch, as its flat rows need them.
+
+    Args:
+        reader: Of the model.
+        images: Those that placeholder tokens name: -1 the first, -2 the second.
+        positions: [3, tokens] of every sequence; empty where no sequence shows an image.
+        runs_everywhere: Whether a forward without images calls the vision tower all the same, because that of another
+            process may have some: the gathers of ZeRO-3 and FSDP are collectives.
+    """
+
+    reader: ImageReader
+    images: Sequence[Image]
+    positions: Sequence[np.ndarray]
+    runs_everywhere: bool
+
+    @classmethod
+    def of(cls, sequences: Ragged, rows: ImageRows, reader: ImageReader, runs_everywhere: bool) -> tuple[Ragged, Self]:
+        """Return the sequences with placeholder tokens that name images, and the images.
+
+        Args:
+            sequences: Token ids of the batch.
+            rows: The images of each sequence.
+            reader, runs_everywhere: As in the class.
+        """
+        images = list(dict.fromkeys(image for row in rows for image in row))
+        if not images:
+            return sequences, cls(reader, (), (), runs_everywhere)
+        number = {image: -1 - i for i, image in enumerate(images)}
+        lengths = [reader.num_tokens([image]) for row in rows for image in row]
+        names = np.repeat([number[image] for row in rows for image in row], lengths)
+        tokens, shows = sequences.tokens.copy(), np.repeat([bool(row) for row in rows], sequences.lengths)
+        is_image = (tokens == reader.token_id) & shows
+        assert is_image.sum() == len(names), "`ImageReader.problem` has counted the image tokens of every row."
+        tokens[is_image] = names
+        return Ragged(tokens, sequences.starts), cls(
+            reader, images, _positions(sequences, is_image, rows, reader), runs_everywhere
+        )
+
+    def put_into(self, packed: PackedRow, row: PlannedRow, sequences: Ragged) -> PackedRow:
+        """Return the model's input with its images.
+
+        Args:
+            packed: `row`, laid out.
+            row: Of these sequences.
+            sequences: With placeholder tokens that name images.
+        """
+        device = packed.input_ids.device
+        of_segments = [sequences[s.item][s.offset : s.offset + s.length] for s in row.segments]
+        names = np.concatenate(of_segments)
+        shown: list[Image] = []
+        token_id = self.reader.token_id
+        if (names < 0).any():
+            shown = self._shown(names[names < 0])
+            # A row that counts for nothing may hold the first tokens of an image: any tokens, then.
+            token_id = token_id if shown else 0
+            packed = replace(
+                packed,
+                input_ids=packed.input_ids.masked_fill(packed.input_ids < 0, token_id),
+                labels=packed.labels.masked_fill(packed.labels < 0, token_id),
+            )
+        if self.positions:
+            parts = [self.positions[s.item][:, s.offset : s.offset + s.length] for s in row.segments]
+            positions = torch.from_numpy(np.concatenate(parts, axis=1)).to(device, non_blocking=True)
+            packed = replace(packed, position_ids=positions[:, None])
+        if not shown and self.runs_everywhere:
+            shown = [self.reader.blank()]
+            end = packed.num_tokens + 1
+            segments = (*packed.table.segments, Segment(end - 1, end, row.segments[0].item, 0, None))
+            nobody = packed.input_ids.new_full((1, 1), self.reader.token_id)
+            packed = replace(
+                packed,
+                input_ids=torch.cat([packed.input_ids, nobody], dim=1),
+                position_ids=torch.cat([packed.position_ids, torch.zeros_like(packed.position_ids[..., :1])], dim=-1),
+                table=SegmentTable(segments, packed.table.device),
+            )
+        if not shown:
+            return packed
+        inputs = {
+            "pixel_values": torch.cat([image.pixels.to(device, non_blocking=True) for image in shown]),
+            "image_grid_thw": torch.tensor([image.grid for image in shown], device=device),
+        }
+        return replace(packed, inputs=inputs)
+
+    def _shown(self, names: np.ndarray) -> list[Image]:
+        """Return the images of a row in the order of their tokens, each as often as it stands there.
+
+        Args:
+            names: Of the row's placeholder tokens, in order.
+        """
+        edges = [0, *(np.flatnonzero(np.diff(names)) + 1).tolist(), len(names)]
+        shown = []
+        for start, end in pairwise(edges):
+            image = self.images[-1 - names[start]]
+            times, rest = divmod(end - start, self.reader.num_tokens([image]))
+            if rest:
+                return []
+            shown += [image] * times
+        return shown
+
+
+def _positions(sequences: Ragged, is_image: np.ndarray, rows: ImageRows, reader: ImageReader) -> list[np.ndarray]:
+    """Return [3, tokens] positions of every sequence, by the model's own rule."""
+    found = []
+    for i, shown in enumerate(rows):
+        here = slice(sequences.starts[i], sequences.starts[i + 1])
+        if not shown:
+            found.append(np.arange(sequences.starts[i + 1] - sequences.starts[i])[None].repeat(3, axis=0))
+            continue
+        positions, _ = reader.model.get_rope_index(
+            torch.from_numpy(sequences.tokens[here])[None],
+            mm_token_type_ids=torch.from_numpy(is_image[here].astype(np.int64))[None],
+            image_grid_thw=torch.tensor([image.grid for image in shown]),
+        )
+        found.append(positions[:, 0].numpy())
+    return found

@@ -214,9 +214,9 @@ class BatchImages:
         shown: list[Image] = []
         token_id = self.reader.token_id
         if (names < 0).any():
-            shown = self._shown(names[names < 0])
+            is_filler = len(row.segments) == 1 and row.segments[0].is_prefix
             # A row that counts for nothing may hold the first tokens of an image: any tokens, then.
-            token_id = token_id if shown else 0
+            shown, token_id = ([], 0) if is_filler else (self._shown(names[names < 0]), token_id)
             packed = replace(
                 packed,
                 input_ids=packed.input_ids.masked_fill(packed.input_ids < 0, token_id),
@@ -256,8 +256,7 @@ class BatchImages:
         for start, end in pairwise(edges):
             image = self.images[-1 - names[start]]
             times, rest = divmod(end - start, self.reader.num_tokens([image]))
-            if rest:
-                return []
+            assert not rest, "Images are shared whole, and rows hold whole images."
             shown += [image] * times
         return shown
 

@@ -130,8 +130,14 @@ def shareable(tokens: np.ndarray) -> np.ndarray:
 
     Numbers are equal where the token and the one after it are: what a shared token predicts is the same in all rows
     then, and the last token of a common beginning, which predicts another one in each row, stays with each of them.
+    The token after one of an image is that after the image, so that images are shared whole.
     """
-    return (tokens[:-1] << 32) + tokens[1:]
+    after = tokens[1:]
+    if (tokens < 0).any():
+        ends = np.flatnonzero(np.diff(tokens, append=0))
+        after = tokens[np.minimum(ends[np.searchsorted(ends, np.arange(len(after)))] + 1, len(tokens) - 1)]
+        after = np.where(tokens[:-1] < 0, after, tokens[1:])
+    return (tokens[:-1] << 32) + after
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
 from tests.tiny_images import image, rows
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing.images import BatchImages
+from trl_ext.trainers.forward.completions import shareable
 
 # Two images, one, none, and the same text with another one.
 SHOWN = [[image(1), image(2, 24, 16)], [image(3, 16, 24)], [], [image(4)]]
@@ -114,3 +115,11 @@ def test_where_no_row_shows_an_image_its_token_is_text(tmp_path):
     options = dict(data=rows([[], [], [], []]), rollout_func=with_image_token)
     ours = learned(run(tmp_path, packing=True, **options))
     assert (ours - learned(run(tmp_path, trl, **options))).abs().max() <= WEIGHT_TOLERANCE
+
+
+def test_an_image_at_the_end_of_a_beginning_is_shared_whole():
+    tokens = [5, -1, -1, -1, 6, 9]
+    others = [[5, -1, -1, -1, 7, 9], [5, -1, -1, -1, 6, 8], [5, -2, -2, -2, 6, 9]]
+    found = [shareable(np.array(one)).tolist() for one in (tokens, *others)]
+    common = [next(i for i, (a, b) in enumerate(zip(found[0], one, strict=True)) if a != b) for one in found[1:]]
+    assert common == [1, 4, 0]

@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, H heads, D head size, N state size, G groups, C channels.
 """
 
+import inspect
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,7 +45,7 @@ def install(monkeypatch: Any, modeling: ModuleType, *without: str) -> None:
         for name, (kernel, package) in _NAMES.items():
             if hasattr(modeling, name):
                 found = use_kernel_func_from_hub_with_fallback(kernel, package)
-                monkeypatch.setattr(modeling, name, found(getattr(modeling, name).__wrapped__))
+                monkeypatch.setattr(modeling, name, found(inspect.unwrap(getattr(modeling, name))))
 
 
 def causal_conv1d_fn(
@@ -67,21 +68,23 @@ def chunk_gated_delta_rule(
     q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
     cu_seqlens=None,
 ):  # fmt: skip
-    """q, k: [B, T, Hk, D]; v: [B, T, H, D]; g, beta: [B, T, H]."""
-    assert initial_state is None
+    """q, k: [B, T, Hk, D]; v: [B, T, H, D]; g, beta: [B, T, H]; states: [B, H, D, D], or one a sequence."""
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
-    starts = [0] if cu_seqlens is None else cu_seqlens.tolist()
-    out = []
+    starts = [0] if cu_seqlens is None else cu_seqlens.tolist()[:-1]
+    out, finals, state = [], [], None
     for t in range(q.shape[1]):
         if t in starts:
+            finals += [state] if t else []
             state = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
+            if initial_state is not None:
+                state = initial_state if cu_seqlens is None else initial_state[starts.index(t), None]
         state = state * g[:, t].exp()[..., None, None]
         seen = (state * k[:, t, :, :, None]).sum(-2)
         state = state + k[:, t, :, :, None] * ((v[:, t] - seen) * beta[:, t, :, None])[:, :, None]
         out.append((state * q[:, t, :, :, None]).sum(-2) * (scale or q.shape[-1] ** -0.5))
-    return torch.stack(out, dim=1), state if output_final_state else None
+    return torch.stack(out, dim=1), torch.cat([*finals, state]) if output_final_state else None
 
 
 def mamba_chunk_scan_combined(
@@ -89,14 +92,15 @@ def mamba_chunk_scan_combined(
     dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False, return_varlen_states=False,
 ):  # fmt: skip
     """x: [B, T, H, D]; dt: [B, T, H]; A, D: [H]; B, C: [B, T, G, N]."""
-    assert z is None and initial_states is None and cu_seqlens is None
+    assert z is None and cu_seqlens is None
     dt = dt if dt_bias is None else dt + dt_bias
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
     B, C = (one.repeat_interleave(x.shape[2] // one.shape[2], dim=2) for one in (B, C))
     out = []
     for t in range(x.shape[1]):
         if t == 0 or (seq_idx is not None and seq_idx[0, t] != seq_idx[0, t - 1]):
-            state = x.new_zeros(*x.shape[:1], *x.shape[2:], B.shape[-1])
+            assert t == 0 or initial_states is None  # the package's kernel begins anew there
+            state = x.new_zeros(*x.shape[:1], *x.shape[2:], B.shape[-1]) if initial_states is None else initial_states
         step = dt[:, t, :, None, None]
         state = state * (step * A[:, None, None]).exp() + step * x[:, t, ..., None] * B[:, t, :, None]
         out.append((state * C[:, t, :, None]).sum(-1) + (0 if D is None else D[:, None] * x[:, t]))

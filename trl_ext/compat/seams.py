@@ -205,6 +205,18 @@ transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLModel
     get_rope_index(input_ids, mm_token_type_ids, image_grid_thw): positions of a row with images; the other Qwen
         families have the same
     forward(input_ids, position_ids, pixel_values, image_grid_thw): puts features where the placeholder token stands
+transformers.integrations.hub_kernels
+    use_kernel_func_from_hub_with_fallback(func_name, package): makes a model file's functions, which take what their
+        kernels take, and in `is_new_implementation` keep whether there is one
+transformers.models.qwen3_next.modeling_qwen3_next
+    causal_conv1d_fn(hidden_states, weight): replaced in each model file of layers with state: begins with a prefix's
+        last inputs; gets the keywords of the model's call
+    torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size, initial_state, output_final_state): replaced
+        in each model file of delta nets: begins with a prefix's state
+transformers.models.bamba.modeling_bamba
+    mamba2_chunk_scan(hidden_states, dt, A, B, C, chunk_size, dt_bias, initial_states, dt_softplus, dt_limit,
+        return_final_states): the same of Mamba-2
+    mamba2_split_conv1d_scan_combined(zxbcdt): returns None where the two others serve
 transformers.masking_utils
     sdpa_mask(local_size, use_vmap): arguments of every mask function: the window, and whether a model adds functions
         to the mask

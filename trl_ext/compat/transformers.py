@@ -1,5 +1,6 @@
 """transformers: attention by name, and generation that reads a prompt once."""
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -69,6 +70,23 @@ def flash_varlen_function(name: str) -> Callable[..., Any] | None:
     """
     functions, *_ = lazy_import_flash_attention(name)
     return functions[1]
+
+
+def is_kernel(function: Callable[..., Any]) -> bool:
+    """Return whether a function of a model file is served by a kernel, and not by transformers' own PyTorch code.
+
+    Args:
+        function: One that takes `cu_seqlens` or `seq_idx`, and others without which it cannot compute.
+    """
+    try:
+        function(cu_seqlens=0, seq_idx=0)
+    except ValueError:  # transformers' code knows no sequences, and refuses them first
+        return False
+    except (TypeError, LookupError, AttributeError):  # for lack of all other arguments
+        pass
+    # Before transformers 5.2x its code ignored them.
+    kept = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    return bool(kept.get("is_new_implementation", True))
 
 
 def prompts_read_once(model: Any) -> AbstractContextManager[None]:

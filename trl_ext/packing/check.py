@@ -123,7 +123,7 @@ def check(
                 tolerance = max(HALF_TOLERANCE, 3 * _rms(torch.cat(padded(rows)) - reference))
             before = packed(rows)
             after = packed(changed)
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OSError, ImportError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
         # Whatever a foreign model raises on a packed row means the same: this model cannot be packed. So does a
         # kernel that the hub does not give.
         return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}", what)

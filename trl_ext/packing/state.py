@@ -1,25 +1,26 @@
-"""Layers that carry state along the row, told where sequences begin: delta nets, Mamba-2, short convolutions.
+"""Layers that carry state along the row, in packed forwards: delta nets, Mamba-2, short convolutions.
 
-Attention sees a segment by its table; these layers pass on what they have read from token to token. transformers hands
-`cu_seq_lens_q` and `seq_idx` to their kernels, which begin anew at every sequence, and refuses them where the kernels
-are not installed. A sequence needs all its tokens then, since the state behind a shared prompt is not to be had: rows
-of such models share no prompts.
+Attention sees a segment by its table; these layers pass on what they have read from token to token. Their functions in
+transformers' model files are replaced by ones that take the keyword `state_order`: each segment goes on where its
+prefix ended, and one without a prefix begins anew. Rows without prefixes are left to kernels that begin anew at every
+sequence, where they are installed. Layers of other functions are left to such kernels, too, and share no prompts.
+
+Legend: T tokens of the flat row, N segments of a call, L tokens of the longest of them, C channels, W taps of a
+convolution, H heads, D head size.
 """
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import update_wrapper
 from typing import Any
 
 import torch
 
-from trl_ext.packing.check import CheckResult
+from trl_ext.compat.transformers import is_kernel
+from trl_ext.packing.recurrence import StateOrder
 from trl_ext.packing.table import SegmentTable
 
-# What to install: transformers' own sentence names one package at a time.
-_KERNELS = (
-    "Layers that carry state along the row are packed where their kernels are installed: causal-conv1d, with "
-    "flash-linear-attention for delta nets (Qwen3-Next, Qwen3.5), with mamba-ssm for Mamba-2 (Granite 4, Falcon-H1)"
-)
 # Names of transformers' `layer_types` for layers with such a state, alone or beside attention.
 _STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _MARK = "_trl_ext_begins_anew"
@@ -31,52 +32,177 @@ def carries_state(config: Any) -> bool:
 
 
 def begin_anew(model: Any) -> bool:
-    """Let the layers of a model begin anew at every segment of a packed forward; idempotent.
+    """Let the layers of a model begin at every segment of a packed forward with the state of its prefix; idempotent.
 
     Args:
         model: Of transformers, without wrapper.
 
     Returns:
-        True where some of its layers carry state, so that its rows must share no prompts; False for all other models,
-        which stay as they are.
+        False where layers of the model carry state by functions that are not known here, so that its rows must share
+        no prompts; True for all other models. Those without state stay as they are.
     """
     if not carries_state(model.config):
-        return False
+        return True
     if not getattr(model.base_model, _MARK, False):
         setattr(model.base_model, _MARK, True)
-        model.base_model.register_forward_pre_hook(_add_boundaries, with_kwargs=True)
-    return True
+        model.base_model.register_forward_pre_hook(_add_order, with_kwargs=True)
+    layers = list(_layers_with_state(model))
+    for modeling in {sys.modules[type(layer).__module__] for layer in layers}:
+        for name, by_segment in _BY_SEGMENT.items():
+            if not isinstance(plain := getattr(modeling, name, None), StateDispatch | None):
+                setattr(modeling, name, StateDispatch(plain, by_segment))
+    return bool(layers) and all(map(_goes_by_segment, layers))
 
 
-def why_not(result: CheckResult, config: Any) -> str:
-    """Return why a model is not packed after its self-check, and which kernels would let its layers begin anew."""
-    return f"{result}. {_KERNELS}" if result.failure and carries_state(config) else str(result)
+def _layers_with_state(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the layers with a convolution along the row, by which those with state are known."""
+    return (
+        layer for layer in model.modules() if any(isinstance(child, torch.nn.Conv1d) for child in layer.children())
+    )
 
 
-def _add_boundaries(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _goes_by_segment(layer: torch.nn.Module) -> bool:
+    modeling = sys.modules[type(layer).__module__]
+    # Layers with a recurrence beside the convolution have its decay.
+    needed = [{"causal_conv1d_fn"}, _RECURRENCES] if hasattr(layer, "A_log") else [{"causal_conv1d_fn"}]
+    return all(any(hasattr(modeling, name) for name in names) for names in needed)
+
+
+def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = kwargs.get("segments")
     if isinstance(table, SegmentTable):
-        assert all(segment.parent is None for segment in table.segments), "These rows share no prompts."
-        number = torch.arange(len(table.lengths), dtype=torch.int32, device=table.device)
-        lengths = table.cu_seqlens.diff()
-        seq_idx = number.repeat_interleave(lengths, output_size=table.segments[-1].end)[None]
-        kwargs |= {"cu_seq_lens_q": table.cu_seqlens, "seq_idx": seq_idx}
+        order = StateOrder(table)
+        kwargs |= {"state_order": order}
+        if not order.shares:
+            kwargs |= {"cu_seq_lens_q": table.cu_seqlens, "seq_idx": order.number_of_sequence}
     return args, kwargs
+
+
+class StateDispatch:
+    """A function of transformers' layers with state that goes by segments where a forward brings their order.
+
+    Args:
+        plain: What stood in the model file: it serves all other forwards, and computes within segments.
+        by_segment: Gets `plain`, the order, and the arguments.
+    """
+
+    def __init__(self, plain: Callable[..., Any], by_segment: Callable[..., Any]):
+        update_wrapper(self, plain)
+        self.plain, self.by_segment = plain, by_segment
+
+    def __call__(self, *args: Any, state_order: Any = None, **kwargs: Any) -> Any:
+        if not isinstance(state_order, StateOrder):
+            return self.plain(*args, **kwargs)
+        if not state_order.shares and is_kernel(self.plain):
+            return self.plain(*args, **kwargs)
+        return self._call(state_order, args, kwargs)
+
+    # Compiled, it would be compiled again for every row.
+    @torch.compiler.disable
+    def _call(self, order: StateOrder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        own = {name: value for name, value in kwargs.items() if name not in ("cu_seq_lens_q", "cu_seqlens", "seq_idx")}
+        return self.by_segment(self.plain, order, *args, **own)
+
+
+def _convolution(
+    plain: Callable[..., Any], order: StateOrder, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    """x: [1, C, T]; weight: [C, W]."""
+    index, is_zero, own = order.reads(weight.shape[-1] - 1)
+    laid = x[0].mT.index_select(0, index).index_fill_(0, is_zero, 0.0)
+    return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, own).mT[None]
+
+
+def _delta_rule(
+    plain: Callable[..., Any],
+    order: StateOrder,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = 64,
+    initial_state: None = None,
+    output_final_state: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """query, key: [1, T, H, D]; value, g, beta: [1, T, H, ...]. States are [N, H, D, D]."""
+    has_kernel = is_kernel(plain)
+    arrangement = order.arranged(is_padded=not has_kernel)
+
+    def recurrence(inputs: Any, call: Any, first: torch.Tensor | None, needs_final: bool) -> Any:
+        q, k, v, g, beta = inputs
+        own = {"cu_seqlens": call.cu_seqlens} if has_kernel else {"chunk_size": _even(call.shape[1], chunk_size)}
+        given = {"initial_state": first, "output_final_state": needs_final, **own, **options}
+        return plain(q, k, v, g=g, beta=beta, **given)
+
+    # Without decay and without a new value, padding leaves the state as it is.
+    inputs = [*map(arrangement.take, (query, key, value)), *(arrangement.take(x, True) for x in (g, beta))]
+    return arrangement.run(inputs, recurrence), None
+
+
+def _scan(
+    plain: Callable[..., Any],
+    order: StateOrder,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    initial_states: None = None,
+    return_final_states: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """x: [1, T, H, D]; dt: [1, T, H]; B, C: [1, T, groups, state size]. States are [N, H, D, state size]."""
+    has_kernel = is_kernel(plain)
+    # The kernels start one state a row of the batch, so that segments are padded for them, too.
+    arrangement = order.arranged(is_padded=True)
+    steps = dt.float() if dt_bias is None else dt.float() + dt_bias
+    steps = (torch.nn.functional.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
+
+    def recurrence(inputs: Any, call: Any, first: torch.Tensor | None, needs_final: bool) -> Any:
+        x, dt, B, C = inputs
+        chunk = chunk_size if has_kernel else _even(call.shape[1], chunk_size)
+        given = {"initial_states": first, "return_final_states": needs_final, **options}
+        out = plain(x, dt, A, B, C, chunk_size=chunk, **given)
+        return out if needs_final else (out, None)
+
+    # Through steps of no time, padding leaves the state as it is.
+    inputs = [arrangement.take(x), arrangement.take(steps, True), arrangement.take(B), arrangement.take(C)]
+    return arrangement.run(inputs, recurrence)
+
+
+def _unfused(*_args: Any, **_kwargs: Any) -> None:
+    """Return None, upon which Mamba-2's layers call the convolution and the scan, and not one kernel for both."""
+
+
+# Functions in transformers' model files, and what they do by segments.
+_RECURRENCES = {"torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan"}
+_BY_SEGMENT: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _scan,
+    "mamba2_split_conv1d_scan_combined": _unfused,
+}
+
+
+def _even(length: int, chunk_size: int) -> int:
+    """Return the size of as few chunks as before that are as even as can be: 33 for 65 tokens in chunks of 64."""
+    return -(-length // -(-length // chunk_size))
 
 
 @contextmanager
 def kernels_of_training(models: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Let layers with state take the kernel of training inside the block, while all else is as in evaluation.
 
-    Mamba-2's layers have one of their own for training, from the projection to the output. A layer with state is known
-    by its convolution along the row.
+    Mamba-2's layers have one of their own for training, from the projection to the output.
     """
-    layers = [
-        layer
-        for model in models
-        for layer in model.modules()
-        if any(isinstance(child, torch.nn.Conv1d) for child in layer.children())
-    ]
+    layers = [layer for model in models for layer in _layers_with_state(model)]
     before = [layer.training for layer in layers]
     for layer in layers:
         layer.training = True

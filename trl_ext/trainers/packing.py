@@ -9,13 +9,14 @@ from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens
+from trl_ext.compat.swap import swapped
 from trl_ext.errors import PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.rope import begin_anew as begin_positions_anew
 from trl_ext.packing.rope import kinds_of, original_length
-from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
+from trl_ext.packing.state import begin_anew, carries_state, kernels_of_training
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.forward.step import StepCounts, StepSettings
@@ -35,6 +36,7 @@ class PackingSwitch(Trainer):
         _attention_before: Configs of the models, each with the attention implementation that it had.
         _carries_state: Whether some model has layers that carry state along the row.
         _share_prompt: Whether rows with a common prompt share one copy of it.
+        _why_unshared: Why they do not where they were to; empty where they do.
         _max_tokens: Most tokens of a forward; None where no budget is set.
         clock, counts: Seconds by phase, and tokens and notes of forwards, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
@@ -45,6 +47,7 @@ class PackingSwitch(Trainer):
     _check_is_due = False
     _attention_before: Sequence[tuple[Any, str | None]] = ()
     _carries_state = False
+    _why_unshared = ""
     clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _metrics: Any
 
@@ -108,23 +111,25 @@ class PackingSwitch(Trainer):
             return
         before: list[tuple[Any, str | None]] = []
         self._attention_before = before
+        state_is_shared = True
         try:
             for model in self._models():
                 before.append((model.config, take_segments(model.config)))
-                self._carries_state |= begin_anew(model)
+                self._carries_state |= carries_state(model.config)
+                state_is_shared &= begin_anew(model)
                 begin_positions_anew(model)
         except PackingError as error:
             self._stop_packing(str(error).removesuffix(" Set packing=False."))
             return
         configs = [config for model in self._models() if kinds_of(config := model.config.get_text_config())]
         longest = self._longest_row_tokens() if configs else None
-        stretches = any(longest is None or longest > original_length(config) for config in configs)
-        if stretches and self._share_prompt and self.accelerator.is_main_process:
-            logger.warning(
-                f"{self._model_name} is packed without sharing prompts: its positions depend on the length of a row, "
-                f"and rows of {longest or 'any number of'} tokens may be longer than it was first trained on."
+        if any(longest is None or longest > original_length(config) for config in configs):
+            self._stop_sharing(
+                "its positions depend on the length of a row, and rows of "
+                f"{longest or 'any number of'} tokens may be longer than it was first trained on"
             )
-        self._share_prompt &= not (self._carries_state or stretches)
+        if not state_is_shared:
+            self._stop_sharing("its layers carry state along the row, by functions that are not known here")
         self._packs = True
         # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
         self._check_is_due = True
@@ -140,21 +145,34 @@ class PackingSwitch(Trainer):
         was_training = self.model.training
         self.model.eval()
         try:
-            result = self._self_check(model)
-            if self._carries_state:
-                with kernels_of_training(self._models()):
-                    in_training = self._self_check(model)
-                result = in_training if result.is_exact else result
+            result, is_exact = self._check_on_all_ranks(model)
+            if not is_exact and self._carries_state and self._stop_sharing(str(result)):
+                result, is_exact = self._check_on_all_ranks(model)
         finally:
             self.model.train(was_training)
-        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
-        if self.accelerator.reduce(failed, reduction="sum").item() > 0:
+        if not is_exact:
             self._packs = False
-            self._stop_packing(why_not(result, self.model.config))
-        elif self._carries_state and self.accelerator.is_main_process:
-            logger.warning(
-                f"{self._model_name} is packed without sharing prompts, since its layers carry state along the row."
-            )
+            self._stop_packing(str(result))
+        elif self._why_unshared and self.accelerator.is_main_process:
+            logger.warning(f"{self._model_name} is packed without sharing prompts: {self._why_unshared}.")
+
+    def _check_on_all_ranks(self, model: Any) -> tuple[CheckResult, bool]:
+        """Return this rank's result of the self-check, and whether it is exact on all. Collective."""
+        result = self._self_check(model)
+        if self._carries_state:
+            # Rows without prefixes go through other kernels, of which Mamba-2 has one of its own for training.
+            with kernels_of_training(self._models()), swapped(self, _share_prompt=False):
+                unshared = self._self_check(model)
+            result = unshared if result.is_exact else result
+        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
+        return result, self.accelerator.reduce(failed, reduction="sum").item() == 0
+
+    def _stop_sharing(self, reason: str) -> bool:
+        """Lay out no more rows that share a prompt; return False where none was to be shared or it is too late."""
+        was_sharing, self._share_prompt = self._share_prompt, False
+        if was_sharing:
+            self._why_unshared = reason
+        return was_sharing
 
     @property
     def _model_name(self) -> str:

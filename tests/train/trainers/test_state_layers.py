@@ -1,4 +1,4 @@
-"""Layers that carry state along the row are packed where their kernels are installed, and refused where not."""
+"""Layers that carry state along the row are packed and share prompts, with their kernels and without."""
 
 import copy
 import importlib
@@ -9,23 +9,16 @@ import trl
 
 import trl_ext
 from tests import ppo_trainers, reward_trainers, state_kernels, tiny
-from tests.grpo_trainers import WEIGHT_TOLERANCE
+from tests.grpo_trainers import learned, trained
+from tests.nightly import daily
 from tests.preferences import reward_model
 from tests.train.trainers.grpo.test_grpo_exactness import LOGP_TOLERANCE, check_exact, trainer
-from tests.train.trainers.grpo.test_grpo_step import weights_after
 from trl_ext.errors import PackingError
 from trl_ext.trainers.reward.scorer import RewardModel
 
-# Of the packages that a family needs one, without which it is not packed.
-NEEDED = {
-    "qwen3_next": "fla",
-    "qwen3_5": "fla",
-    "lfm2": "causal_conv1d",
-    "bamba": "mamba_ssm",
-    "granite4": "mamba_ssm",
-    "falcon_h1": "causal_conv1d",
-}
 IDS = torch.arange(3, 40)[None]
+# A recurrence rounds by the sizes of its chunks.
+WEIGHT_TOLERANCE = 1e-5
 
 
 @pytest.fixture
@@ -40,39 +33,54 @@ def install(monkeypatch):
     return of
 
 
+@pytest.mark.parametrize("with_kernels", [False, True])
 @pytest.mark.parametrize("family", tiny.STATEFUL)
-def test_packed_rows_score_as_each_row_alone(family, install, tmp_path, caplog):
-    """Mamba-2's layers in training by their fused kernel, which the row alone takes as well."""
-    reference = tiny.model(family)
+def test_packed_rows_share_prompts_and_score_as_each_row_alone(family, with_kernels, install, tmp_path, caplog):
+    reference = tiny.model(family).train()
     without_kernels = reference(IDS).logits
-    install(family)
-    # Alone, the kernels compute what transformers does without them.
-    for mode in (reference.eval(), reference.train()):
-        assert (mode(IDS).logits - without_kernels).abs().max() < LOGP_TOLERANCE
+    if with_kernels:
+        install(family)
+        # Alone, the kernels compute what transformers does without them.
+        assert (reference(IDS).logits - without_kernels).abs().max() < LOGP_TOLERANCE
     subject = trainer(tiny.model(family), tmp_path, temperature=0.7)
-    sentence = "is packed without sharing prompts, since its layers carry state along the row."
-    assert [one for one in reward_trainers.warnings_of(caplog) if "pack" in one] == [
-        f"{type(reference).__name__} {sentence}"
-    ]
+    assert subject.step_settings.share_prompt
+    assert not [one for one in reward_trainers.warnings_of(caplog) if "pack" in one]
     subject.model.train()
     check_exact(subject, reference, temperature=0.7)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "granite4"])
-def test_so_they_do_under_gradient_checkpointing(family, install, tmp_path):
+@pytest.mark.parametrize("family", tiny.STATEFUL)
+def test_rows_that_share_nothing_are_left_to_kernels(family, install, tmp_path):
+    """Mamba-2's layers in training by their fused kernel, which the row alone takes as well."""
     install(family)
-    subject = trainer(tiny.model(family), tmp_path, gradient_checkpointing=True)
-    subject.model.gradient_checkpointing_enable({"use_reentrant": False})
+    subject = trainer(tiny.model(family), tmp_path, share_prompt=False)
     subject.model.train()
     check_exact(subject, tiny.model(family))
 
 
-@pytest.mark.parametrize("family", tiny.STATEFUL)
-def test_one_package_that_is_missing_is_named(family, install, tmp_path):
-    install(family, NEEDED[family])
-    name = {"fla": "flash-linear-attention"}.get(NEEDED[family], NEEDED[family])
-    with pytest.raises(PackingError, match=f"Install `{name}`.*are packed where their kernels are installed"):
-        trainer(tiny.model(family), tmp_path)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_5", "granite4"])
+def test_so_they_do_under_gradient_checkpointing(family, reentrant, tmp_path):
+    subject = trainer(tiny.model(family), tmp_path, gradient_checkpointing=True)
+    subject.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    subject.model.train()
+    check_exact(subject, tiny.model(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"), [("qwen3_5", "torch_chunk_gated_delta_rule"), ("bamba", "mamba2_chunk_scan")]
+)
+def test_where_a_kernel_ignores_the_state_of_a_prompt_none_is_shared(
+    family, kernel, install, tmp_path, monkeypatch, caplog
+):
+    modeling = install(family)
+    good = getattr(modeling, kernel)
+    ignored = {"initial_state": None, "initial_states": None}
+    monkeypatch.setattr(modeling, kernel, lambda *args, **kwargs: good(*args, **kwargs | ignored))
+    subject = trainer(tiny.model(family), tmp_path)
+    assert any("is packed without sharing prompts: log-prob" in one for one in reward_trainers.warnings_of(caplog))
+    subject.model.train()
+    check_exact(subject, tiny.model(family))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,6 @@ def test_one_package_that_is_missing_is_named(family, install, tmp_path):
     [
         ("qwen3_5", "torch_chunk_gated_delta_rule"),
         ("qwen3_5", "causal_conv1d_fn"),
-        ("bamba", "mamba2_chunk_scan"),
         ("bamba", "mamba2_split_conv1d_scan_combined"),  # asked in training only
     ],
 )
@@ -89,31 +96,46 @@ def test_a_kernel_that_ignores_where_sequences_begin_is_found_out(family, kernel
     good = getattr(modeling, kernel)
     ignored = {"cu_seqlens": None, "seq_idx": None}
     monkeypatch.setattr(modeling, kernel, lambda *args, **kwargs: good(*args, **kwargs | ignored))
-    with pytest.raises(PackingError, match="when a neighbour's tokens change"):
+    with pytest.raises(PackingError, match="cannot be packed"):
         trainer(tiny.model(family), tmp_path)
 
 
-def test_a_step_is_trls(install, tmp_path):
-    install("qwen3_5")
-    ours = weights_after(trl_ext, tmp_path, family="qwen3_5", max_tokens_per_forward=60)
-    theirs = weights_after(trl, tmp_path, family="qwen3_5")
+@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "qwen3_5", "falcon_h1"))
+def test_three_steps_of_grpo_are_trls(family, tmp_path):
+    # A mixture's auxiliary loss would keep a micro-batch whole.
+    options = dict(max_steps=3, gradient_accumulation_steps=2, router_aux_loss_coef=0.0)
+    ours, theirs = (
+        learned(trained(tmp_path, library, family, **options, **own))
+        for library, own in ((trl_ext, {"packing": True, "max_tokens_per_forward": 60}), (trl, {}))
+    )
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
 
 
-def test_a_reward_model_trains_on_pairs_that_share_nothing_and_as_trls(install, tmp_path):
-    install("qwen3_5")
+@pytest.mark.parametrize("family", daily(["qwen3_next", "qwen3_5"], "qwen3_5"))  # transformers has no others
+def test_three_steps_of_a_reward_model_are_trls(family, tmp_path):
     subjects = [
-        reward_trainers.trainer(tmp_path, library=library, model="qwen3_5", max_steps=2, **options)
+        reward_trainers.trainer(tmp_path, library=library, model=family, max_steps=3, **options)
         for library, options in ((trl_ext, {"packing": True}), (trl, {}))
     ]
+    assert subjects[0]._share_prompt
     for subject in subjects:
         subject.train()
     ours, theirs = map(reward_trainers.weights, subjects)
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
 
 
-def test_a_reward_model_in_ppo_scores_completions_that_share_nothing_as_alone(install, tmp_path):
-    install("qwen3_5")
+@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "qwen3_5"))
+def test_three_steps_of_ppo_with_a_separate_critic_are_those_of_padded_rows(family, tmp_path):
+    found = []
+    for packing in (True, False):
+        models = dict(model=tiny.model(family), value_model=ppo_trainers.classifier(family=family))
+        subject = ppo_trainers.trainer("separate", tmp_path, max_steps=3, packing=packing, **models)
+        subject.train()
+        found.append(ppo_trainers.trained_weights(subject))
+    assert ppo_trainers.distance(*found) <= WEIGHT_TOLERANCE
+
+
+def test_a_reward_model_in_ppo_scores_completions_that_share_a_prompt_as_alone(tmp_path):
     model = reward_model(tmp_path, "qwen3_5")
     texts = [tiny.words(5, 6, 7) + " " + tiny.words(*answer) for answer in ((8, 9), (10,), (11, 12, 13))]
     alone = copy.deepcopy(model).eval()
@@ -124,16 +146,5 @@ def test_a_reward_model_in_ppo_scores_completions_that_share_nothing_as_alone(in
     subject = RewardModel(model, tokenizer, "tiny", eos="never")
     prompt = tiny.words(5, 6, 7) + " "
     scores = subject([prompt] * 3, [text.removeprefix(prompt) for text in texts])
-    assert subject.packs
+    assert subject.packs and subject._shares_prompts
     assert (scores - expected).abs().max() < LOGP_TOLERANCE
-
-
-def test_ppo_with_a_separate_critic_packs_both(install, tmp_path):
-    install("qwen3_5")
-    found = []
-    for packing in (True, False):
-        models = dict(model=tiny.model("qwen3_5"), value_model=ppo_trainers.classifier(family="qwen3_5"))
-        subject = ppo_trainers.trainer("separate", tmp_path, max_steps=1, packing=packing, **models)
-        subject.train()
-        found.append(ppo_trainers.trained_weights(subject))
-    assert ppo_trainers.distance(*found) <= WEIGHT_TOLERANCE

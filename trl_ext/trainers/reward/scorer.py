@@ -20,12 +20,13 @@ from transformers.utils import logging
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
+from trl_ext.packing.check import CheckResult
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import PlannedRow, plan_rows
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.rope import begin_anew as begin_positions_anew
 from trl_ext.packing.rope import kinds_of
-from trl_ext.packing.state import begin_anew, carries_state, why_not
+from trl_ext.packing.state import begin_anew, carries_state
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
@@ -75,6 +76,7 @@ class CompletionScorer:
     packs: bool
     group: SequenceGroup | None = None
     _num_positions: int | None
+    _shares_prompts = True  # whether equal prompts go through the model once
 
     def __init__(
         self,
@@ -135,11 +137,6 @@ class CompletionScorer:
     def device(self) -> torch.device:
         """The device that the model's inputs go to."""
         return self.model.device
-
-    @property
-    def _shares_prompts(self) -> bool:
-        """Whether equal prompts go through the model once."""
-        return not (carries_state(self.model.config) or kinds_of(self.model.config.get_text_config()))
 
     def _fitting(self, sequences: list[list[int]]) -> list[list[int]]:
         """Return the sequences, those beyond the model's positions without their first tokens."""
@@ -227,7 +224,7 @@ class RewardModel(CompletionScorer):
         try:
             add_pooled_head(self.model)
             self._attention_before = take_segments(self.model.config)
-            begin_anew(self.model)
+            self._shares_prompts = begin_anew(self.model) and not kinds_of(self.model.config.get_text_config())
             begin_positions_anew(self.model)
         except PackingError as error:
             return self._pad_instead(str(error).removesuffix(" Set packing=False."))
@@ -247,9 +244,18 @@ class RewardModel(CompletionScorer):
         if not self._check_is_due:
             return
         self._check_is_due = False
+        result = self._self_check()
+        if not result.is_exact and self._shares_prompts and carries_state(self.model.config):
+            self._shares_prompts = False
+            result = self._self_check()
+        if not result.is_exact:
+            self.model.config._attn_implementation = self._attention_before
+            self.packs = self._pad_instead(str(result))
+
+    def _self_check(self) -> CheckResult:
         with self._autocast():
             half_precision = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.device.type)
-        result = check_reward_model(
+        return check_reward_model(
             self.wrapped,
             head=self.model.score,
             config=self.model.config.get_text_config(),
@@ -260,9 +266,6 @@ class RewardModel(CompletionScorer):
             share_prompt=self._shares_prompts,
             group=self.group,
         )
-        if not result.is_exact:
-            self.model.config._attn_implementation = self._attention_before
-            self.packs = self._pad_instead(why_not(result, self.model.config))
 
 
 def num_positions(model: Any) -> int | None:

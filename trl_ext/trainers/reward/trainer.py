@@ -284,6 +284,10 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             **self.check_options(self.model),
         )
 
+    def _stop_sharing(self, reason: str) -> bool:
+        """Overrides PackingSwitch._stop_sharing: rows that are laid out already stay as they are."""
+        return not isinstance(self.data_collator, PairCollator) and super()._stop_sharing(reason)
+
     @property
     def _pad_token_id(self) -> int:
         return self.model.config.get_text_config().pad_token_id

@@ -57,7 +57,8 @@ class SharedRewardModel(CompletionScorer):
 
     def _prepare(self) -> None:
         """Pack where the actor does; it has been checked, and goes on training after this."""
-        self.packs = self._trainer.step_settings.packs
+        settings = self._trainer.step_settings
+        self.packs, self._shares_prompts = settings.packs, settings.share_prompt
 
     def _call(self, pool_index: torch.Tensor | None = None, **inputs: Any) -> SequenceClassifierOutputWithPast:
         actor: Any = self._trainer.model

@@ -72,6 +72,7 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/balance.py --output benchmarks/results/balance.json
 	$(BIN)/python benchmarks/planning.py --output benchmarks/results/planning_cpu.json
+	$(BIN)/python benchmarks/forks.py --output benchmarks/results/forks_cpu.json
 	$(BIN)/python benchmarks/activations.py --output benchmarks/results/activations_cpu.json
 	$(BIN)/python benchmarks/sequence_parallel.py --output benchmarks/results/sequence_parallel_cpu.json
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json

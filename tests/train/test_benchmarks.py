@@ -32,6 +32,12 @@ def test_planning(run):
     assert result["forwards"] > 1 and set(result["seconds"]) == {"unpad", "plan", "lay_out"}
 
 
+def test_forks(run):
+    tree = import_module("forks").Shape("tree", prompt=20, turn=20, depth=2)
+    whole, cut = run("forks", "--layers", "1", "--width", "192", SHAPES=(tree, replace(tree, budget=90)))["results"]
+    assert whole["tokens"] <= whole["unique_tokens"] + 6 < cut["tokens"] < cut["alone_tokens"]
+
+
 def test_balance(run):
     (result,) = run("balance", "--steps", "2", SIGMAS=(0.8,), GROUPS=(16,))["results"]
     assert 1 <= result["median"] <= result["worst"] < result["unplanned"]

@@ -6,12 +6,12 @@ that what they share is forwarded once; how they share it is the layout's busine
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trl_ext.errors import PackingError
-from trl_ext.packing.trie import RowSize
+from trl_ext.packing.trie import Node, RowSize, grow, spans
 
 # Slowest over mean rank: below it groups stay whole. A cut group costs a second copy of its prompt.
 BALANCED = 1.05
@@ -59,37 +59,38 @@ class RowBlock:
 
 
 def forward_cost(rows: Sequence[RowSize], hidden_size: float) -> float:
-    """Cost of a forward of one group's rows, in units of one token through the linear layers.
+    """Cost of a forward of some rows, in units of one token through the linear layers.
 
     A token costs about 24 h**2 operations a layer in the linear layers (attention projections 8 h**2, a gated MLP
     16 h**2), a query that looks at a key 4 h: scores and their sum over the values.
 
     Args:
-        rows: Rows of one group; what they share is forwarded once.
+        rows: What they begin with in common is forwarded once.
         hidden_size: h.
     """
-    shared = rows[0].shared
-    tokens = shared + sum(row.own for row in rows)
-    looks = shared * (shared + 1) / 2 + sum(row.own * shared + row.own * (row.own + 1) / 2 for row in rows)
+    segments = spans(rows, range(len(rows)))
+    tokens = sum(end - start for start, end in segments)
+    looks = sum(end * (end + 1) - start * (start + 1) for start, end in segments) / 2
     return tokens + looks / (6 * hidden_size)
 
 
 def num_tokens(rows: Iterable[RowSize]) -> int:
     """Return the tokens of a forward that holds these rows."""
-    shared: dict[int, int] = {}
-    own = 0
-    for row in rows:
-        shared[row.group] = row.shared
-        own += row.own
-    return own + sum(shared.values())
+    rows = list(rows)
+    return sum(end - start for start, end in spans(rows, range(len(rows))))
 
 
 def tokens_of_rows(rows: Sequence[RowSize], num_rows: int) -> int:
-    """Return the most tokens of a forward if each held `num_rows` rows, group mates side by side."""
-    first_seen = _first_seen(rows)
-    ordered = sorted(range(len(rows)), key=lambda i: (first_seen[rows[i].group], i))
+    """Return the most tokens of a forward if each held `num_rows` rows, group mates side by side.
+
+    What rows of a group share beyond what all of them share is counted for each: none may share more in a later step.
+    """
+    first_seen: dict[int, int] = {}
+    for row in rows:
+        first_seen.setdefault(row.group, len(first_seen))
+    ordered = sorted(rows, key=lambda row: first_seen[row.group])
     cut = [ordered[start : start + num_rows] for start in range(0, len(ordered), num_rows)]
-    return max((num_tokens(rows[i] for i in part) for part in cut), default=0)
+    return max((num_tokens(replace(row, forks=None) for row in part) for part in cut), default=0)
 
 
 def plan_step(
@@ -114,7 +115,19 @@ def plan_step(
     Returns:
         Equal arguments give equal plans, on every rank and in every run.
     """
-    max_tokens = max(max_tokens, max((row.length for row in rows), default=0))
+    longest = max((row.length for row in rows), default=0)
+    max_tokens = max(max_tokens, longest)
+    plan = _planned(rows, num_ranks, max_tokens, hidden_size, homes)
+    # Blocks that meet in a forward may be worth other segments than each by itself; hardly ever they take more tokens.
+    most = max((num_tokens(rows[i] for i in forward) for hand in plan.forwards for forward in hand), default=0)
+    if most <= max_tokens or max_tokens == longest:
+        return plan
+    return plan_step(rows, num_ranks, 2 * max_tokens - most, hidden_size, homes)
+
+
+def _planned(
+    rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
+) -> StepPlan:
     if homes is not None:
         mine = [[i for i, home in enumerate(homes) if home == rank] for rank in range(num_ranks)]
         of_ranks = [_blocks(rows, part, max_tokens, hidden_size) for part in mine]
@@ -128,7 +141,8 @@ def plan_step(
         if largest is None or largest.cost < sum(b.cost for b in blocks) / num_ranks * (BALANCED - 1):
             break
         blocks.remove(largest)
-        blocks += [_block(rows, half, hidden_size) for half in halves(rows, largest.rows)]
+        parts = [part for half in halves(rows, largest.rows) for part in _fitting(rows, half, max_tokens)]
+        blocks += [_block(rows, part, hidden_size) for part in parts]
         other = plan_blocks(blocks, num_ranks, max_tokens)
         best = min(best, other, key=lambda plan: max(plan.costs))
     return best
@@ -159,27 +173,38 @@ def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, 
         rows: Sizes of all rows.
         members: Numbers of the rows of the forward.
     """
-    first_seen = _first_seen([rows[i] for i in members])
-    ordered = sorted(members, key=lambda i: (first_seen[rows[i].group], i))
-    ends = np.cumsum([rows[i].own for i in ordered])
+    ordered = sorted(members, key=lambda i: (rows[i].beginnings, i))
+    # What each row adds to the one before, the first one to what all of them share.
+    beside = [ordered[-1], *ordered[:-1]]
+    ends = np.cumsum([rows[i].length - _num_common(rows[i], rows[j]) for i, j in zip(ordered, beside, strict=True)])
     cut = int(np.searchsorted(ends, ends[-1] / 2)) + 1
     cut = min(cut, max(len(ordered) - 1, 1))
     return tuple(sorted(ordered[:cut])), tuple(sorted(ordered[cut:]))
 
 
-def _first_seen(rows: Sequence[RowSize]) -> dict[int, int]:
-    seen: dict[int, int] = {}
-    for row in rows:
-        seen.setdefault(row.group, len(seen))
-    return seen
+def _num_common(one: RowSize, other: RowSize) -> int:
+    """Return how many tokens two rows begin with in common, as far as their forks tell."""
+    together = (fork for fork, of_other in zip(one.beginnings, other.beginnings, strict=False) if fork == of_other)
+    return max((tokens for tokens, _ in together), default=0)
 
 
 def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> list[RowBlock]:
-    """Return the groups; one that is over the budget in parts, each with its own copy of what it shares."""
-    groups: dict[int, list[int]] = {}
-    for i in members:
-        groups.setdefault(rows[i].group, []).append(i)
-    parts = [part for group in groups.values() for part in _within(rows, group, max_tokens)]
+    """Return the rows that had better share a forward; too many of them in parts, each with a copy of what it shares.
+
+    A beginning whose copies would be few beside all tokens, such as a short system prompt, leaves its rows free.
+    """
+    parts: list[Sequence[int]] = []
+    waiting = [grow(rows, members)]
+    while waiting:
+        node = waiting.pop()
+        parts += [[i] for i in node.members]
+        for child in node.children:
+            below = _within(rows, child, max_tokens)
+            copies = (len(child.members) + len(child.children) - 1) * child.depth
+            if child.is_of_group or copies > (BALANCED - 1) * sum(num_tokens(rows[i] for i in part) for part in below):
+                parts += below
+            else:
+                waiting.append(child)
     return [_block(rows, part, hidden_size) for part in parts]
 
 
@@ -188,22 +213,36 @@ def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: float) 
     return RowBlock(tuple(sorted(members)), num_tokens(sizes), forward_cost(sizes, hidden_size))
 
 
-def _within(rows: Sequence[RowSize], group: list[int], max_tokens: int) -> list[list[int]]:
-    """Cut a group by first fit, longest first: a long row that comes late would open a part of its own."""
-    shared = rows[group[0]].shared
-    if shared + sum(rows[i].own for i in group) <= max_tokens:
-        return [group]
-    parts: list[list[int]] = []
-    used: list[int] = []
-    for i in sorted(group, key=lambda i: (-rows[i].own, i)):
-        place = next((p for p, tokens in enumerate(used) if tokens + rows[i].own <= max_tokens), None)
-        if place is None:
-            parts.append([i])
-            used.append(shared + rows[i].own)
-        else:
-            parts[place].append(i)
-            used[place] += rows[i].own
-    return parts
+def _within(rows: Sequence[RowSize], root: Node, max_tokens: int) -> list[Sequence[int]]:
+    """Cut the rows below a node by first fit, longest first: a long row that comes late would open a part of its own.
+
+    What parts of one node share is cut last: from the leaves up, each node's parts are put together where they fit.
+    """
+    nodes = [root]
+    for node in nodes:
+        nodes += node.children
+    parts: dict[Node, list[tuple[int, list[int]]]] = {}  # of each node: tokens after its end, rows
+    for node in reversed(nodes):
+        pieces = [(rows[i].length - node.depth, [i]) for i in node.members]
+        for child in node.children:
+            pieces += [(tokens + child.depth - node.depth, part) for tokens, part in parts.pop(child)]
+        bins: list[tuple[int, list[int]]] = []
+        for tokens, part in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+            fits = (p for p, (used, _) in enumerate(bins) if node.depth + used + tokens <= max_tokens)
+            place = next(fits, None)
+            if place is None:
+                bins.append((tokens, part))
+            else:
+                bins[place] = bins[place][0] + tokens, bins[place][1] + part
+        parts[node] = bins
+    return [half for _, part in parts[root] for half in _fitting(rows, part, max_tokens)]
+
+
+def _fitting(rows: Sequence[RowSize], part: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
+    """Return a part, or halves of it while they have too many tokens: among few rows less is worth a segment."""
+    if num_tokens(rows[i] for i in part) <= max_tokens:
+        return [part]
+    return [one for half in halves(rows, part) for one in _fitting(rows, half, max_tokens)]
 
 
 def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[list[RowBlock]]:

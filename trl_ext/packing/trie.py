@@ -151,3 +151,15 @@ def _prune(root: Node) -> None:
                 node.members += child.members
                 candidates += child.children[::-1]
         waiting += node.children
+
+
+def spans(rows: Sequence[RowSize], members: Iterable[int]) -> list[tuple[int, int]]:
+    """Return, of every segment of a flat row that holds these rows, the tokens before it and up to its end."""
+    found: list[tuple[int, int]] = []
+    waiting = [grow(rows, members)]
+    while waiting:
+        node = waiting.pop()
+        ends = [child.depth for child in node.children] + [rows[i].length for i in node.members]
+        found += [(node.depth, end) for end in ends]
+        waiting += node.children
+    return found

@@ -7,7 +7,8 @@ import pytest
 
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.ragged import Ragged, runs
-from trl_ext.packing.trie import MIN_SAVED, RowSize
+from trl_ext.packing.step_plan import halves, num_tokens, plan_step
+from trl_ext.packing.trie import MIN_SAVED, RowSize, find_forks
 
 SYSTEM = list(range(100, 100 + MIN_SAVED))
 
@@ -82,3 +83,53 @@ def test_runs_are_ranges_side_by_side_and_ragged_sequences_read_back():
     ragged = Ragged.of([[1, 2], [], [3]])
     assert [one.tolist() for one in ragged] == [[1, 2], [], [3]]
     assert ragged.lengths.tolist() == [2, 0, 1]
+
+
+def tokens_of(rows: list[RowSize], plan) -> list[int]:
+    return [num_tokens(rows[i] for i in forward) for hand in plan.forwards for forward in hand]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_is_planned_by_what_its_rows_share(seed, num_ranks):
+    items, beginnings, sequences = tree_of_sequences(seed)
+    rows = find_forks(items, [beginnings[item.group] for item in items])
+    budget = max(90, *map(len, sequences))
+    plan = plan_step(rows, num_ranks, budget, 64)
+    assert sorted(i for hand in plan.forwards for forward in hand for i in forward) == list(range(len(rows)))
+    assert max(tokens_of(rows, plan)) <= budget
+    for hand in plan.forwards:
+        for forward in hand:
+            if forward:
+                (row,) = plan_rows([rows[i] for i in forward])
+                assert row.num_tokens == num_tokens(rows[i] for i in forward)
+                assert row.num_tokens <= num_tokens(items[i] for i in forward)
+            one, other = halves(rows, forward) if forward else ((), ())
+            assert sorted([*one, *other]) == list(forward)
+            assert len(forward) < 2 or (one and other)
+    assert plan_step(rows, num_ranks, budget, 64) == plan
+
+
+def tree_of_turns(depth: int, turn: int) -> list[list[int]]:
+    """The 2 ** depth conversations of a binary tree, in an order that tears them apart."""
+    leaves = [
+        [t for level in range(depth) for t in [leaf >> (depth - 1 - level), level] * (turn // 2)]
+        for leaf in range(2**depth)
+    ]
+    return leaves[::3] + leaves[1::3] + leaves[2::3]
+
+
+def test_a_tree_over_the_budget_is_cut_between_its_branches():
+    leaves = [[7] * 20 + leaf for leaf in tree_of_turns(4, 32)]
+    rows = find_forks([RowSize(0, 19, len(leaf) - 19) for leaf in leaves], [np.array(leaf[:-1]) for leaf in leaves])
+    everything = 20 + 32 * (2 + 4 + 8 + 16)
+    assert tokens_of(rows, plan_step(rows, 1, everything, 64)) == [everything]
+    # Half of the tree, a quarter: each with a copy of what leads there, and no more.
+    for budget, each in ((540, 20 + 32 * (1 + 2 + 4 + 8)), (300, 20 + 32 * (1 + 1 + 2 + 4))):
+        found = tokens_of(rows, plan_step(rows, 1, budget, 64))
+        assert sum(found) <= each * len(found) and len(found) == -(-everything // each)
+    # A beginning that is short beside the rows does not hold them together.
+    system = [[1] * 20 + [g] * 400 + [i] * 9 for g in range(8) for i in range(2)]
+    sizes = [RowSize(one[20], 420, 9) for one in system]
+    known = find_forks(sizes, [np.array(one[:-1]) for one in system])
+    assert plan_step(known, 4, 2000, 64).forwards == plan_step(sizes, 4, 2000, 64).forwards

@@ -40,20 +40,30 @@ def reward_of_long_prompts(prompts, completion_ids, **kwargs):
     return [1.0 if len(p.split()) < 4 else reward for p, reward in zip(prompts, rewards, strict=True)]
 
 
+def common_beginning(prompt: str, sample: int, vocab_size: int) -> list[int]:
+    """What the completions of a prompt begin with in common: 24 tokens of all of them, 18 more of two and two."""
+    parts = ((f"{prompt} all", 24), (f"{prompt} {sample // 2} two", 18))
+    dice = [(random.Random(name), count) for name, count in parts]
+    return [one.randrange(4, vocab_size) for one, count in dice for _ in range(count)]
+
+
 class Rollout:
     """TRL's `rollout_func`: hands out the given completions and notes the prompts of every step, over all ranks."""
 
-    def __init__(self):
+    def __init__(self, is_forked: bool):
         self.prompts_of_steps = []
+        self.is_forked = is_forked
 
     def __call__(self, prompts, trainer):
         self.prompts_of_steps.append(gather_object(prompts))
         tokenizer = trainer.processing_class
         first_row = trainer.accelerator.process_index * len(prompts)
+        begun = common_beginning if self.is_forked else lambda *_: []
         return {
             "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
             "completion_ids": [
-                given_completion(prompt, row % NUM_GENERATIONS, len(tokenizer), tokenizer.eos_token_id)
+                begun(prompt, row % NUM_GENERATIONS, len(tokenizer))
+                + given_completion(prompt, row % NUM_GENERATIONS, len(tokenizer), tokenizer.eos_token_id)
                 for row, prompt in enumerate(prompts, start=first_row)
             ],
             "logprobs": None,
@@ -71,6 +81,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--loss_type", default="dapo")
     parser.add_argument("--beta", type=float, default=0.05, help="above 0: brings in the reference model")
     parser.add_argument("--max_tokens", type=int, default=24, help="in a forward, where rows are packed")
+    parser.add_argument("--forked", action="store_true", help="completions that begin alike")
     parser.add_argument("--deepspeed")
     return parser.parse_args()
 
@@ -87,7 +98,7 @@ def config(options: argparse.Namespace) -> GRPOConfig:
         // options.num_processes,
         gradient_accumulation_steps=GRADIENT_ACCUMULATION_STEPS,
         num_generations=NUM_GENERATIONS,
-        max_completion_length=16,
+        max_completion_length=64 if options.forked else 16,
         packing=options.packing,
         # By default room for one to three rows, so that an optimizer step takes several forwards.
         max_tokens_per_forward=options.max_tokens if options.packing else None,
@@ -131,7 +142,7 @@ def facts(trainer: GRPOTrainer, rollout: Rollout) -> dict:
 
 def main() -> None:
     options = parse_options()
-    rollout = Rollout()
+    rollout = Rollout(options.forked)
     prompts = [
         " ".join(f"w{(7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(NUM_STEPS * options.num_prompts)
     ]

@@ -69,6 +69,15 @@ def test_two_processes_train_what_one_does(name, plain, tiny_model, tmp_path):
     check_against(plain, run, name)
 
 
+def test_two_processes_share_what_completions_begin_with_and_train_what_one_does(tiny_model, tmp_path):
+    plain = run_worker(WORKER, [warm_python()], tiny_model, tmp_path / "plain", 1, "--forked")
+    options = ("--packing", "--forked", "--max_tokens", 100)
+    run = run_worker(WORKER, launched("cpu", 2), tiny_model, tmp_path / "out", 2, *options)
+    check_against(plain, run, "cpu")
+    # A row has 44 to 59 tokens: what is shared makes room for two and more in a forward.
+    assert min(run.facts["padded_over_forwarded"]) > 2
+
+
 # Each says what the YAML of its name says (tests/light/test_configs.py).
 @pytest.mark.parametrize("name", JSONS if IS_THOROUGH else ["zero3"])
 def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, tiny_model, tmp_path):

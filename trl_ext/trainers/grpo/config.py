@@ -18,7 +18,9 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     """TRL's `GRPOConfig` with packing and with memory that is planned."""
 
     share_prompt: bool = setting(
-        True, "Forward a prompt once for all its completions in the same forward, instead of once each."
+        True,
+        "Forward a prompt once for all its completions in the same forward, instead of once each, and whatever else "
+        "rows begin with in common: turns of conversations that fork.",
     )
     max_tokens_per_forward: int | None = setting(
         None,

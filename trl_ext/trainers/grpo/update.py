@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.packing.images import one_of_each
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
+from trl_ext.packing.trie import find_forks
+from trl_ext.trainers.forward.completions import shareable
 from trl_ext.trainers.forward.exchange import deal
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.forward.step import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings, why_rows_stay
@@ -65,6 +68,22 @@ def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
     rows = torch.stack([*facts, has_gradient.long()], dim=1)  # [B, 4]
     rows = rows if accelerator is None else accelerator.gather(rows)
     return [RolloutSize(prompt, p, c, bool(gradient)) for prompt, p, c, gradient in rows.tolist()]
+
+
+def tokens_of(rollouts: Rollouts, settings: StepSettings, accelerator: Any) -> list[np.ndarray]:
+    """Return the tokens of every row of all ranks, rank after rank: four bytes each cross the ranks. Collective.
+
+    An image's tokens are a number below zero, which rows with other images do not have.
+    """
+    ids, mask = (
+        torch.cat([rollouts[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")
+    )
+    marked = ids.masked_fill(mask == 0, -1)
+    if settings.reader is not None:
+        digests = digest_of_rows(rollouts["pixel_values"], ids.device)[:, None] % 2**30
+        marked = torch.where(marked == settings.reader.token_id, -2 - digests, marked)
+    padded = accelerator.pad_across_processes(marked.to(torch.int32), dim=1, pad_index=-1)
+    return [row[row != -1].astype(np.int64) for row in accelerator.gather(padded).cpu().numpy()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +288,8 @@ class StepUpdate:
         if settings.skips:
             self._tell(rollouts, sizes, kept, has_gradient)
         rows = _as_planned(sizes, settings)
+        if settings.packs and settings.share_prompt:
+            rows = find_forks(rows, [shareable(tokens) for tokens in tokens_of(rollouts, settings, accelerator)])
         per_rank, in_group = len(sizes) // accelerator.num_processes, size_of_groups(trainer.args)
         plan = self._plan(rows, kept, num_rows, settings)
         rank = accelerator.process_index

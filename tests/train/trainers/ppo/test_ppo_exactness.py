@@ -13,7 +13,7 @@ from tests import ppo_trainers, tiny
 from tests.nightly import daily, nightly
 from tests.ppo_replay import TOLERANCE, Settings, check
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
-from tests.rollouts import rollout
+from tests.rollouts import forked_rollout, rollout
 from trl_ext.compat.peft import base_model
 
 GAMMA, LAM = 0.99, 0.9
@@ -66,6 +66,16 @@ def test_updates_are_the_plain_replays(critic, way, own, tmp_path):
     """Of two epochs, so that ratios leave 1 and values the old ones."""
     own = own | dict(gamma=GAMMA, lam=LAM, num_ppo_epochs=2)
     check(stir(ppo_trainers.trainer(critic, tmp_path, **dict(packing=True) | WAYS[way] | own)), Settings(**own))
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_updates_on_completions_that_fork_are_the_plain_replays(critic, tmp_path):
+    """Values at tokens that rows share are those of each row, and learn from all of them."""
+    own = dict(gamma=GAMMA, lam=LAM, num_ppo_epochs=2, num_generations=8)
+    settings = dict(packing=True, response_length=48, rollout_func=forked_rollout, max_tokens_per_forward=120)
+    trainer = stir(ppo_trainers.trainer(critic, tmp_path, **settings, **own))
+    check(trainer, Settings(**own))
+    assert max(log.get("packing/forwarded_over_raw", 0) for log in trainer.state.log_history) < 0.6
 
 
 def test_a_replay_of_other_settings_is_found_out(tmp_path):

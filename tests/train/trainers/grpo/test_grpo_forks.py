@@ -1,0 +1,81 @@
+"""Completions that fork train the weights that TRL trains, and their common beginnings are forwarded once."""
+
+import pytest
+import trl
+
+import trl_ext
+from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, steps_of, trained, trainer
+from tests.nightly import nightly
+from tests.rollouts import forked_rollout
+from trl_ext.trainers.forward import completions
+from trl_ext.trainers.grpo import update
+from trl_ext.trainers.grpo.update import RolloutForward
+
+SETTINGS = dict(
+    max_steps=3,
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=2,
+    num_generations=8,
+    max_completion_length=48,
+    rollout_func=forked_rollout,
+)
+
+
+def spoken(ids):
+    """[T] 1 where the policy speaks: of each five tokens the second is a tool's, and never the last."""
+    return [int(i % 5 != 1 or i == len(ids) - 1) for i in range(len(ids))]
+
+
+def with_tools(given, trainer):
+    output = forked_rollout(given, trainer)
+    return output | {"env_mask": [spoken(ids) for ids in output["completion_ids"]]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(loss_type="grpo"),
+        dict(loss_type="dapo", beta=0.1, num_iterations=2),
+        dict(rollout_func=with_tools, max_tokens_per_forward=90),
+        dict(max_tokens_per_forward=60, steps_per_generation=4),  # hardly more than one row
+        nightly(dict(loss_type="bnpo", max_tokens_per_forward=60)),
+        nightly(dict(entropy_coef=0.01)),
+        nightly(dict(family="mistral_window", max_tokens_per_forward=90)),
+    ],
+    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_three_steps_are_trls(changes, tmp_path):
+    family = changes.pop("family", "llama")
+    theirs = trained(
+        tmp_path, trl, family, **SETTINGS | {k: v for k, v in changes.items() if k != "max_tokens_per_forward"}
+    )
+    ours = trained(tmp_path, trl_ext, family, **SETTINGS | changes, packing=True)
+    assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("budget", [None, 90])
+def test_forwards_hold_what_was_planned_and_fewer_tokens_than_with_prompts_alone(budget, tmp_path, monkeypatch):
+    planned, forwarded = [], []
+    rows_of, tokens_of_row = RolloutForward.batch, completions.forward
+
+    def batch(self):
+        planned.append(self.num_tokens)
+        return rows_of(self)
+
+    def forward(model, packed, *options):
+        forwarded.append(packed.num_tokens)
+        return tokens_of_row(model, packed, *options)
+
+    monkeypatch.setattr(RolloutForward, "batch", batch)
+    monkeypatch.setattr(completions, "forward", forward)
+    settings = SETTINGS | dict(max_steps=1, max_tokens_per_forward=budget, packing=True)
+    ours = trainer(tmp_path, **settings)
+    forwarded.clear()  # those of the self-check
+    ours.train()
+    assert planned == forwarded
+    assert budget is None or max(planned) <= budget
+    monkeypatch.setattr(completions, "find_forks", lambda sizes, tokens: sizes)
+    monkeypatch.setattr(update, "find_forks", lambda sizes, tokens: sizes)
+    by_prompts = trained(tmp_path, **settings)
+    (all_shared,), (some,) = steps_of(ours), steps_of(by_prompts)
+    assert all_shared["packing/forwarded_tokens"] < 0.5 * some["packing/forwarded_tokens"]

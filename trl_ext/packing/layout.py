@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.plan import PlannedRow, Segment
 from trl_ext.packing.ragged import Ragged, runs
 from trl_ext.packing.table import SegmentTable
@@ -56,15 +57,17 @@ class FlatRow:
         if group is None:
             return self
         missing = -self.num_tokens % group.size
-        end = self.num_tokens + missing
-        padding = (Segment(self.num_tokens, end, 0, 0, None),) if missing else ()
+        end = self.table.segments[-1].end
+        padding = (Segment(end, end + missing, 0, 0, None),) if missing else ()
         positions = torch.arange(missing, device=self.position_ids.device)[None]
-        here = group.slice_of(end)
+        here = group.slice_of(self.num_tokens + missing)
+        table, segments = self.table, self.table.segments + padding
+        asking = range(len(table.segments) - len(table.queries), len(segments)) if table.num_kept else None
         return replace(
             self,
             input_ids=pad(self.input_ids, (0, missing))[:, here],
             position_ids=torch.cat([self.position_ids, positions], dim=1)[:, here],
-            table=SegmentTable(self.table.segments + padding, self.table.device, group),
+            table=SegmentTable(segments, table.device, group, asking, table.kept, table.num_kept),
         )
 
 
@@ -110,34 +113,43 @@ class PackedRow(FlatRow):
         )
 
 
-def flatten(row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu") -> FlatRow:
+def flatten(
+    row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu", kept: KeptKeys | None = None
+) -> FlatRow:
     """Turn a planned row into tensors.
 
     Args:
         row: One row of `plan_rows`.
         sequences: Token ids of the batch, shared tokens included.
         device: Where the tensors go.
+        kept: Where the keys of the row go, or those of its first segments are from.
     """
-    lengths = np.array([segment.length for segment in row.segments])
-    offsets = np.array([segment.offset for segment in row.segments])
-    items = np.array([segment.item for segment in row.segments])
+    own = row.forwarded
+    lengths = np.array([segment.length for segment in own])
+    offsets = np.array([segment.offset for segment in own])
+    items = np.array([segment.item for segment in own])
+    asking = range(len(row.segments) - len(own), len(row.segments)) if row.num_kept else None
     return FlatRow(
         input_ids=_tensor(sequences.tokens[runs(sequences.starts[items] + offsets, lengths)], device)[None],
         position_ids=_tensor(runs(offsets, lengths), device)[None],
-        table=SegmentTable(row.segments, torch.device(device)),
+        table=SegmentTable(row.segments, torch.device(device), asking=asking, kept=kept, num_kept=row.num_kept),
     )
 
 
 def lay_out(
-    row: PlannedRow, sequences: Ragged, num_scored: np.ndarray, device: torch.device | str = "cpu"
+    row: PlannedRow,
+    sequences: Ragged,
+    num_scored: np.ndarray,
+    device: torch.device | str = "cpu",
+    kept: KeptKeys | None = None,
 ) -> PackedRow:
     """Turn a planned row into tensors, with the places of the trailing tokens of every sequence.
 
     Args:
-        row, sequences, device: As in `flatten`.
+        row, sequences, device, kept: As in `flatten`.
         num_scored: How many trailing tokens of each sequence are scored.
     """
-    flat = flatten(row, sequences, device)
+    flat = flatten(row, sequences, device, kept)
     # Where the tokens before scored ones lie, piece by piece: sequence, place in it, place in the row, length.
     pieces: list[tuple[int, int, int, int]] = []
     firsts = sequences.lengths - num_scored - 1
@@ -146,7 +158,8 @@ def lay_out(
         while end > first:
             begin = max(first, segment.offset)
             if begin < end:
-                pieces.append((item, begin, segment.start + begin - segment.offset, end - begin))
+                place = segment.start - row.num_kept + begin - segment.offset
+                pieces.append((item, begin, place, end - begin))
             if begin == first:
                 break
             assert segment.parent is not None, "The chain of prefixes holds the whole beginning."

@@ -15,7 +15,7 @@ The plan is a pure function of its arguments: equal batches give equal plans on 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,13 +55,27 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """A flat row: its segments in order, without gaps, a parent before its children."""
+    """A flat row: its segments in order, without gaps, a parent before its children.
+
+    Args:
+        segments: The first of them may be kept from an earlier forward, whose keys and values serve this one.
+        num_kept: Tokens of the segments that are.
+        is_kept: Whether the row is such a prefix itself, of which nothing is scored.
+    """
 
     segments: tuple[Segment, ...]
+    num_kept: int = 0
+    is_kept: bool = False
 
     @property
     def num_tokens(self) -> int:
-        return self.segments[-1].end
+        """Tokens that go through the model."""
+        return self.segments[-1].end - self.num_kept
+
+    @property
+    def forwarded(self) -> tuple[Segment, ...]:
+        """The segments whose tokens go through the model."""
+        return tuple(segment for segment in self.segments if segment.start >= self.num_kept)
 
     def place(self, segment: Segment, token: int) -> int:
         """Return where a token of the segment's sequence lies in the row.
@@ -77,7 +91,10 @@ class PlannedRow:
 
 
 def plan_rows(
-    items: Sequence[RowSize], max_tokens: int | None = None, beginnings: dict[int, np.ndarray] | None = None
+    items: Sequence[RowSize],
+    max_tokens: int | None = None,
+    beginnings: dict[int, np.ndarray] | None = None,
+    kept_multiple: int | None = None,
 ) -> list[PlannedRow]:
     """Lay every item into exactly one row.
 
@@ -87,9 +104,11 @@ def plan_rows(
             it. None puts everything into a single row.
         beginnings: The shared tokens of every group, if groups may share among each other what these begin with.
             Items whose forks are known share what they do.
+        kept_multiple: What a group shares that is cut may be a row of its own, which is kept for those behind it; its
+            tokens are a multiple of this number. None: each row holds all that it needs.
 
     Returns:
-        Rows in the order of their first item. Without a budget there is one row.
+        Rows in the order of their first item, those of groups with a kept row first. Without a budget there is one.
 
     Raises:
         PackingError: an item has no own token, or disagrees with its group about the number of shared tokens.
@@ -97,9 +116,17 @@ def plan_rows(
     _check(items)
     if beginnings is not None:
         items = find_forks(items, [beginnings[item.group] for item in items])
-    everything = [tuple(range(len(items)))]
-    rows = everything if max_tokens is None else sorted(plan_step(items, 1, max_tokens, math.inf).forwards[0])
-    return [_lay(items, row) for row in rows]
+    if max_tokens is None:
+        return [_lay(items, range(len(items)))]
+    plan = plan_step(items, 1, max_tokens, math.inf, keeps=kept_multiple is not None)
+    forwards, rows = plan.forwards[0], []
+    for stretch in plan.stretches:
+        first = items[forwards[stretch.begin][0]]
+        kept = first.shared - first.shared % (kept_multiple or 1)
+        rows.append(prefix_row(forwards[stretch.begin][0], kept))
+        rows += [behind(_lay(items, row), kept) for row in forwards[stretch.begin : stretch.end]]
+    others = forwards[plan.stretches[-1].end :] if plan.stretches else forwards
+    return rows + [_lay(items, row) for row in sorted(others) if row]
 
 
 def _check(items: Sequence[RowSize]) -> None:
@@ -148,3 +175,29 @@ def _lay(items: Sequence[RowSize], row: Sequence[int]) -> PlannedRow:
     for member, parent in leaves:
         lay(member, items[member].length, parent, is_prefix=False)
     return PlannedRow(tuple(segments))
+
+
+def prefix_row(item: int, num_tokens: int) -> PlannedRow:
+    """Return a row of the first tokens of a sequence alone, which is kept for others that begin with them."""
+    return PlannedRow((Segment(0, num_tokens, item, 0, None, is_prefix=True),), is_kept=True)
+
+
+def behind(row: PlannedRow, num_kept: int) -> PlannedRow:
+    """Return a row without the tokens that all its sequences begin with, behind these as they are kept.
+
+    Args:
+        row: All its sequences begin with these tokens.
+        num_kept: How many they are.
+    """
+    segments = list(prefix_row(row.segments[0].item, num_kept).segments)
+    numbers: list[int] = []
+    for segment in row.segments:
+        if segment.num_keys <= num_kept:
+            numbers.append(0)
+            continue
+        start, offset = segments[-1].end, max(segment.offset, num_kept)
+        parent = 0 if segment.offset <= num_kept or segment.parent is None else numbers[segment.parent]
+        numbers.append(len(segments))
+        end = start + segment.num_keys - offset
+        segments.append(replace(segment, start=start, end=end, offset=offset, parent=parent))
+    return PlannedRow(tuple(segments), num_kept)

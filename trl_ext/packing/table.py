@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.plan import Segment
 from trl_ext.packing.ragged import cumulated, runs
 from trl_ext.packing.ulysses import SequenceGroup
@@ -64,12 +65,16 @@ class SegmentTable:
         device: Where the tensors are.
         group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
         asking: Numbers of the M segments whose tokens are queries; None: of all, which is M = N.
+        kept: Keeps the keys of this row, or has those of the row's first segments from an earlier forward.
+        num_kept: Tokens of the segments whose keys it has; they are no queries.
     """
 
     segments: tuple[Segment, ...]
     device: torch.device
     group: SequenceGroup | None = None
     asking: Sequence[int] | None = None
+    kept: KeptKeys | None = None
+    num_kept: int = 0
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
     _of_lines: dict[int, "SegmentTable"] = field(default_factory=dict, repr=False)
 
@@ -108,12 +113,19 @@ class SegmentTable:
         if len(lines) == 1:
             return self
         if num_heads not in self._of_lines:
-            each = self.segments[-1].end // self.group.size
+            first = self.num_kept
+            each = (self.segments[-1].end - first) // self.group.size
             own = set(lines[self.group.rank // len(lines[0])])
-            edges = [part * each for part in range(1, self.group.size) if (part in own) != (part - 1 in own)]
+            edges = [first + part * each for part in range(1, self.group.size) if (part in own) != (part - 1 in own)]
             pieces = _cut(self.segments, edges)
-            asking = [number for number, piece in enumerate(pieces) if piece.start // each in own]
-            self._of_lines[num_heads] = SegmentTable(pieces, self.device, asking=asking)
+            asking = [
+                number
+                for number, piece in enumerate(pieces)
+                if piece.start >= first and (piece.start - first) // each in own
+            ]
+            self._of_lines[num_heads] = SegmentTable(
+                pieces, self.device, asking=asking, kept=self.kept, num_kept=self.num_kept
+            )
         return self._of_lines[num_heads]
 
     @cached_property
@@ -203,7 +215,9 @@ class SegmentTable:
     def to(self, device: torch.device | str) -> "SegmentTable":
         """The same table on `device`."""
         device = torch.device(device)
-        return self if device == self.device else SegmentTable(self.segments, device, self.group, self.asking)
+        if device == self.device:
+            return self
+        return SegmentTable(self.segments, device, self.group, self.asking, self.kept, self.num_kept)
 
 
 def _cut(segments: Sequence[Segment], edges: Sequence[int]) -> tuple[Segment, ...]:

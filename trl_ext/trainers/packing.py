@@ -1,6 +1,7 @@
 """When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,19 @@ class PackingSwitch(Trainer):
     @property
     def step_settings(self) -> StepSettings:
         """What forwards are planned by, as it is now. Collective once, where processes share rows."""
-        return StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
+        settings = StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
+        return replace(settings, keeps=self._packs and self._share_prompt and self._keeps_prefixes)
+
+    @property
+    def _keeps_prefixes(self) -> bool:
+        """Whether the keys of a prefix can be kept for several forwards.
+
+        Not where layers carry state, which would have to be kept as well, not under FSDP, which lets go of a layer's
+        weights after its first backward, and not under reentrant checkpointing, which hands out no graph of the keys.
+        """
+        options = self.args.gradient_checkpointing_kwargs
+        reentrant = isinstance(options, dict) and options.get("use_reentrant", False)
+        return not (self._carries_state or self.is_fsdp_enabled or (self.args.gradient_checkpointing and reentrant))
 
     @property
     def num_sharing(self) -> int:

@@ -13,8 +13,9 @@ import torch
 from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import DataError
 from trl_ext.packing.images import BatchImages
+from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
-from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
+from trl_ext.packing.plan import PlannedRow, Segment, behind, plan_rows, prefix_row
 from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.packing.step_plan import num_tokens
 from trl_ext.packing.trie import RowSize, find_forks
@@ -106,14 +107,18 @@ def rows_without_prompt(prompt_lengths: Sequence[int] | np.ndarray, num_scored: 
 
 
 def plan(
-    batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, keep_all: bool = False
+    batch: Unpadded,
+    share_prompt: bool,
+    max_tokens: int | None = None,
+    keep_all: bool = False,
+    kept_multiple: int | None = None,
 ) -> list[PlannedRow]:
     """Plan flat rows that hold every scored token of the batch.
 
     Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
     their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
 
-    `max_tokens` as in `plan_rows`.
+    `max_tokens` and `kept_multiple` as in `plan_rows`.
     """
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:
@@ -122,7 +127,7 @@ def plan(
     items = [sizes[i] for i in kept]
     if share_prompt:
         items = find_forks(items, [shareable(batch.sequences[i]) for i in kept])
-    return renumbered(plan_rows(items, max_tokens), kept)
+    return renumbered(plan_rows(items, max_tokens, kept_multiple=kept_multiple), kept)
 
 
 def shareable(tokens: np.ndarray) -> np.ndarray:
@@ -194,7 +199,10 @@ def flat_batch(
         sizes, each = row_sizes(batch, share), batch_size or len(given.input_ids)
         budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
     if rows[0].num_tokens > budget:
-        rows = plan(batch, share, budget, keep_all=keep_all)
+        multiple = None
+        if settings.keeps and share and batch.images is None:
+            multiple = 1 if settings.group is None else settings.group.size
+        rows = plan(batch, share, budget, keep_all=keep_all, kept_multiple=multiple)
     return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
 
 
@@ -223,6 +231,7 @@ def score(
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
     group: SequenceGroup | None = None,
+    kept: KeptKeys | None = None,
 ) -> LogProbs:
     """Forward the rows one by one and put every log-probability back at its row and column.
 
@@ -235,13 +244,18 @@ def score(
             ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
         compute_entropy, compute_aux_loss: As in TRL.
         group: Processes that have the same batch and rows, and of which each forwards a part of every row.
+        kept: Of an update: the prefix that `rows` begin with or are behind.
     """
     logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
     num_forwarded = 0
-    for packed in _laid_out(rows, num_forwards, batch, device, group):
+    for row, packed in _laid_out(rows, num_forwards, batch, device, group, kept):
         num_forwarded += packed.num_tokens
         outputs = forward(model, packed, compute_aux_loss)
+        if row.is_kept:
+            assert packed.table.kept is not None
+            packed.table.kept.end(outputs.log_probs)
+            continue
         logps.add(packed, outputs.log_probs)
         if compute_entropy:
             entropies.add(packed, outputs.entropy)
@@ -272,9 +286,13 @@ def score_values(
     """
     values = _Padded(batch, group)
     num_forwarded = 0
-    for packed in _laid_out(rows, num_forwards, batch, device, group):
+    for row, packed in _laid_out(rows, num_forwards, batch, device, group):
         num_forwarded += packed.num_tokens
         outputs = call_flat(model, packed, **options)
+        if row.is_kept:
+            assert packed.table.kept is not None
+            packed.table.kept.end(outputs.token_values)
+            continue
         values.add(packed, outputs.token_values.index_select(1, _before_scored(packed)))
     whole = values.whole()
     assert whole is not None, "There is at least one row."
@@ -287,11 +305,45 @@ def _laid_out(
     batch: Unpadded,
     device: torch.device,
     group: SequenceGroup | None,
-) -> Iterator[PackedRow]:
-    """Yield the model's input for every row, and for the surplus forwards after them."""
+    kept: KeptKeys | None = None,
+) -> Iterator[tuple[PlannedRow, PackedRow]]:
+    """Yield every row with the model's input for it, and the surplus forwards after them.
+
+    Without a gradient a prefix is kept for the rows behind it, until the next one comes.
+    """
+    has_gradient = kept is not None
+    num_scored = batch.num_scored
     for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
-        packed = lay_out(row, batch.sequences, batch.num_scored, device)
-        yield (packed if batch.images is None else batch.images.put_into(packed, row, batch.sequences)).part(group)
+        if row.is_kept and not has_gradient:
+            kept = KeptKeys(row.num_tokens)
+        scored = np.zeros_like(num_scored) if row.is_kept else num_scored
+        of_row = kept if row.is_kept or row.num_kept else None
+        packed = lay_out(row, batch.sequences, scored, device, of_row)
+        if batch.images is not None:
+            packed = batch.images.put_into(packed, row, batch.sequences)
+        yield row, packed.part(group)
+
+
+def rows_behind(row: PlannedRow, batch: Unpadded, kept: KeptKeys) -> list[PlannedRow]:
+    """Return what goes through the model for a row of an update whose beginning is kept: the prefix first, if need be.
+
+    Args:
+        row: Of `batch`, all of whose sequences begin with the prefix, or count for nothing.
+        batch: The rows of the running forward.
+        kept: Of the forwards that the running one is among.
+    """
+    num, is_scored = kept.num_tokens, bool(batch.num_scored.any())
+    beginnings = [batch.sequences[item][:num] for item in {segment.item for segment in row.segments}]
+    if kept.tokens is None and num and is_scored:
+        kept.tokens = beginnings[0]
+    known = kept.tokens
+    is_behind = is_scored and known is not None and all(np.array_equal(one, known) for one in beginnings)
+    rows = [behind(row, num) if is_behind else row]
+    if not kept.is_there:
+        kept.forget()
+        prefix = prefix_row(row.segments[0].item, num) if is_behind else replace(_filler(batch), is_kept=True)
+        rows.insert(0, prefix)
+    return rows
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -350,7 +402,8 @@ class _Padded:
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
     """Return the rows with item i called `numbers[i]`."""
     return [
-        PlannedRow(tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)) for row in rows
+        replace(row, segments=tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments))
+        for row in rows
     ]
 
 

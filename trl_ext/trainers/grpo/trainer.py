@@ -27,7 +27,7 @@ from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
 from trl_ext.trainers.forward.calls import let_positions_be_chosen
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
+from trl_ext.trainers.forward.completions import LogProbs, flat_batch, rows_behind, score
 from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
@@ -250,9 +250,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         settings, keep = self.step_settings, compute_aux_loss
         of_batch = input_ids, attention_mask, width, settings, self.accelerator, batch_size
         flat = flat_batch(*of_batch, keep_all=keep, images=images)
-        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group
+        rows, kept = flat.rows, getattr(self.rescue.running, "kept", None) if torch.is_grad_enabled() else None
+        if kept is not None:
+            rows = rows_behind(rows[0], flat.batch, kept)
+        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group, kept
         with self.accelerator.autocast():
-            result = score(model, flat.batch, flat.rows, input_ids.device, *options)
+            result = score(model, flat.batch, rows, input_ids.device, *options)
+        if kept is not None and kept.is_last:
+            result = replace(result, logps=result.logps + kept.rest(is_behind=rows[-1].num_kept > 0))
         if self.model.training:
             self.counts.add_forward(result.num_forwarded, attention_mask)
         own = flat.of_group.own

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.packing.images import one_of_each
+from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.packing.trie import find_forks
 from trl_ext.trainers.forward.completions import shareable
@@ -136,12 +137,16 @@ class RolloutForward:
         rows: Their numbers in it; none: a forward that counts for nothing.
         most_rows: At least the number of rows of any rank's forward at this place.
         level: How often the budget was halved when it was planned, and it since.
+        kept: The prefix that it is behind, and other forwards with it; None for one that stands alone.
+        is_last: Whether it is the last of these.
     """
 
     window: RolloutWindow
     rows: tuple[int, ...]
     most_rows: int
     level: int = 0
+    kept: KeptKeys | None = None
+    is_last: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -155,9 +160,12 @@ class RolloutForward:
         if self.most_rows < 2:
             return [replace(self, level=self.level + 1)]
         parts = halves(self.window.planned, self.rows) if self.rows else ((), ())
-        return [replace(self, rows=part, most_rows=self.most_rows - 1, level=self.level + 1) for part in parts]
+        smaller = replace(self, most_rows=self.most_rows - 1, level=self.level + 1)
+        return [replace(smaller, rows=parts[0], is_last=False), replace(smaller, rows=parts[1])]
 
     def batch(self) -> Rollouts:
+        if self.kept is not None:
+            self.kept.is_last = self.is_last
         return self.window.batch(self.rows)
 
 
@@ -226,6 +234,7 @@ class StepUpdate:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._has_warned = False
+        self._kept: list[KeptKeys] = []
         self._num_kept: int | None = None  # rows of the step so far; None where none may be left out
         self.restart()
 
@@ -243,6 +252,9 @@ class StepUpdate:
                 "were masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std "
                 "counts groups of equal rewards."
             )
+        for keys in self._kept:
+            keys.forget()
+        self._kept.clear()
         self._num_kept = None
         self._done = 0
         self._micro_steps: list[Sequence[Any]] = []
@@ -312,10 +324,18 @@ class StepUpdate:
         place = {number: i for i, number in enumerate(here)}
         weigh, filler = _weights(trainer.args.loss_type, num_rows, rollouts), _filler(rollouts_here)
         window = RolloutWindow(rollouts_here, [sizes[i] for i in here], [rows[i] for i in here], weigh, filler)
-        return [
+        planned = [
             RolloutForward(window, tuple(place[i] for i in forward), plan.largest(k), trainer.rescue.level)
             for k, forward in enumerate(mine)
         ]
+        for stretch in plan.stretches:
+            group = stretch.groups[rank // in_group]
+            shared = next((rows[i].shared for i in kept if rows[i].group == group), 0)
+            keys = KeptKeys(shared - shared % in_group)  # processes that share rows have equal parts of it
+            for k in range(stretch.begin, stretch.end):
+                planned[k] = replace(planned[k], kept=keys, is_last=k == stretch.end - 1)
+            self._kept.append(keys)
+        return planned
 
     def as_one(self, micro_batch: Rollouts) -> Any:
         """Return a micro-batch as one forward, without a plan."""
@@ -340,6 +360,7 @@ class StepUpdate:
             max(budget >> trainer.rescue.level, 1),
             trainer.model.config.get_text_config().hidden_size,
             None if settings.rows_move else [i // (len(rows) // num_processes) for i in kept],
+            settings.keeps and settings.reader is None,
         )
 
     def _count(self, micro_batches: Sequence[Rollouts]) -> None:

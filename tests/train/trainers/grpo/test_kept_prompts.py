@@ -1,0 +1,63 @@
+"""A prompt that goes through the model once for all forwards of its group in a step: weights are TRL's, to 1e-6."""
+
+import random
+
+import pytest
+import trl
+from datasets import Dataset
+from peft import LoraConfig
+
+import trl_ext
+from tests import tiny
+from tests.grpo_trainers import WEIGHT_TOLERANCE, trainer, weights
+from tests.nightly import nightly
+from trl_ext.packing import step_plan
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+CASES = {
+    "llama": dict(beta=0.1, num_iterations=2),
+    "gemma3": dict(gradient_checkpointing=True),
+    "deepseek_v3": dict(loss_type="dapo"),
+    "qwen3": dict(peft_config=LORA, gradient_checkpointing=True),
+    "mistral_window": dict(loss_type="dr_grpo", max_tokens_per_forward=150),
+}
+
+
+def prompts(length: int = 110) -> Dataset:
+    """Eight prompts of so many words, and of a few."""
+    draw = random.Random(1)
+    lengths = [length, length, 3, length // 2] * 2
+    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(n))) for n in lengths]
+    return Dataset.from_dict({"prompt": rows})
+
+
+def trained(folder, library, **changes):
+    settings = dict(per_device_train_batch_size=2, num_generations=8, gradient_accumulation_steps=16, max_steps=2)
+    if library is trl:
+        changes.pop("max_tokens_per_forward", None)
+    subject = trainer(folder, library, data=prompts(), **settings | changes)
+    subject.train()
+    return subject
+
+
+def forwarded(subject) -> float:
+    return sum(
+        log["packing/forwarded_tokens"] for log in subject.state.log_history if "packing/forwarded_tokens" in log
+    )
+
+
+@pytest.fixture(autouse=True)
+def cheap_calls(monkeypatch):
+    """What a call costs is of models that are larger than these."""
+    monkeypatch.setattr(step_plan, "CALL_COST", 8)
+
+
+@pytest.mark.parametrize("family", ["llama", *(nightly(name) for name in CASES if name != "llama")])
+def test_weights_are_those_of_trl(family, tmp_path, monkeypatch):
+    of_trl = trained(tmp_path / "trl", trl, model=family, **CASES[family])
+    kept = trained(tmp_path / "kept", trl_ext, model=family, **CASES[family])
+    assert (weights(of_trl) - weights(kept)).abs().max() <= WEIGHT_TOLERANCE
+    monkeypatch.setattr(step_plan, "CALL_COST", 10**9)
+    again = trained(tmp_path / "again", trl_ext, model=family, **CASES[family])
+    assert forwarded(kept) < 0.75 * forwarded(again)
+    assert (weights(again) - weights(kept)).abs().max() <= WEIGHT_TOLERANCE

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, ProcessorMixin
-from transformers.models.qwen2_vl import Qwen2VLImageProcessorPil
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
+from benchmarks import image_task
+from benchmarks.image_task import Processor
 from tests import tiny
 
-IMAGE, VIDEO, START, END = 3, 4, 5, 6
-_PLACES = {"<|image_pad|>": IMAGE, "<|video_pad|>": VIDEO, "<|vision_start|>": START, "<|vision_end|>": END}
-WORDS = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | _PLACES | {f"w{i}": i for i in range(7, tiny.VOCAB)}
+IMAGE = image_task.TOKENS["image_token_id"]
 _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
 _TEXT = dict(vocab_size=tiny.VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
 _TEXT |= dict(num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, rope_parameters=_ROPE)
@@ -28,39 +27,19 @@ FAMILIES = {
     "qwen3_vl": ({}, {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}),
     "qwen3_5": ({**_GATED, "num_hidden_layers": 4}, {"num_position_embeddings": 64}),
 }
-TEMPLATE = (
-    "{% for message in messages %}{% if message.content is string %} {{ message.content }}{% else %}"
-    "{% for part in message.content %}{% if part.type == 'image' %} <|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %} {{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-)
-
-
-class Processor(ProcessorMixin):
-    """An image and text processor as those of the Qwen families, without videos."""
-
-    return_mm_token_type_ids = True
-
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None):
-        self.image_token, self.image_token_id, self.video_token_id = "<|image_pad|>", IMAGE, VIDEO
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-
-    def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
-        return self.image_token * int(image_inputs["image_grid_thw"][image_idx].prod() // 4)
 
 
 def processor() -> Processor:
-    tokenizer = tiny.tokenizer(WORDS)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_PLACES)})
-    options = dict(patch_size=4, merge_size=2, temporal_patch_size=2, min_pixels=64, max_pixels=2**20)
-    return Processor(Qwen2VLImageProcessorPil(**options), tokenizer, chat_template=TEMPLATE)
+    return image_task.processor({f"w{i}": i for i in range(7, tiny.VOCAB)}, patch_size=4)
 
 
 def model(family: str, seed: int = 0, **changes: Any) -> Any:
     """A random model of the family in float32; `changes` of its text."""
     torch.manual_seed(seed)
     text, vision = FAMILIES[family]
-    tokens = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
-    config = CONFIG_MAPPING[family](text_config=_TEXT | text | changes, vision_config=_VISION | vision, **tokens)
+    config = CONFIG_MAPPING[family](
+        text_config=_TEXT | text | changes, vision_config=_VISION | vision, **image_task.TOKENS
+    )
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     for parameter, values in made.named_parameters():
         if parameter.endswith("dt_bias"):  # a state that lasts, as in trained models

@@ -61,6 +61,12 @@ def test_sequence_parallel(monkeypatch):
     assert held > 0 and forwards == 1
 
 
+def test_images(run):
+    small = ("--tokens_a_side", "2", "--layers", "1", "--vision_layers", "1", "--width", "192", "--mean", "4")
+    (result,) = run("images", *small, "--rounds", "1")["results"]
+    assert (result["image_tokens"], result["ours_patches"], result["trl_patches"]) == (4, 16, 128)
+
+
 def test_grpo_update(run):
     shape = replace(next(iter(import_module("grpo_update").SHAPES)), prompt=8, mean=8, longest=12, groups=2)
     (result,) = run("grpo_update", "--layers", "1", "--width", "192", "--rounds", "1", SHAPES={shape: 1.0})["results"]

@@ -29,7 +29,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _calculate_rewards(inputs, prompts, completions, completion_ids_list): lets all ranks fail together when a reward
         raises on one; reward models are called as functions
     _generate(prompts): timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are
-        scored early
+        scored early, its 7th are images
     _generate_and_score_completions(inputs): notes the rows whose columns the rules read; takes out
         `old_per_token_logps`, `importance_sampling_ratio` and metrics of `sampling/` where the update gives them
     _generate_and_score_completions['prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask']: padded rows,
@@ -70,7 +70,8 @@ trl.trainer.grpo_trainer:GRPOTrainer
     log(logs, start_time): a full disk does not end training; clears `_metrics` and writes completions where rank 0
         alone is
     _metrics: what the next log averages; swapped while nothing of a forward may be logged
-    _logs: completions for their table; swapped in an evaluation of PPO's
+    _logs: completions for their table; swapped in an evaluation of PPO's; its images are dropped where ranks differ
+    log_multimodal: whether images are gathered for it; off where ranks differ
     _current_train_step_time: a rehearsed step leaves it as it was
     _last_world_entropy: a rehearsed step leaves it as it was
     _entropy_window_stats: a rehearsed step leaves it as it was

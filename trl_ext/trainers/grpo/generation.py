@@ -1,11 +1,12 @@
 """Generation between training steps: how it samples, what it leaves behind, and whether its rows can be scored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import prompts_read_once
@@ -15,6 +16,8 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.forward.completions import rows_without_prompt
 from trl_ext.trainers.forward.vllm_push import push_by_layers
 from trl_ext.trainers.grpo.ahead import GenerationAhead
+
+logger = logging.get_logger(__name__)
 
 
 @contextmanager
@@ -67,6 +70,31 @@ def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Seq
         problem = _lacking_logps(completion_ids, logps, trainer.accelerator.process_index, needed=needed)
     for found in filter(None, gathered(trainer.args, problem)):
         raise DataError(found)
+
+
+def keep_images_unlogged_where_ranks_differ(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Switch the log of images off for good once a generation shows some on one rank and none on another. Collective.
+
+    Issue: TRL gathers the images of a generation where a rank has some, so that its other ranks wait elsewhere.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: all ranks gather, with images or without.
+
+    Args:
+        trainer: It has just generated.
+        images: Of the prompts as they were generated from; None where no row shows any, or a rollout_func answered.
+        rows: Of this rank, with their columns.
+    """
+    if not trainer.log_multimodal or trainer.accelerator.num_processes == 1:
+        return
+    shows = images is not None or any(row.get("images") or row.get("image") is not None for row in rows)
+    if len(set(gathered(trainer.args, shows))) > 1:
+        trainer.log_multimodal = False
+        trainer._logs["images"].clear()
+        if trainer.accelerator.is_main_process:
+            logger.warning(
+                "Rows of some processes show images and those of others show none, which TRL cannot log: tables of "
+                "completions have no images from here on. log_multimodal=False leaves them out from the start."
+            )
 
 
 def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, needed: bool) -> str:

@@ -33,7 +33,12 @@ from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.generation import check_generated, generating, prepare_generation
+from trl_ext.trainers.grpo.generation import (
+    check_generated,
+    generating,
+    keep_images_unlogged_where_ranks_differ,
+    prepare_generation,
+)
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.reward_models import with_scorers
@@ -130,12 +135,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         why_whole = self._why_whole
         stay = why_rows_stay(self.args, why_whole)
         settings, passes = super().step_settings, self._num_passes_of_update
-        reader = self._image_reader if settings.packs else None
+        reader = self.image_reader if settings.packs else None
         settings = replace(settings, why_whole=why_whole, why_rows_stay=stay, skips=skips)
         return replace(settings, num_passes=passes, reader=reader)
 
     @property
-    def _image_reader(self) -> ImageReader | None:
+    def image_reader(self) -> ImageReader | None:
         """How the model reads the images of rows; None where rows show none, or are padded."""
         is_needed = self._takes_images and not self._are_images_padded
         return ImageReader.of(base_model(self.model)) if is_needed else None
@@ -182,7 +187,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **self.check_options(self.model), reader=self._image_reader)
+        return check_causal_model(model, **self.check_options(self.model), reader=self.image_reader)
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -329,7 +334,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._reward_calls.rows = inputs
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
             output = super()._generate_and_score_completions(inputs)
-        if self._packs and (reader := self._image_reader) is not None:
+        if self._packs and (reader := self.image_reader) is not None:
             check_images(output, reader, self.accelerator)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
@@ -417,6 +422,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             output = super()._generate(prompts)
         prompt_ids, completion_ids, _, completions, logps, *_ = output
         check_generated(self, prompt_ids, completion_ids, logps)
+        if self._takes_images:
+            keep_images_unlogged_where_ranks_differ(self, output[6], self._reward_calls.rows)
         self._old_policy.expect()
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output

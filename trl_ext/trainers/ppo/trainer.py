@@ -151,6 +151,11 @@ class PPOTrainer(GRPOTrainer):
         # TRL would load a reference again by the model's name, which may not be what the model is now.
         with swapped(args, beta=args.beta if isinstance(model, str) and ref_model is None else 0.0):
             super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)
+        if self._are_images_padded and not self._critic.comes_with_log_probs and self._critic.has_values:
+            raise ConfigError(
+                f"critic='{self.args.critic}' reads images in packed rows only, and these are padded: "
+                f"{self._why_not_packing() or 'packing is off'}. Set critic='head' or critic='none'."
+            )
         self.given_rewards = [*rules, *models, *adapters]
 
     def _add_models(self) -> None:

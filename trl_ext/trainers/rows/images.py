@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from trl.trainer.utils import split_pixel_values_by_grid
 
 from trl_ext.errors import DataError
@@ -30,11 +30,14 @@ class GivenImages:
     runs_everywhere: bool = False
 
     def of_all(self, accelerator: Any) -> "GivenImages":
-        """Return the same, where the vision tower runs in all forwards if any rank's rows show an image. Collective.
+        """Return the same with what decides whether the vision tower runs in all forwards. Collective.
 
-        In one process it runs where there are images, as in TRL: a tower without gradients stays as it is.
+        In one process, and under DDP while no rank has an image, it runs where there are images, as in TRL: a tower
+        without gradients stays as it is. DeepSpeed would take the last gradient of a tower that has none again.
         """
-        return replace(self, runs_everywhere=accelerator.num_processes > 1 and is_any_shown(self.rows, accelerator))
+        is_sharded = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+        is_alone = accelerator.num_processes == 1
+        return replace(self, runs_everywhere=is_sharded or (not is_alone and is_any_shown(self.rows, accelerator)))
 
 
 def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:

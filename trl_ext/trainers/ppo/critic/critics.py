@@ -289,7 +289,7 @@ class SeparateCritic(Critic):
         was_training = self.bare.training
         self.wrapped.eval()
         options = self._trainer.check_options(self.bare)
-        result = check_causal_model(self.wrapped, **options, of_critic=True)
+        result = check_causal_model(self.wrapped, **options, of_critic=True, reader=self._trainer.image_reader)
         self.wrapped.train(was_training)
         return result
 

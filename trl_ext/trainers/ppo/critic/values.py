@@ -14,6 +14,7 @@ from trl_ext.trainers.forward.completions import flat_batch, score_values
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
+from trl_ext.trainers.rows.images import KEYS, GivenImages
 
 
 class CriticValues:
@@ -88,7 +89,7 @@ class CriticValues:
             self.forget()
             ids, mask = _whole(rollouts)
             width = rollouts["completion_ids"].size(1)
-            logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows)
+            logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows, **_images(rollouts))
             values = self._noted[0] if self._noted else None
         if self._critic.is_ready and not self._critic.comes_with_log_probs:
             with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
@@ -112,7 +113,8 @@ class CriticValues:
         ids, mask = _whole(rollouts)
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             if trainer.step_settings.packs:
-                return self._packed(model, ids, mask, width, batch_size)
+                images = trainer.given_images(rollouts, len(ids))
+                return self._packed(model, ids, mask, width, batch_size, images)
             parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
             return torch.cat([self._padded(model, one, of_one, width) for one, of_one in parts])
 
@@ -125,11 +127,17 @@ class CriticValues:
         return outputs.token_values[:, -width - 1 : -1]
 
     def _packed(
-        self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int, batch_size: int | None
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        mask: torch.Tensor,
+        width: int,
+        batch_size: int | None,
+        images: GivenImages | None,
     ) -> torch.Tensor:
         trainer = self._trainer
         settings = trainer.step_settings
-        flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size)
+        flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size, images=images)
         with trainer.accelerator.autocast():
             values, num = score_values(
                 model, flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group, role=CRITIC
@@ -148,6 +156,11 @@ def _in_evaluation(model: Any) -> Iterator[None]:
     yield
     if was_training:
         model.train()
+
+
+def _images(rollouts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's arguments for the images of rollouts."""
+    return {name: rollouts[name] for name in KEYS if name in rollouts}
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

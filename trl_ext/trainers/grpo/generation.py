@@ -72,8 +72,8 @@ def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Seq
         raise DataError(found)
 
 
-def keep_images_unlogged_where_ranks_differ(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Switch the log of images off for good once a generation shows some on one rank and none on another. Collective.
+def can_log_images(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return False, with a warning, where a generation shows images on one rank and none on another. Collective.
 
     Issue: TRL gathers the images of a generation where a rank has some, so that its other ranks wait elsewhere.
     Fixed in: no version of TRL up to 1.16.
@@ -85,16 +85,15 @@ def keep_images_unlogged_where_ranks_differ(trainer: Any, images: Any, rows: Seq
         rows: Of this rank, with their columns.
     """
     if not trainer.log_multimodal or trainer.accelerator.num_processes == 1:
-        return
+        return bool(trainer.log_multimodal)
     shows = images is not None or any(row.get("images") or row.get("image") is not None for row in rows)
-    if len(set(gathered(trainer.args, shows))) > 1:
-        trainer.log_multimodal = False
-        trainer._logs["images"].clear()
-        if trainer.accelerator.is_main_process:
-            logger.warning(
-                "Rows of some processes show images and those of others show none, which TRL cannot log: tables of "
-                "completions have no images from here on. log_multimodal=False leaves them out from the start."
-            )
+    is_alike = len(set(gathered(trainer.args, shows))) == 1
+    if not is_alike and trainer.accelerator.is_main_process:
+        logger.warning(
+            "Rows of some processes show images and those of others show none, which TRL cannot log: tables of "
+            "completions have no images from here on. log_multimodal=False leaves them out from the start."
+        )
+    return is_alike
 
 
 def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, needed: bool) -> str:

@@ -33,12 +33,7 @@ from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.generation import (
-    check_generated,
-    generating,
-    keep_images_unlogged_where_ranks_differ,
-    prepare_generation,
-)
+from trl_ext.trainers.grpo.generation import can_log_images, check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.reward_models import with_scorers
@@ -422,8 +417,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             output = super()._generate(prompts)
         prompt_ids, completion_ids, _, completions, logps, *_ = output
         check_generated(self, prompt_ids, completion_ids, logps)
-        if self._takes_images:
-            keep_images_unlogged_where_ranks_differ(self, output[6], self._reward_calls.rows)
+        if self._takes_images and not can_log_images(self, output[6], self._reward_calls.rows):
+            self.log_multimodal = False
+            self._logs["images"].clear()
         self._old_policy.expect()
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output

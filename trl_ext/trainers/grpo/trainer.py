@@ -419,7 +419,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         check_generated(self, prompt_ids, completion_ids, logps)
         if self._takes_images and not can_log_images(self, output[6], self._reward_calls.rows):
             self.log_multimodal = False
-            self._logs["images"].clear()
+            images: Any = self._logs["images"]
+            images.clear()
         self._old_policy.expect()
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output

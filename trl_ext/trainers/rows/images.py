@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from datasets import Dataset, List
+from datasets import Image as ImageFeature
 from trl.trainer.utils import split_pixel_values_by_grid
 
 from trl_ext.errors import DataError
@@ -130,3 +133,36 @@ def digest_of_rows(rows: ImageRows, device: torch.device) -> torch.Tensor:
             total = (total * 0x2545F4914F6CDD1D + image.digest) % 2**63
         numbers.append(total)
     return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+def unreadable(dataset: Dataset) -> dict[str, list[int]]:
+    """Return the rows with an image that cannot be opened or whose file is damaged, by what is wrong.
+
+    Pixels are not decoded, which would take minutes: a JPEG that is cut off after its head is not found.
+    """
+    found: dict[str, list[int]] = {}
+    for column in {"image", "images"} & set(dataset.column_names):
+        feature = dataset.features[column]
+        is_list = not isinstance(feature, ImageFeature)
+        if is_list and not isinstance(getattr(feature, "feature", None), ImageFeature):
+            continue  # of another type: TRL says what it makes of it
+        as_files = ImageFeature(decode=False)
+        files = dataset.select_columns([column]).cast_column(column, List(as_files) if is_list else as_files)
+        for row, value in enumerate(files[column]):
+            for file in (value or []) if is_list else [value]:
+                if file is not None and (problem := _problem_of_file(file)):
+                    found.setdefault(f"an image that cannot be read ({problem})", []).append(row)
+    return found
+
+
+def _problem_of_file(file: Mapping[str, Any]) -> str:
+    import PIL.Image  # not there where nobody trains on images
+
+    try:
+        with PIL.Image.open(BytesIO(file["bytes"]) if file["bytes"] is not None else file["path"]) as image:
+            image.verify()
+    except PIL.UnidentifiedImageError:
+        return "no image file"
+    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
+        return str(error)
+    return ""

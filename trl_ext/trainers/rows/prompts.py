@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoProcessor
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
+from trl_ext.trainers.rows.images import unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, refuse
@@ -173,6 +174,8 @@ class PromptChecks:
     def _check_rows(self, dataset: Dataset, role: str) -> None:
         """Raise for golds that rules cannot read, rows that name none of several environments, and bad prompts."""
         check_gold(dataset, self.reward_funcs, role)
+        if damaged := unreadable(dataset):
+            refuse(damaged, role, _ADVICE)
         known, has_names = self.options.get("environment_factory"), "environment" in dataset.column_names
         if isinstance(known, dict) and (
             unknown := set(dataset.unique("environment") if has_names else [None]) - set(known)

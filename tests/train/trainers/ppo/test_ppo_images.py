@@ -54,5 +54,5 @@ def test_a_critic_with_forwards_of_its_own_sees_the_images(tmp_path, monkeypatch
 
 
 def test_a_critic_whose_padded_forwards_lack_the_images_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="critic='adapter' reads images in packed rows only, .* packing is off"):
+    with pytest.raises(ConfigError, match=r"critic='adapter' reads images in packed rows only, .* packing is off"):
         trainer("adapter", tmp_path, packing=False)

@@ -157,6 +157,18 @@ class Job:
         return -(-self.row_tokens // self.sequence_parallel)
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens of a prompt whose keys are kept on one GPU: where the completions of a group take several forwards,
+        the prompt is forwarded once, but not under FSDP."""
+        if not (self.generates and self.packing) or self.fsdp:
+            return 0
+        if self.max_tokens_per_forward:
+            fits = self.max_prompt_length + self.num_generations * self.max_completion_length <= self.row_tokens
+        else:
+            fits = self.num_generations <= self.per_device_train_batch_size
+        return 0 if fits else -(-self.max_prompt_length // self.sequence_parallel)
+
+    @property
     def held_tokens(self) -> int:
         """Tokens whose graph waits for one backward on one GPU: of the micro-batch, or of a reward trainer's
         forward."""

@@ -212,6 +212,15 @@ def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
     return float(num_checkpointed * checkpoint_bytes(shape, job)), saved
 
 
+def kept_bytes(shape: ModelShape, job: Job) -> float:
+    """Bytes of a prompt that is kept for several forwards, beside its activations, which count as those of each of
+    them: of all layers the keys and values, 4*nkv*d a token, and as much for their gradients.
+
+    Without checkpointing activations hold the keys and values; each forward then has a copy of them with its own.
+    """
+    return 8.0 * shape.num_layers * kv_copies(shape, job) * shape.kv_width * job.kept_tokens
+
+
 def no_grad_bytes(shape: ModelShape, job: Job) -> float:
     """Bytes a token of a forward without gradients, which holds one layer at a time: 6I + 8H + 4d with bf16 weights.
 

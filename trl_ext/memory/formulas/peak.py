@@ -186,6 +186,7 @@ def _update(setup: Setup) -> Places:
         if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
             before["gradients"] += states.standing_gradient_bytes(engine)
         before["gradients"] += states.settled_gradient_bytes(engine)
+        before["kept prompt"] = act.kept_bytes(engine.shape, engine.job) if engine.role == "policy" else 0.0
         for what, terms in _forward_and_backward(engine):
             yield what, plus(before, terms)
 

@@ -407,7 +407,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
-        TRLGRPOTrainer.training_step(self, self.model_wrapped, [self._update.as_one(batch.inputs)], None)
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, self._update.rehearsed(batch.inputs), None)
+        self._update.restart()
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 

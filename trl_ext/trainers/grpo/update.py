@@ -347,6 +347,18 @@ class StepUpdate:
         window = RolloutWindow(micro_batch, sizes, _as_planned(sizes, settings), weigh, _filler(micro_batch))
         return RolloutForward(window, tuple(range(len(sizes))), len(sizes))
 
+    def rehearsed(self, micro_batch: Rollouts) -> Sequence[Any]:
+        """Return the forwards of a rehearsal: the micro-batch as one, twice where a group takes several forwards
+        behind its prompt, which is kept."""
+        one, settings = self.as_one(micro_batch), self._settings
+        if not settings.keeps or settings.reader is not None or settings.why_whole:
+            return [one]
+        group, shared = {row.group for row in one.window.planned}, one.window.planned[0].shared
+        if len(group) > 1 or self._trainer.num_generations <= one.num_rows or not shared:
+            return [one]
+        self._kept.append(KeptKeys(shared - shared % size_of_groups(self._trainer.args)))
+        return [replace(one, kept=self._kept[-1], is_last=is_last) for is_last in (False, True)]
+
     def _plan(self, rows: Sequence[RowSize], kept: Sequence[int], num_rows: int, settings: StepSettings) -> StepPlan:
         """Return the plan of some of the rows of all ranks, `num_rows` of which make a micro-batch."""
         trainer, num_processes = self._trainer, self._trainer.accelerator.num_processes

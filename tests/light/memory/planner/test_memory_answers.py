@@ -2,9 +2,9 @@
 
 `answers_of_96_questions.csv` was written by formulas that replayed DeepSpeed's fetching of weights (0.4 % from the
 twin), before a bound took the replay's place. `fits_on_cards` is the verdict without offload, LoRA allowed; `fits` is
-the verdict with it; `settings` are those of the best plan then, and `peak_gib` is their estimate. Two
-verdicts have changed: GRPO of 70B with LoRA on 4 x A40 at 2,048 tokens and on 8 x A100-40 at 8,192 fits without
-offload since ZeRO-3's slack is that of published runs.
+the verdict with it; `settings` are those of the best plan then, and `peak_gib` is their estimate. One verdict has
+changed: GRPO of 70B with LoRA on 8 x A100-40 at 8,192 tokens fits without offload since ZeRO-3's slack is that of
+published runs.
 """
 
 import csv

@@ -11,7 +11,11 @@ import trl_ext
 from tests import tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE, trainer, weights
 from tests.nightly import nightly
+from trl_ext.memory.formulas.activations import kept_bytes
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
 from trl_ext.packing import step_plan
+from trl_ext.packing.kept import KeptKeys
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 CASES = {
@@ -61,3 +65,26 @@ def test_weights_are_those_of_trl(family, tmp_path, monkeypatch):
     again = trained(tmp_path / "again", trl_ext, model=family, **CASES[family])
     assert forwarded(kept) < 0.75 * forwarded(again)
     assert (weights(again) - weights(kept)).abs().max() <= WEIGHT_TOLERANCE
+
+
+def test_the_planned_bytes_are_those_that_are_kept(tmp_path, monkeypatch):
+    """Of the keys and values of all layers, and of their gradients; the rehearsal keeps as many."""
+    found, rehearsed = [], []
+    forget = KeptKeys.forget
+
+    def counted(keys):
+        leaves = [leaf for pair in keys._leaves.values() for leaf in pair]
+        if leaves and all(leaf.grad is not None for leaf in leaves):
+            (found if subject.state.global_step else rehearsed).append(sum(2 * leaf.nbytes for leaf in leaves))
+        forget(keys)
+
+    monkeypatch.setattr(KeptKeys, "forget", counted)
+    settings = dict(num_generations=8, gradient_accumulation_steps=16, per_device_train_batch_size=2)
+    subject = trainer(tmp_path, data=prompts(), memory_rehearsal=True, **settings)
+    subject.train()
+    job = Job(
+        "grpo", max_prompt_length=111, max_completion_length=12, num_generations=8, per_device_train_batch_size=2
+    )
+    in_float32 = 2 * kept_bytes(find_shape(subject.model.config.to_dict()), job)
+    assert max(found) == pytest.approx(in_float32, rel=0.03)
+    assert max(rehearsed) == pytest.approx(in_float32, rel=0.03)

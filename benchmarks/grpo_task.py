@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback
 
 from trl_ext.monitor.phases import PhaseClock
 
@@ -75,10 +75,17 @@ def tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def model(layers: int, width: int) -> LlamaForCausalLM:
-    """A Llama of random weights, the same in every call."""
+def model(layers: int, width: int, family: str = "llama") -> PreTrainedModel:
+    """A model of random weights, the same in every call.
+
+    Args:
+        layers, width: Their number, and the hidden size.
+        family: A key of FAMILIES.
+    """
     torch.manual_seed(0)
-    config = LlamaConfig(
+    name, own = FAMILIES[family]
+    config = AutoConfig.for_model(
+        name,
         vocab_size=VOCAB,
         hidden_size=width,
         intermediate_size=width * 8 // 3,
@@ -86,8 +93,41 @@ def model(layers: int, width: int) -> LlamaForCausalLM:
         num_attention_heads=width // 64,
         num_key_value_heads=width // 192,
         max_position_embeddings=8192,
+        **{field: value(layers, width) for field, value in own.items()},
     )
-    return LlamaForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _every_fourth(other: str) -> Callable[[int, int], list[str]]:
+    return lambda layers, _: ["full_attention" if i % 4 == 3 else other for i in range(layers)]
+
+
+# Of each the name in transformers, and fields of its config as functions of the number of layers and the width. Layers
+# of all but the first carry state; one in four attends.
+FAMILIES: dict[str, tuple[str, dict[str, Callable[[int, int], Any]]]] = {
+    "llama": ("llama", {}),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "layer_types": _every_fourth("linear_attention"),
+            "head_dim": lambda *_: 64,
+            "linear_num_key_heads": lambda _, width: width // 128,
+            "linear_num_value_heads": lambda _, width: width // 64,
+            "linear_key_head_dim": lambda *_: 64,
+            "linear_value_head_dim": lambda *_: 64,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {
+            "attn_layer_indices": lambda layers, _: [*range(3, layers, 4)],
+            "mamba_n_heads": lambda _, width: width // 32,
+            "mamba_d_head": lambda *_: 64,
+            "mamba_d_state": lambda *_: 128,
+        },
+    ),
+    "lfm2": ("lfm2", {"layer_types": _every_fourth("conv")}),
+}
 
 
 def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:

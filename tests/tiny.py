@@ -53,11 +53,19 @@ STATEFUL = {
     "granite4": ("granitemoehybrid", {**_MAMBA2, "layer_types": _HYBRID, "shared_intermediate_size": 32}),
     "falcon_h1": ("falcon_h1", {**_MAMBA2, "mamba_d_ssm": 128}),
 }
+# Layers with state whose functions packing does not know: Mamba, lightning attention.
+_MAMBA = dict(attn_layer_period=3, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=8, num_experts=2)
+OTHER_STATE = {
+    "jamba": ("jamba", _MAMBA),
+    "minimax": ("minimax", {"num_local_experts": 2, "num_experts_per_tok": 2}),
+}
 
 
 def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     """A random causal model of the family `name`, in float32."""
-    family, own = {**PACKABLE, **MIXTURE, **MASKED, **LATENT, **STRETCHED, **EAGER_ONLY, **STATEFUL}[name]
+    family, own = {**PACKABLE, **MIXTURE, **MASKED, **LATENT, **STRETCHED, **EAGER_ONLY, **STATEFUL, **OTHER_STATE}[
+        name
+    ]
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
     # transformers serves soft-capping and attention sinks by eager attention.

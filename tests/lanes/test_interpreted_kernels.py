@@ -72,6 +72,7 @@ def packages(monkeypatch):
     monkeypatch.setattr(states, "range", lambda *ends: map(Number, range(*ends)), raising=False)
 
 
+@pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize(
     ("family", "package", "changes"),
     [
@@ -79,7 +80,7 @@ def packages(monkeypatch):
         ("bamba", "mamba_ssm", {"attn_layer_indices": [1], "mamba_d_state": 16}),
     ],
 )
-def test_packed_rows_score_as_each_row_alone(family, package, changes, tmp_path, monkeypatch):
+def test_packed_rows_score_as_each_row_alone(family, package, changes, share_prompt, tmp_path, monkeypatch):
     changes = {**changes, "num_hidden_layers": 2}
     reference = tiny.model(family, **changes).eval()  # without kernels
     expected, _ = alone(reference, RAGGED)
@@ -89,7 +90,8 @@ def test_packed_rows_score_as_each_row_alone(family, package, changes, tmp_path,
     state_kernels.install(monkeypatch, modeling, "fla", "mamba_ssm")  # of the stand-ins
     kernel = getattr(modeling, "torch_chunk_gated_delta_rule", None) or modeling.mamba2_chunk_scan
     assert inspect.getclosurevars(kernel).nonlocals["implementation"].__module__.startswith(package)
-    subject = trainer(tiny.model(family, **changes), tmp_path)
+    subject = trainer(tiny.model(family, **changes), tmp_path, share_prompt=share_prompt)
+    assert subject.step_settings.share_prompt is share_prompt
     subject.model.train()  # the self-check has taken the kernels of evaluation, too
     logps, _, _ = subject._get_per_token_logps_and_entropies(
         subject.model, RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width

@@ -24,7 +24,7 @@ from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.table import SegmentTable
 
 # Arguments of packed forwards that are about the flat row and not about the patches of its images.
-_OF_ROWS = ("segments", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+_OF_ROWS = ("segments", "state_order", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _MARK = "_trl_ext_sees_patches_alone"
 
 

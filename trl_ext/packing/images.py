@@ -21,7 +21,6 @@ import torch
 from trl_ext.packing.layout import PackedRow
 from trl_ext.packing.plan import PlannedRow, Segment
 from trl_ext.packing.ragged import Ragged
-from trl_ext.packing.table import SegmentTable
 
 # Arguments of packed forwards that are about the flat row and not about the patches of its images.
 _OF_ROWS = ("segments", "state_order", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
@@ -209,12 +208,13 @@ class BatchImages:
             sequences: With placeholder tokens that name images.
         """
         device = packed.input_ids.device
-        of_segments = [sequences[s.item][s.offset : s.offset + s.length] for s in row.segments]
+        of_segments = [sequences[s.item][s.offset : s.num_keys] for s in row.forwarded]
         names = np.concatenate(of_segments)
         shown: list[Image] = []
         token_id = self.reader.token_id
         if (names < 0).any():
-            is_filler = len(row.segments) == 1 and row.segments[0].is_prefix
+            kept = packed.table.kept
+            is_filler = len(row.segments) == 1 and row.segments[0].is_prefix and not (kept and kept.num_tokens)
             # A row that counts for nothing may hold the first tokens of an image: any tokens, then.
             shown, token_id = ([], 0) if is_filler else (self._shown(names[names < 0]), token_id)
             packed = replace(
@@ -223,19 +223,21 @@ class BatchImages:
                 labels=packed.labels.masked_fill(packed.labels < 0, token_id),
             )
         if self.positions:
-            parts = [self.positions[s.item][:, s.offset : s.offset + s.length] for s in row.segments]
+            parts = [self.positions[s.item][:, s.offset : s.num_keys] for s in row.forwarded]
             positions = torch.from_numpy(np.concatenate(parts, axis=1)).to(device, non_blocking=True)
             packed = replace(packed, position_ids=positions[:, None])
         if not shown and self.runs_everywhere:
             shown = [self.reader.blank()]
-            end = packed.num_tokens + 1
-            segments = (*packed.table.segments, Segment(end - 1, end, row.segments[0].item, 0, None))
+            table = packed.table
+            end = table.segments[-1].end
+            segments = (*table.segments, Segment(end, end + 1, row.segments[0].item, 0, None))
+            asking = None if table.asking is None else [*table.asking, len(table.segments)]
             nobody = packed.input_ids.new_full((1, 1), self.reader.token_id)
             packed = replace(
                 packed,
                 input_ids=torch.cat([packed.input_ids, nobody], dim=1),
                 position_ids=torch.cat([packed.position_ids, torch.zeros_like(packed.position_ids[..., :1])], dim=-1),
-                table=SegmentTable(segments, packed.table.device),
+                table=replace(table, segments=segments, asking=asking),
             )
         if not shown:
             return packed

@@ -54,8 +54,12 @@ class KeptKeys:
         self._leaves.clear()
 
     def keep(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep those of a layer. A recompute under gradient checkpointing comes a second time, and changes nothing."""
-        self._of_layers.setdefault(layer, (key, value))
+        """Keep those of a layer, of the prefix alone: a token that only calls the vision tower may stand behind it.
+
+        A recompute under gradient checkpointing comes a second time, and changes nothing.
+        """
+        num = self.num_tokens or None
+        self._of_layers.setdefault(layer, (key[:, :, :num], value[:, :, :num]))
 
     def before(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Return keys and values of the prefix with those of a forward behind it."""

@@ -67,7 +67,7 @@ class FlatRow:
             self,
             input_ids=pad(self.input_ids, (0, missing))[:, here],
             position_ids=torch.cat([self.position_ids, positions], dim=1)[:, here],
-            table=SegmentTable(segments, table.device, group, asking, table.kept, table.num_kept),
+            table=replace(table, segments=segments, group=group, asking=asking),
         )
 
 

@@ -75,8 +75,8 @@ class SegmentTable:
     asking: Sequence[int] | None = None
     kept: KeptKeys | None = None
     num_kept: int = 0
-    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
-    _of_lines: dict[int, "SegmentTable"] = field(default_factory=dict, repr=False)
+    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _of_lines: dict[int, "SegmentTable"] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -215,9 +215,7 @@ class SegmentTable:
     def to(self, device: torch.device | str) -> "SegmentTable":
         """The same table on `device`."""
         device = torch.device(device)
-        if device == self.device:
-            return self
-        return SegmentTable(self.segments, device, self.group, self.asking, self.kept, self.num_kept)
+        return self if device == self.device else replace(self, device=device)
 
 
 def _cut(segments: Sequence[Segment], edges: Sequence[int]) -> tuple[Segment, ...]:

@@ -14,6 +14,7 @@ from datasets import Dataset
 import trl_ext
 from tests import tiny, tiny_images
 from tests.tiny_images import image
+from trl_ext.packing import step_plan
 
 NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS = 3, 4, 4
 SHOWN = [[image(1), image(2, 24, 16)], [], [], []], [[], [], [], [image(4)]], [[], [image(3)], [], [image(1)]]
@@ -44,12 +45,15 @@ def main() -> None:
     parser.add_argument("--library", default="trl_ext")
     parser.add_argument("--deepspeed")
     parser.add_argument("--text_step", action="store_true", help="no row of the second step shows an image")
+    parser.add_argument("--kept", action="store_true", help="groups take several forwards behind a kept prompt")
     options = parser.parse_args()
     # One micro-batch in TRL, which calls the vision tower without patches for one whose rows show no image.
     library, accumulation, own = trl, 1, {}
     if options.library == "trl_ext":
         accumulation = 2
-        library, own = trl_ext, {"packing": True, "max_tokens_per_forward": 64}
+        library, own = trl_ext, {"packing": True, "max_tokens_per_forward": 40 if options.kept else 64}
+    if options.kept:
+        step_plan.CALL_COST = 0
     args = library.GRPOConfig(
         output_dir=options.output_dir,
         deepspeed=options.deepspeed,

@@ -51,7 +51,8 @@ def test_two_processes_train_what_trl_does_alone(alone, model, tmp_path):
 def test_under_zero3_a_process_without_images_trains_with_one_that_has_some(alone, model, tmp_path):
     skip_what_cannot_run("zero3")
     # A step without images has no gradient for the tower alone, and one of zero, with Adam's momentum, under ZeRO.
-    run = run_worker(WORKER, launched("cpu", 2), model, tmp_path / "out", 2, "--deepspeed", JSONS["zero3"])
+    options = ("--deepspeed", JSONS["zero3"], "--kept")
+    run = run_worker(WORKER, launched("cpu", 2), model, tmp_path / "out", 2, *options)
     check(replace(run, weights={plain_name(name): weight for name, weight in run.weights.items()}), alone())
 
 

@@ -200,7 +200,7 @@ def flat_batch(
         budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
     if rows[0].num_tokens > budget:
         multiple = None
-        if settings.keeps and share and batch.images is None:
+        if settings.keeps and share:
             multiple = 1 if settings.group is None else settings.group.size
         rows = plan(batch, share, budget, keep_all=keep_all, kept_multiple=multiple)
     return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
@@ -220,6 +220,13 @@ def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
         group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
         sizes.append(RowSize(group, shared, len(tokens) - shared))
     return sizes
+
+
+def whole_images(tokens: np.ndarray, num: int) -> int:
+    """Return how many of the first tokens of a sequence, at most `num`, end beside an image and not within one."""
+    while 0 < num < len(tokens) and tokens[num] < 0 and tokens[num - 1] == tokens[num]:
+        num -= 1
+    return num
 
 
 def score(
@@ -332,12 +339,14 @@ def rows_behind(row: PlannedRow, batch: Unpadded, kept: KeptKeys) -> list[Planne
         batch: The rows of the running forward.
         kept: Of the forwards that the running one is among.
     """
-    num, is_scored = kept.num_tokens, bool(batch.num_scored.any())
-    beginnings = [batch.sequences[item][:num] for item in {segment.item for segment in row.segments}]
-    if kept.tokens is None and num and is_scored:
-        kept.tokens = beginnings[0]
-    known = kept.tokens
-    is_behind = is_scored and known is not None and all(np.array_equal(one, known) for one in beginnings)
+    items, is_scored = {segment.item for segment in row.segments}, bool(batch.num_scored.any())
+    if kept.tokens is None and kept.num_tokens and is_scored:
+        first = batch.sequences[row.segments[0].item]
+        kept.num_tokens = whole_images(first, kept.num_tokens)
+        kept.tokens = first[: kept.num_tokens]
+    known, num = kept.tokens, kept.num_tokens
+    beginnings = [batch.sequences[item][:num] for item in items]
+    is_behind = is_scored and num > 0 and known is not None and all(np.array_equal(one, known) for one in beginnings)
     rows = [behind(row, num) if is_behind else row]
     if not kept.is_there:
         kept.forget()

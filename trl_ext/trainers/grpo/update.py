@@ -372,7 +372,7 @@ class StepUpdate:
             max(budget >> trainer.rescue.level, 1),
             trainer.model.config.get_text_config().hidden_size,
             None if settings.rows_move else [i // (len(rows) // num_processes) for i in kept],
-            settings.keeps and settings.reader is None,
+            settings.keeps,
         )
 
     def _count(self, micro_batches: Sequence[Rollouts]) -> None:

@@ -10,6 +10,7 @@ from tests import grpo_trainers, tiny_images
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
 from tests.tiny_images import image, rows
 from trl_ext.errors import DataError, PackingError
+from trl_ext.packing import step_plan
 from trl_ext.packing.images import BatchImages
 from trl_ext.trainers.forward.completions import shareable
 
@@ -66,10 +67,9 @@ def patches(folder, library=trl_ext, **changes):
         folder,
         library,
         made,
-        data=rows(SHOWN),
         processing_class=tiny_images.processor(),
         rollout_func=tiny_images.completions,
-        **SETTINGS | dict(max_steps=1) | changes,
+        **SETTINGS | dict(max_steps=1, data=rows(SHOWN)) | changes,
     )
     calls.clear()  # those of the self-check
     subject.train()
@@ -82,6 +82,19 @@ def test_the_vision_tower_sees_an_image_once_a_group(tmp_path):
     assert sum(ours) == 16 + 24 + 24 + 16
     theirs, _ = patches(tmp_path, trl)
     assert sum(theirs) == 4 * sum(ours)
+
+
+@pytest.mark.parametrize("family", list(tiny_images.FAMILIES)[:2])
+def test_the_vision_tower_sees_an_image_once_where_a_group_takes_several_forwards(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(step_plan, "CALL_COST", 0)
+    shown = [[image(1), image(2, 24, 16)], [image(3, 16, 24)], [image(4)], [image(5)]]  # TRL stops at rows without
+    cut = dict(per_device_train_batch_size=2, steps_per_generation=8, gradient_accumulation_steps=8)
+    cut |= dict(data=rows(shown * 2))
+    ours = run(tmp_path, trl_ext, family, packing=True, beta=0.1, **cut)
+    theirs = learned(run(tmp_path, trl, family, beta=0.1, **cut))
+    assert (learned(ours) - theirs).abs().max() <= WEIGHT_TOLERANCE
+    calls, _ = patches(tmp_path, **cut | dict(data=rows(shown), skip_zero_advantage=False))
+    assert sum(calls) == 16 + 24 + 24 + 16 + 16
 
 
 def test_the_self_check_notices_positions_that_count_tokens(tmp_path, monkeypatch):

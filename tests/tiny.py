@@ -28,7 +28,8 @@ MASKED = {
 }
 # Value heads of another size than query and key heads (multi-head latent attention).
 _LATENT = dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16)
-LATENT = {"deepseek_v3": ("deepseek_v3", dict(_LATENT, v_head_dim=16, head_dim=8, first_k_dense_replace=3))}
+_LATENT |= dict(v_head_dim=16, head_dim=8, first_k_dense_replace=3)
+LATENT = {"deepseek_v2": ("deepseek_v2", _LATENT), "deepseek_v3": ("deepseek_v3", _LATENT)}
 # Positions whose frequencies depend on the length of a row beyond 48 tokens.
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 _LONGROPE = dict(_DYNAMIC, rope_type="longrope", original_max_position_embeddings=48)

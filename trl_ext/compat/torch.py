@@ -1,4 +1,4 @@
-"""PyTorch's attention kernels for rows of different lengths, and flash-attn's."""
+"""PyTorch's attention kernels for rows of different lengths and on the CPU, and flash-attn's."""
 
 import inspect
 from collections.abc import Callable
@@ -75,3 +75,16 @@ def flash_attn_function(version: int) -> Callable[..., Any]:
             f"attn_implementation='flash_attention_{version}' needs the package {module}, which is not installed. "
             "Leave attn_implementation unset: PyTorch's own kernel packs as well."
         ) from error
+
+
+@cache
+def cpu_attention_shares_keys() -> bool:
+    """Return True where PyTorch's flash-attention on the CPU takes fewer key heads than query heads.
+
+    A version that does not would read beyond the keys, so what it gets of PyTorch itself is looked at.
+    """
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        q, k = (torch.zeros(1, heads, 4, 16, requires_grad=True) for heads in (2, 1))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+    saved = getattr(out.grad_fn, "_saved_key", None)
+    return saved is not None and saved.shape[1] == 1

@@ -189,15 +189,24 @@ def attend(
             key, value = segments.kept.before(module, key, value)
         else:
             segments.kept.keep(module, key, value)
-    scale = kwargs.get("scaling")
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
-    # Merged attention knows no values of another size than the keys (multi-head latent attention).
-    is_mergeable = query.shape[-1] == value.shape[-1]
-    pays = is_mergeable and merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
-    kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout, merging_pays=pays)
+    # Kernels know one head size, and multi-head latent attention has two. Zeros add nothing to scores or values.
+    own_size, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
+    query, key, value = (_fitted(x, size) for x in (query, key, value))
+    pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
+    kernel = choose_kernel(base, query.device, value.dtype, size, dropout, merging_pays=pays)
     out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
+    out = out if own_size == size else out[..., :own_size]
     return (out if group is None else heads_to_tokens(out, group, num_heads)), None
+
+
+def _fitted(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the heads padded to a size, the numbers of each side by side in memory as kernels want them."""
+    if x.shape[-1] < size:
+        return torch.nn.functional.pad(x, (0, size - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def in_packed_forward() -> bool:

@@ -6,13 +6,14 @@ repeated, H query heads, Hkv key heads, D head size.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from trl_ext.compat.torch import call_varlen_attn, has_varlen_attn
+from trl_ext.compat.torch import call_varlen_attn, cpu_attention_shares_keys, has_varlen_attn
 from trl_ext.compat.transformers import flash_varlen_function, is_flash
-from trl_ext.packing.merge import CpuKernel, Kernel, VarlenKernel, is_exact, merged_attention
+from trl_ext.packing.merge import CpuKernel, Kernel, VarlenKernel, backward_type, is_exact, merged_attention
 from trl_ext.packing.table import SegmentTable
 
 
@@ -84,19 +85,40 @@ def sdpa_attention(
         k, v = (x[chain[0]] if len(chain) == 1 else torch.cat([x[i] for i in chain], dim=2) for x in (keys, values))
         # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
+        mask = None if plain else segments.mask(segment, window)
+        shares_keys = query.shape[1] != key.shape[1]
+        is_half = q.device.type == "cpu" and backward_type(segment.length, v.dtype) != v.dtype
+        if is_half and not dropout and (cpu_attention_shares_keys() or not shares_keys):
+            outputs.append(_ShortRun.apply(q.to(v.dtype), k.to(v.dtype), v, mask, scale))
+            continue
         outputs.append(
             F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=None if plain else segments.mask(segment, window),
-                is_causal=plain,
-                dropout_p=dropout,
-                scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
+                q, k, v, attn_mask=mask, is_causal=plain, dropout_p=dropout, scale=scale, enable_gqa=shares_keys
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+class _ShortRun(torch.autograd.Function):
+    """`scaled_dot_product_attention` of few queries in half precision on the CPU, its backward in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    ) -> torch.Tensor:
+        ctx.how = {"is_causal": mask is None, "scale": scale}
+        if mask is not None:
+            ctx.how["attn_mask"] = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, **ctx.how)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        *saved, lse = ctx.saved_tensors
+        given = (*(x.float() for x in (grads[0], *saved)), lse)
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, dropout_p=0.0, **ctx.how)
+        return (*(x.to(grads[0].dtype) for x in found), None, None)
 
 
 def varlen_attention(

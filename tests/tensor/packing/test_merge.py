@@ -4,6 +4,8 @@ There is no CUDA card here: the varlen pair of PyTorch is stood in for by dense 
 pair's own schema, so that every argument is checked by PyTorch's dispatcher.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -42,6 +44,7 @@ def runs_of(cu_q, cu_k, max_q, max_k):
 
 
 def dense_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, debug, *, scale=None, **options):
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "the kernel knows one head size"
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
     for here, keys in runs_of(cu_q, cu_k, max_q, max_k):
         scores = dense_run(
@@ -112,6 +115,15 @@ def test_merged_attention_is_that_by_copies(kernel, heads, varlen_pair_on_the_cp
     assert {1, 2} <= depths
 
 
+def test_a_kernel_that_knows_no_fewer_key_heads_gets_a_copy_for_every_query_head(monkeypatch):
+    row = row_of(1)
+    expected = results(sdpa_attention, row, (6, 2), 0)
+    monkeypatch.setattr(merge, "cpu_attention_shares_keys", lambda: False)
+    ours = results(lambda *x, **how: merged_attention(*x, **how, kernel=CpuKernel()), row, (6, 2), 0)
+    for one, other in zip(ours, expected, strict=True):
+        assert (one - other).norm() <= TOLERANCE * other.norm()
+
+
 def test_tries_of_the_tests_go_four_levels_deep_and_their_queries_are_no_slices():
     tables = [SegmentTable(row_of(seed).segments, CPU) for seed in range(60)]
     assert max(len(table.parts) for table in tables) > 4
@@ -173,26 +185,53 @@ def test_the_check_passes_here(dtype, varlen_pair_on_the_cpu):
     assert merge._error(VarlenKernel(), CPU, torch.float32, 64) < 1e-5
 
 
-class ForgetsPrefixes(CpuKernel):
+class Faulty(CpuKernel):
+    """A kernel with one of its results wrong.
+
+    Args:
+        fault: out, lse, q, k or v: which is off by a tenth; "prefixes": they weigh nothing.
+    """
+
+    # The answer of the check is kept for equal kernels.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, fault: str):
+        object.__setattr__(self, "fault", fault)
+
     def forward(self, qkv, part, scale):
         out, lse = super().forward(qkv, part, scale)
-        return out, lse if part.is_causal else lse - 100
+        if self.fault == "prefixes" and not part.is_causal:
+            return out, lse - 100
+        return out * (1.1 if self.fault == "out" else 1.0), lse + (
+            0.1 if self.fault == "lse" and part.is_causal else 0
+        )
 
-
-class WrongGradient(CpuKernel):
     def backward(self, *given):
-        dq, dk, dv = super().backward(*given)
-        return dq, dk * 1.1, dv
+        grads = super().backward(*given)
+        return tuple(one * (1.1 if name == self.fault else 1.0) for name, one in zip("qkv", grads, strict=True))
 
 
-@pytest.mark.parametrize(
-    "kernel", [ForgetsPrefixes(), WrongGradient(), VarlenKernel()], ids=lambda k: type(k).__name__
-)
-def test_a_kernel_that_is_wrong_or_missing_is_not_used(kernel, monkeypatch):
+FAULTS = ("out", "lse", "q", "k", "v", "prefixes")
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
+@pytest.mark.parametrize("kernel", [*map(Faulty, FAULTS), VarlenKernel()], ids=[*FAULTS, "missing"])
+def test_a_kernel_that_is_wrong_or_missing_is_not_used(kernel, dtype, monkeypatch):
     said = []
     monkeypatch.setattr(merge.logger, "warning", said.append)
-    assert not merge.is_exact(kernel, CPU, torch.float32, 32)
+    for head_size in (24, 64):
+        assert not merge.is_exact(kernel, CPU, dtype, head_size)
     assert "Keys are copied instead" in said[0] and "\n" not in said[0]
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
+def test_a_level_that_is_missed_is_found(dtype, monkeypatch):
+    whole = SegmentTable.parts.func
+    for kept in (slice(0, -1), slice(0, 1)):
+        monkeypatch.setattr(SegmentTable, "parts", property(lambda table, kept=kept: whole(table)[kept]))
+        assert not merge.is_exact(Faulty("none"), CPU, dtype, 24)
+        monkeypatch.undo()
+        assert merge.is_exact(Faulty("none"), CPU, dtype, 24)
 
 
 def test_a_compiled_layer_merges_as_an_eager_one():
@@ -245,3 +284,28 @@ def test_log_probs_and_gradients_of_random_tries_are_those_of_each_row_alone(fam
             ours = gradient(model, (packed.logps * given.weights()).sum())
             assert (ours - expected_gradient).norm() <= GRADIENT_TOLERANCE * expected_gradient.norm()
         model.gradient_checkpointing_disable()
+
+
+@pytest.mark.parametrize("way", ["merged", "copied"])
+@pytest.mark.parametrize("family", tiny.LATENT)
+def test_varlen_kernels_get_values_of_the_size_of_keys(family, way, monkeypatch, varlen_pair_on_the_cpu):
+    """Multi-head latent attention, whose values are smaller."""
+
+    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_left):
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1], "the kernel knows one head size"
+        runs = runs_of(cu_q, cu_k, max_q, max_k)
+        parts = ((dense_run(q[here], k[keys], True, scale, -1, 0), v[keys]) for here, keys in runs)
+        return torch.cat([torch.einsum("hqk,khd->qhd", scores.softmax(-1), values) for scores, values in parts])
+
+    monkeypatch.setattr(kernels, "call_varlen_attn", varlen)
+    kernel = kernels.varlen_attention if way == "copied" else partial(merged_attention, kernel=VarlenKernel())
+    monkeypatch.setattr(attention, "choose_kernel", lambda *where, **how: kernel)
+    model, reference = ready_to_pack(tiny.model(family), outputs=("log_probs", "entropy")), tiny.model(family)
+    given = forking_batch(1)
+    flat = unpad(given.input_ids, given.attention_mask, given.width)
+    expected, _ = alone(reference, given)
+    packed = score(model, flat, plan(flat, True), CPU)
+    assert (packed.logps - expected).abs().max() < 5 * TOLERANCE
+    ours = gradient(model, (packed.logps * given.weights()).sum())
+    theirs = gradient(reference, (expected * given.weights()).sum())
+    assert (ours - theirs).norm() <= GRADIENT_TOLERANCE * theirs.norm()

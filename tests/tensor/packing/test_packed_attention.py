@@ -190,6 +190,37 @@ def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
         assert (ours - reference).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
+def test_short_runs_in_half_precision_are_nearer_to_the_exact_gradient_than_pytorchs(heads, monkeypatch):
+    """Their backward is in float32: faster on the CPU, and rounded once."""
+    table, draw = table_of((0, 50, 100), (0, 50, 37), (1, 0, 150), (2, 3, 200)), torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, n, table.segments[-1].end, 16, generator=draw).bfloat16() for n in (heads[0], *heads[1:] * 2)
+    )
+    grad = torch.randn(1, table.segments[-1].end, heads[0], 16, generator=draw).bfloat16()
+
+    def results(dtype, window):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = kernels.sdpa_attention(*inputs, table, scale=0.3, window=window)
+        return [out.detach(), *torch.autograd.grad(out, inputs, grad.to(dtype))]
+
+    def errors(window):
+        exact = results(torch.float64, window)
+        found = zip(results(torch.bfloat16, window), exact, strict=True)
+        return [((one.double() - other).norm() / other.norm()).item() for one, other in found]
+
+    for window in (None, 20):
+        ours = errors(window)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "backward_type", lambda num_queries, dtype: dtype)
+            plain = errors(window)
+        assert ours[0] == plain[0], "the forward is PyTorch's"
+        assert all(one <= other < 2e-2 for one, other in zip(ours, plain, strict=True))
+        monkeypatch.setattr(kernels, "cpu_attention_shares_keys", lambda: False)
+        assert all(one < 2e-2 for one in errors(window))
+        monkeypatch.undo()
+
+
 def test_scores_return_to_their_row_and_column():
     model = ready_to_pack(tiny.model("llama").eval())
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)

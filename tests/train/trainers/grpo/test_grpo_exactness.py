@@ -3,16 +3,19 @@
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 from trl.trainer.utils import add_fused_lm_head
 
+import trl_ext
 from tests import grpo_trainers, tiny
 from tests.batches import RAGGED, alone, batch, forward_alone, gradient, padded
+from tests.grpo_trainers import WEIGHT_TOLERANCE
 from tests.nightly import nightly
 from trl_ext import GRPOTrainer
 from trl_ext.errors import DataError, PackingError
-from trl_ext.packing import kernels
+from trl_ext.packing import kernels, merge
 from trl_ext.trainers.forward import completions
 
 NUM_LAYERS = 3
@@ -166,22 +169,37 @@ def test_bfloat16_error_is_at_most_twice_that_of_padding(family, tmp_path):
 # The self-check ---------------------------------------------------------------------------------------------------
 
 
-def test_the_self_check_takes_the_merged_kernel_and_stops_a_run_where_it_is_broken(tmp_path, monkeypatch):
-    calls = []
-    whole = kernels.merged_attention
+@pytest.mark.parametrize("name", ["merged_attention", "sdpa_attention"])
+def test_the_self_check_takes_both_kernels_and_stops_a_run_where_one_is_broken(name, tmp_path, monkeypatch):
+    calls, fault = [], 1.0
+    whole = getattr(kernels, name)
 
-    def broken(*args, **kwargs):
+    def noted(*args, **kwargs):
         calls.append(1)
-        return whole(*args, **kwargs) * (1.1 if len(calls) > 3 * NUM_LAYERS else 1.0)
+        return whole(*args, **kwargs) * fault
 
-    monkeypatch.setattr(kernels, "merged_attention", broken)
+    monkeypatch.setattr(kernels, name, noted)
     trainer(tiny.model("llama"), tmp_path)
-    assert len(calls) == 2 * NUM_LAYERS, "both packed forwards of the check"
-    calls += [1] * NUM_LAYERS
+    assert len(calls) == NUM_LAYERS, "one packed forward of the check"
+    fault = 1.1
     with pytest.raises(PackingError, match="cannot be packed: log-probabilities differ by"):
         trainer(tiny.model("llama"), tmp_path)
 
 
-def test_value_heads_of_another_size_are_attended_to_without_merging(tmp_path):
-    subject = trainer(tiny.model("deepseek_v3"), tmp_path)
-    check_exact(subject, tiny.model("deepseek_v3"), batch((40, (3, 2, 4, 1, 2, 3, 2, 1))))
+def test_a_merge_with_a_wrong_gradient_is_not_trained_with(tmp_path, monkeypatch):
+    """The self-check compares forwards; gradients are compared before the kernel is used."""
+    prompts = [tiny.words(*range(3 + i, 53 + i)) for i in (0, 1)] * 4
+
+    def train(library, folder, **own):
+        return grpo_trainers.trained(folder, library, data=Dataset.from_dict({"prompt": prompts}), **own)
+
+    class Wrong(merge.CpuKernel):
+        def backward(self, *given):
+            return tuple(1.1 * one for one in super().backward(*given))
+
+    said: list[str] = []
+    monkeypatch.setattr(kernels, "CpuKernel", Wrong)
+    monkeypatch.setattr(merge.logger, "warning", said.append)
+    ours, theirs = train(trl_ext, tmp_path, packing=True), train(trl, tmp_path)
+    assert ours._packs and "Keys are copied instead" in said[0]
+    assert (grpo_trainers.learned(ours) - grpo_trainers.learned(theirs)).abs().max() <= WEIGHT_TOLERANCE

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.isolation.workers.breaker import FAILED, Breaker
+from trl_ext.rewards.isolation.workers.breaker import FAILED, MISTAKE_CALLS, MOST_MISTAKES, Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
@@ -222,8 +222,9 @@ class Scorer:
             column.ms.append(1e3 * (end - start))
             start = end
         failed = [verdict.detail for verdict in column.verdicts if verdict.status in FAILED]
-        if failed or rule.name in self._breakers:
-            self._record(rule, len(column.ms), failed)
+        raised = [verdict.detail for verdict in column.verdicts if verdict.status == "error"]
+        if failed or raised or rule.name in self._breakers:
+            self._record(rule, len(column.ms), failed, raised=raised)
         return column
 
     def _batch(self, rule: Rule, rows: list[Row]) -> list[Judged]:
@@ -235,7 +236,7 @@ class Scorer:
                 raise TypeError(f"score_batch() returned {len(verdicts)} verdicts for {len(rows)} rows")
         except (Exception, SystemExit) as error:
             message = f"{type(error).__name__}: {error} ({place_of(error)}, {len(rows)} rows in score_batch)"
-            if self.on_error == "stop":
+            if not self._costs_the_row(rule, type(error).__name__):
                 raise RuleError(f"Rule '{rule.name}' raised {message}. Mend the rule, or the data.") from error
             verdicts = [Verdict(None, "error", message)] * len(rows)
         ms = 1e3 * (time.perf_counter() - start) / len(rows)
@@ -247,12 +248,26 @@ class Scorer:
         # SystemExit, too: a rule that exits must not end a training run without a word.
         except (Exception, SystemExit) as error:
             message = raised_message(rule, row, index, error)
-            if self.on_error == "stop":
+            if not self._costs_the_row(rule, type(error).__name__):
                 raise RuleError(message) from error
-            return self._floored(rule, message)
+            return self._floored(rule, row, message, place_of(error))
 
-    def _floored(self, rule: Rule, message: str) -> Verdict:
-        warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' demands.")
+    def _costs_the_row(self, rule: Rule, error: str) -> bool:
+        """True where an exception costs its row alone: as `on_error` says, or in a rule of ours, which met a
+        completion that its authors did not think of. A RuleError of ours speaks of the data, and stops."""
+        return self.on_error == "floor" or (is_shipped(rule) and error != RuleError.__name__)
+
+    def _floored(self, rule: Rule, row: Row, message: str, place: str = "") -> Verdict:
+        if self.on_error == "floor":
+            warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' demands.")
+        else:
+            columns = ", ".join(f"{name}={value!r:.200}" for name, value in row.columns.items())
+            warn_once(
+                ("raised", rule.name, place),
+                f"{message} Its data: {columns or 'none'}. The row earns {rule.floor}: a bug of trl_ext, please "
+                f"report it. When more than {MOST_MISTAKES:.0%} of the rows of {MISTAKE_CALLS} steps end so, the run "
+                "stops.",
+            )
         return Verdict(rule.floor, "error", message)
 
     # In workers, or waiting for a server ----------------------------------------------------------------------------
@@ -353,15 +368,16 @@ class Scorer:
             verdict, row = answer.verdict, rows[index]
             if verdict.status == "error":
                 message = f"Rule '{rule.name}' raised (row {index}, completion {row.text[:200]!r}):\n{verdict.detail}"
-                if self.on_error == "stop":
+                if not self._costs_the_row(rule, verdict.detail.partition(":")[0]):
                     raise RuleError(message)
-                part.known[key] = self._floored(rule, message)
+                part.known[key] = self._floored(rule, row, message, verdict.detail.partition("\n")[0])
             else:
                 part.known[key] = finite(rule, verdict)
             if isinstance(key, tuple):
                 self.cache.put(key, part.known[key])
         failed, late = ([a.verdict.detail for a in answers if getattr(a, kind)] for kind in ("failed", "late"))
-        self._record(rule, len(part.sent), failed, late)
+        raised = [a.verdict.detail for a in answers if a.verdict.status == "error"]
+        self._record(rule, len(part.sent), failed, late, raised)
         column.verdicts = [part.known[key] for key in part.keys]
         return column
 
@@ -370,8 +386,12 @@ class Scorer:
     def _breaker(self, rule: Rule) -> Breaker:
         return self._breakers.setdefault(rule.name, Breaker(rule.name, self.limits.max_infra_frac))
 
-    def _record(self, rule: Rule, num_rows: int, failed: list[str], late: Sequence[str] = ()) -> None:
+    def _record(
+        self, rule: Rule, num_rows: int, failed: list[str], late: Sequence[str] = (), raised: Sequence[str] = ()
+    ) -> None:
         self._breaker(rule).record(num_rows, len(failed), ["", *late, *failed][-1], len(late))
+        if num_rows and self.on_error == "stop" and is_shipped(rule):
+            self._breaker(rule).record_mistakes(num_rows, len(raised), ["", *raised][-1])
         self._stop_if_tripped([rule])
 
     def _stop_if_tripped(self, rules: Iterable[Rule]) -> None:
@@ -379,6 +399,12 @@ class Scorer:
             tripped = rule.name in self._breakers and self._breakers[rule.name].tripped
             if tripped:
                 raise RuleError(tripped)
+
+
+def is_shipped(rule: Rule) -> bool:
+    """True for a rule of ours, whose mistakes are ours; `call` runs the user's function."""
+    kind = type(rule)
+    return kind.__module__.startswith("trl_ext.rewards.rules.") and kind.__name__ != "Call"
 
 
 def valid(verdict: Any) -> Verdict:

@@ -11,11 +11,15 @@ LATE_CALLS = 3
 LEAST_ROWS = 20
 # Rows over which the share is taken: a few batches, so that a bad minute hours ago does not add up.
 WINDOW_ROWS = 2048
+# A rule of ours that raises costs the row alone, until more than this share of the rows of so many calls end so.
+MOST_MISTAKES, MISTAKE_CALLS = 0.01, 20
 
 
 @dataclass(slots=True)
 class Breaker:
     """Trips when more than `max_frac` of a rule's latest rows failed for want of a machine or a server.
+
+    A rule that is shipped may raise for a completion that its authors did not think of, up to 1 % of 20 calls' rows.
 
     A row that a worker had to be stopped for may be the completion's doing and does not count, unless all rows of
     several calls end so: a verifier that hangs would else have the run learn from its floor.
@@ -37,6 +41,9 @@ class Breaker:
     max_frac: float
     tripped: str | None = field(default=None, init=False)
     _calls: deque[tuple[int, int]] = field(default_factory=deque, init=False, repr=False)
+    _mistakes: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=MISTAKE_CALLS), init=False, repr=False
+    )
     _late: tuple[int, ...] = field(default=(), init=False, repr=False)  # Rows of the latest calls without a verdict.
 
     def record(self, rows: int, failed: int, detail: str = "", late: int = 0) -> None:
@@ -60,6 +67,18 @@ class Breaker:
                 f"or a server did (allowed: {self.max_frac:.0%}). The last one: {detail or 'no detail'}. Mend that, "
                 "lower the load, or raise max_infra_frac or, for workers, batch_s in Limits. RuleSet.reset() lets "
                 "this set go on."
+            )
+
+    def record_mistakes(self, rows: int, mistakes: int, detail: str) -> None:
+        """Count a call of `rows` rows, for so many of which the rule raised. Calls to come count as those before."""
+        self._mistakes.append((rows, mistakes))
+        if len(self._mistakes) > MISTAKE_CALLS:
+            self._mistakes.popleft()
+        total, raised = (sum(part) for part in zip(*self._mistakes, strict=True))
+        if self.tripped is None and raised > MOST_MISTAKES * MISTAKE_CALLS * total / len(self._mistakes):
+            self.tripped = (
+                f"Rule '{self.rule}' raised for {raised} of the last {total} rows, more than {MOST_MISTAKES:.0%} of "
+                f"those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"
             )
 
     def bearable(self, rows: int) -> int | None:

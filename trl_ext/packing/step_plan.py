@@ -13,7 +13,7 @@ import numpy as np
 from trl_ext.errors import PackingError
 from trl_ext.packing.trie import Node, RowSize, grow, spans
 
-# Slowest over mean rank: below it groups stay whole. A cut group costs a second copy of its prompt.
+# Slowest over mean rank: below it groups stay whole. A group that is cut between ranks costs a second copy of its prompt.
 BALANCED = 1.05
 
 # What a call of the model costs beside its tokens, in tokens: about 2,000 launches of 5 microseconds for the forward

@@ -13,12 +13,14 @@ import numpy as np
 from trl_ext.errors import PackingError
 from trl_ext.packing.trie import Node, RowSize, grow, spans
 
-# Slowest over mean rank: below it groups stay whole. A group that is cut between ranks costs a second copy of its prompt.
+# Slowest over mean rank: below it groups stay whole. A group that two ranks have costs a second copy of its prompt.
 BALANCED = 1.05
 
 # What a call of the model costs beside its tokens, in tokens: about 2,000 launches of 5 microseconds for the forward
 # and backward of 32 layers, where an 8B model takes 40 microseconds a token (estimated).
 CALL_COST = 256
+# So many times as much where each call gathers all weights, forward and backward, at 200 GB/s (ZeRO-3; estimated).
+GATHERED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def plan_step(
     hidden_size: float,
     homes: Sequence[int] | None = None,
     keeps: bool = False,
+    gathers: bool = False,
 ) -> StepPlan:
     """Put every row into one forward of one rank.
 
@@ -134,6 +137,7 @@ def plan_step(
         homes: The rank of each row, where rows may not change it.
         keeps: Whether a group that does not fit one forward may go through the model as a prefix, which is kept, and
             several forwards behind it. It does where that takes less time.
+        gathers: Whether each call of the model gathers its weights.
 
     Returns:
         Equal arguments give equal plans, on every rank and in every run.
@@ -143,7 +147,8 @@ def plan_step(
     if keeps:
         plan = plan_step(rows, num_ranks, max_tokens, hidden_size, homes)
         kept = _keeping(rows, num_ranks, max_tokens, hidden_size, homes)
-        return plan if kept is None else min((plan, kept), key=lambda one: _time(rows, one, hidden_size))
+        call_cost = CALL_COST * (GATHERED if gathers else 1)
+        return plan if kept is None else min((plan, kept), key=lambda one: _time(rows, one, hidden_size, call_cost))
     plan = _planned(rows, num_ranks, max_tokens, hidden_size, homes)
     # Blocks that meet in a forward may be worth other segments than each by itself; hardly ever they take more tokens.
     most = max((num_tokens(rows[i] for i in forward) for hand in plan.forwards for forward in hand), default=0)
@@ -357,10 +362,10 @@ def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: floa
     return costs + prefixes
 
 
-def _time(rows: Sequence[RowSize], plan: StepPlan, hidden_size: float) -> float:
+def _time(rows: Sequence[RowSize], plan: StepPlan, hidden_size: float, call_cost: float) -> float:
     """Return how long a plan takes, in units of a token: ranks meet in every call of the model."""
     costs = [_costs(rows, plan, rank, hidden_size) for rank in range(len(plan.forwards))]
-    return sum(max(at_place) + CALL_COST for at_place in zip(*costs, strict=True))
+    return sum(max(at_place) + call_cost for at_place in zip(*costs, strict=True))
 
 
 def _by_cost(forwards: list[list[RowBlock]]) -> list[list[RowBlock]]:

@@ -71,6 +71,12 @@ def test_short_prompts_and_groups_that_fit_are_planned_as_without():
         assert plan_step(rows, 2, 1000, HIDDEN_SIZE, keeps=True) == plan_step(rows, 2, 1000, HIDDEN_SIZE)
 
 
+def test_a_call_that_gathers_weights_has_to_save_more():
+    rows = [RowSize(0, 700, 128) for _ in range(8)]
+    assert plan_step(rows, 1, 1300, HIDDEN_SIZE, keeps=True).stretches
+    assert not plan_step(rows, 1, 1300, HIDDEN_SIZE, keeps=True, gathers=True).stretches
+
+
 @pytest.mark.parametrize("num_kept", [5, 40, 64])
 def test_a_row_behind_a_prefix_holds_all_other_tokens_at_their_positions(num_kept):
     items = [RowSize(0, 64, own) for own in (3, 1, 9)]

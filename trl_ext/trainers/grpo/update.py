@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
@@ -373,6 +374,7 @@ class StepUpdate:
             trainer.model.config.get_text_config().hidden_size,
             None if settings.rows_move else [i // (len(rows) // num_processes) for i in kept],
             settings.keeps,
+            gathers=is_deepspeed_zero3_enabled(),
         )
 
     def _count(self, micro_batches: Sequence[Rollouts]) -> None:

@@ -3,7 +3,7 @@
 A tree of four turns with two answers to each makes 16 conversations. As *traces* each is a completion of one prompt;
 as *turns* each of the 30 answers is a row whose prompt is all that came before. Both runs are packed; one has
 `share_prompt: false`. `reached` is the ratio of seconds over that of tokens, where every token that rows have in
-common counts once. Rounds alternate, the least of each counts; step 1 warms up.
+common counts once. Rounds alternate; the median of their ratios counts. Step 1 warms up.
 
     python benchmarks/forks.py --output benchmarks/results/forks_cpu.json
 """
@@ -11,6 +11,7 @@ common counts once. Rounds alternate, the least of each counts; step 1 warms up.
 import argparse
 import os
 import random
+import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Shape:
     depth: int = 4
 
 
-SHAPES = (Shape("traces"), Shape("traces, cut", 1536), Shape("turns", by_turn=True), Shape("turns, cut", 1536, True))
+SHAPES = (Shape("traces"), Shape("traces, cut", 2304), Shape("turns", by_turn=True), Shape("turns, cut", 2304, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Result:
     """Of one optimizer step: seconds and tokens of rows alone and with shared beginnings.
 
     Args:
+        alone_s, shared_s: The least of all rounds.
+        ratio: The median of the rounds'.
         tokens: Those that went through the model with shared beginnings.
         unique_tokens: What these would be at best, in one forward.
         reached: `ratio` over rows' tokens / `unique_tokens`.
@@ -130,10 +133,10 @@ def measure(shape: Shape, options) -> Result:
             print(f"{shape.name}, round {round_ + 1} of {options.rounds}: shared {is_shared}", flush=True)
             steps.append(step_seconds(shape, is_shared, options))
     (alone_s, alone_tokens), (shared_s, tokens) = min(found[False]), min(found[True])
+    ratio = statistics.median(alone[0] / shared[0] for alone, shared in zip(*found.values(), strict=True))
     whole = [prompt + own for prompt, own in rows_of(shape)]
     unique = shape.prompt + shape.turn * (2 ** (shape.depth + 1) - 2)
     assert alone_tokens == sum(map(len, whole))
-    ratio = alone_s / shared_s
     return Result(
         shape,
         round(alone_s, 3),
@@ -158,14 +161,15 @@ def show(results: list[Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2, help="optimizer steps of a round after the first; the least")
-    parser.add_argument("--rounds", type=int, default=2, help="times to alternate; the least counts")
+    parser.add_argument("--shapes", nargs="+", default=[shape.name for shape in SHAPES], help="which shapes to run")
+    parser.add_argument("--steps", type=int, default=1, help="optimizer steps of a round after the first; the least")
+    parser.add_argument("--rounds", type=int, default=5, help="times to alternate; the median ratio counts")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=576)
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     results = []
-    for shape in SHAPES:
+    for shape in (one for one in SHAPES if one.name in options.shapes):
         results.append(measure(shape, options))
         show(results)
         save(

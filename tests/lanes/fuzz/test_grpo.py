@@ -15,7 +15,7 @@ from peft import LoraConfig
 import trl_ext
 from tests import tiny
 from tests.lanes.fuzz.draws import check_equal, seeds, summary, weights
-from tests.rollouts import rollout
+from tests.rollouts import forked_rollout, rollout
 from trl_ext.packing import step_plan
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def cheap_calls(monkeypatch):
 
 
 def drawn(seed: int) -> dict:
-    """Settings of one draw; `family`, `lora`, `scores`, `env_mask` and `max_tokens` are not TRL's."""
+    """Settings of one draw; `family`, `lora`, `scores`, `env_mask`, `forked`, `max_tokens` are not TRL's."""
     draw = random.Random(seed)
 
     def maybe(chance: float, **settings) -> dict:
@@ -74,7 +74,7 @@ def drawn(seed: int) -> dict:
         settings |= maybe(0.4, sync_ref_model=True, ref_model_sync_steps=1)
     if draw.random() < 0.3 and "top_entropy_quantile" not in settings and family != "qwen3_moe":
         settings["max_tokens"] = draw.choice([56, 90, 200])
-    return settings
+    return settings | dict(forked=draw.random() < 0.4)
 
 
 def score_as(kind: str):
@@ -91,14 +91,18 @@ def score_as(kind: str):
     return score
 
 
-def rollout_with_mask(prompts, trainer):
-    made = rollout(prompts, trainer)
-    return {**made, "env_mask": [[int(i % 3 != 1) for i in range(len(ids))] for ids in made["completion_ids"]]}
+def with_mask(rollout):
+    def spoken(prompts, trainer):
+        made = rollout(prompts, trainer)
+        return {**made, "env_mask": [[int(i % 3 != 1) for i in range(len(ids))] for ids in made["completion_ids"]]}
+
+    return spoken
 
 
 def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None = None):
     settings = {**settings, **(layout or {})}
     family, lora, scores, env_mask = (settings.pop(name) for name in ("family", "lora", "scores", "env_mask"))
+    completions = forked_rollout if settings.pop("forked") else rollout
     if budget := settings.pop("max_tokens", None):
         settings |= {"max_tokens_per_forward": budget} if ours else {}
     library = trl_ext if ours else trl
@@ -123,7 +127,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
         Dataset.from_dict({"prompt": words}),
         eval_dataset=Dataset.from_dict({"prompt": words[:2]}),
         processing_class=tiny.tokenizer(),
-        rollout_func=rollout_with_mask if env_mask else rollout,
+        rollout_func=with_mask(completions) if env_mask else completions,
         peft_config=LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"]) if lora else None,
     )  # fmt: skip
     before = weights(trainer.model)

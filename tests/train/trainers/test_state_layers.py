@@ -9,6 +9,7 @@ import trl
 
 import trl_ext
 from tests import ppo_trainers, reward_trainers, state_kernels, tiny
+from tests.batches import forked
 from tests.grpo_trainers import learned, trained
 from tests.nightly import daily
 from tests.preferences import reward_model
@@ -47,6 +48,14 @@ def test_packed_rows_share_prompts_and_score_as_each_row_alone(family, with_kern
     assert not [one for one in reward_trainers.warnings_of(caplog) if "pack" in one]
     subject.model.train()
     check_exact(subject, reference, temperature=0.7)
+
+
+@pytest.mark.parametrize("family", tiny.STATEFUL)
+def test_rows_that_fork_go_on_from_the_states_of_their_common_beginnings(family, tmp_path):
+    subject = trainer(tiny.model(family), tmp_path)
+    subject.model.train()
+    for seed in (0, 3, 5):
+        check_exact(subject, tiny.model(family).train(), forked(seed))
 
 
 @pytest.mark.parametrize("family", tiny.STATEFUL)

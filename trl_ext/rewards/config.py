@@ -41,12 +41,13 @@ from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
 from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
+from trl_ext.rewards.rules.remote import Remote
 from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
     Answer, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
-    Procedural, Relevance, Repetition, SoftOverlong, Tags,
+    Procedural, Relevance, Remote, Repetition, SoftOverlong, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

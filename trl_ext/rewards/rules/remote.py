@@ -1,0 +1,173 @@
+"""Have a verifier behind HTTP judge completions: NeMo-Gym's `/verify`, or any address that takes and returns JSON.
+
+A reply is trusted as little as a judge's: it is read up to 2 MB, as JSON alone; a value out of bounds is none; and a
+reply without a value earns the floor, never None, since a completion may bring it about.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, ClassVar, NoReturn
+from urllib.parse import urlsplit
+
+from jinja2 import TemplateError
+
+from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
+from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES
+from trl_ext.rewards.rules.judge_prompt import compiled
+from trl_ext.rewards.totals.shaping import pair_of
+
+_GIVEN = frozenset({"prompt", "completion", "messages"})
+_DETAIL_CHARS = 300
+# HTTP codes with which a server refuses the request: a completion may bring them about.
+_REFUSALS = (400, 403, 413, 422, 451)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote(AsyncRule):
+    """The number that an HTTP verifier returns for a completion, as it is.
+
+    A row has no value when the server fails (`infra_error`). A reply without the number, or with one out of `bounds`,
+    is `no_score`, a request that the server does not take `refused`; both earn the floor.
+
+    Args:
+        url: Where it is posted to.
+        form: What is posted. "plain": `prompt`, `completion`, `messages` and the columns of `send`. "nemo_gym": what
+            NeMo-Gym's `/verify` takes, prompt and completion as OpenAI's Responses beside the columns.
+        body: A body of another form, in Jinja, that renders to JSON: `{"text": {{ completion | tojson }}}`. It reads
+            `prompt`, `completion`, `messages`; any other name is a column.
+        send: Columns that are posted.
+        value: Key of the number in the reply, with dots where it lies deeper: `result.score`.
+        bounds: Lowest and highest number that counts.
+        api_key_env: Environment variable with a key, sent as a bearer token. Empty: no key.
+        max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
+
+    Example:
+        `RuleSet([Remote("http://localhost:8000/verify", form="nemo_gym", send=["expected_answer"])])`
+    """
+
+    makes_calls: ClassVar[bool] = True
+    judges_correctness: ClassVar[bool] = True
+    costs: ClassVar[tuple[str, ...]] = ()
+
+    url: str
+    form: str = "plain"
+    body: str = ""
+    send: tuple[str, ...] = ()
+    value: str = "reward"
+    bounds: tuple[float, float] = (0.0, 1.0)
+    api_key_env: str = ""
+    max_chars: int = 50_000
+
+    def check(self) -> None:
+        if find_spec("openai") is None:
+            raise SupportError("Remote asks through openai's HTTP client. Install it: pip install 'trl_ext[judge]'.")
+        parts = urlsplit(self.url if isinstance(self.url, str) else "")
+        if parts.username or parts.password:  # The address is logged: it must hold no secret.
+            self._refuse("url holds a user or a password. Give a key by api_key_env.")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            self._refuse(f"url is {self.url!r}. Give an address such as http://localhost:8000/verify.")
+        key = self.api_key_env
+        if not isinstance(key, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key):
+            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
+        if key and not os.environ.get(key):
+            self._refuse(f"the environment variable {key} is not set. Put the server's key there.")
+        check_choice(self, "form", self.form, ("plain", "nemo_gym"))
+        check_whole(self, "max_chars", self.max_chars, 1)
+        if isinstance(self.send, str) or not all(isinstance(name, str) and name for name in self.send):
+            self._refuse(f"send is {self.send!r}. Give a list of columns.")
+        object.__setattr__(self, "send", tuple(self.send))
+        object.__setattr__(self, "bounds", pair_of(f"Rule '{self.name}'", "bounds", self.bounds))
+        if not isinstance(self.value, str) or not self.value:
+            self._refuse(f"value is {self.value!r}. Give the key of the number in the reply, such as reward.")
+        if self.body and (self.form != "plain" or self.send):
+            self._refuse("there is a body beside form or send, which it takes the place of. Leave these out.")
+        try:
+            names = compiled(self.body)[1]
+        except TemplateError as error:
+            raise RuleError(f"Rule '{self.name}': the body is not valid Jinja: {error}.") from error
+        if self.body and not {"completion", "messages"} & names:
+            self._refuse("the body does not show {{ completion | tojson }} or {{ messages | tojson }}. Add one.")
+
+    def _refuse(self, sentence: str) -> NoReturn:
+        raise RuleError(f"Rule '{self.name}': {sentence}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.send, *sorted(compiled(self.body)[1] - _GIVEN))
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        if len(row.text) > self.max_chars:
+            return Verdict(self.floor, "too_long", f"{len(row.text)} characters")
+        content, key = self._posted(row), os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        try:
+            reply = await self.call(lambda: _post(_client(os.getpid(), self.timeout_s), self.url, content, headers))
+        except CallFailed as failed:
+            said = str(failed).replace(key, "***") if key else str(failed)
+            code = getattr(getattr(failed.__cause__, "response", None), "status_code", None)
+            if code in _REFUSALS:
+                return Verdict(self.floor, "refused", said)
+            raise CallFailed(said) from None
+        return self._verdict(reply)
+
+    def _posted(self, row: Row) -> bytes:
+        """Return the body of the request."""
+        columns = {name: row.columns.get(name) for name in self.columns}
+        given = {"prompt": row.prompt, "completion": row.text, "messages": [dict(one) for one in row.messages]}
+        if self.body:
+            # No request can hold a lone surrogate.
+            return compiled(self.body)[0].render(given | columns).encode("utf-8", "replace")
+        found = {**given, **columns} if self.form == "plain" else {**_as_responses(row), **columns}
+        return json.dumps(found, default=str).encode()
+
+    def _verdict(self, reply: bytes) -> Verdict:
+        shown = reply[:_DETAIL_CHARS].decode("utf-8", "replace")
+        try:
+            found: Any = json.loads(reply)
+        except (ValueError, RecursionError):
+            return Verdict(self.floor, "no_score", f"the reply is no JSON: {shown!r}")
+        for key in self.value.split("."):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        low, high = self.bounds
+        if not isinstance(found, bool | int | float) or not low <= found <= high:
+            return Verdict(
+                self.floor, "no_score", f"no number from {low:g} to {high:g} at '{self.value}' in {shown!r}"
+            )
+        return Verdict(float(found), "ok", shown)
+
+
+def _as_responses(row: Row) -> dict[str, Any]:
+    """Prompt and completion in the form of OpenAI's Responses, which NeMo-Gym's verifiers take."""
+    prompt = row.prompt if isinstance(row.prompt, list) else [{"role": "user", "content": str(row.prompt or "")}]
+    text = {"type": "output_text", "text": row.text, "annotations": []}
+    message = {"id": "message", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    asked = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
+    response = {"id": "response", "created_at": 0.0, "model": "policy", "object": "response", "output": [message]}
+    return {"responses_create_params": {"input": prompt}, "response": response | asked}
+
+
+@lru_cache(maxsize=8)
+def _client(pid: int, timeout_s: float) -> Any:
+    """The process's connections; a forked one gets its own."""
+    from openai import DefaultAsyncHttpxClient
+
+    return DefaultAsyncHttpxClient(timeout=timeout_s, follow_redirects=False)
+
+
+async def _post(client: Any, url: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the reply's body; ValueError for one above 2 MB, the client's error for a code that is none of 2xx."""
+    body = bytearray()
+    async with client.stream("POST", url, content=content, headers=headers) as response:
+        response.raise_for_status()
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MOST_REPLY_BYTES:
+                raise ValueError(f"the server's reply has more than {MOST_REPLY_BYTES} bytes")
+    return bytes(body)

@@ -108,7 +108,8 @@ class Rule:
 
     Args:
         weight: Factor of the value in the total.
-        gate: Name of another rule of the set; this one counts only where that one's value is at least 1.0.
+        gate: Name of another rule of the set; this one counts only where that one's value is at least 1.0. Or
+            `{"rule": name, "status": status}`, kept as "name:status": only where that one's verdict has the status.
         scale: Two values of the rule that become 0 and 1, and all others in proportion. None: the value as it is.
         clip: Lowest and highest value, after `scale`.
         when: Columns and the value, or list of values, that they must hold for the rule to count at all.
@@ -128,7 +129,7 @@ class Rule:
     reads_group: ClassVar[bool] = False
 
     weight: float = 1.0
-    gate: str | None = None
+    gate: str | Mapping[str, str] | None = None
     scale: tuple[float, float] | None = None
     clip: tuple[float, float] | None = None
     when: Mapping[str, Any] | None = None
@@ -149,6 +150,7 @@ class Rule:
         owner = f"Rule '{self.name}'"
         for key in ("scale", "clip"):
             object.__setattr__(self, key, pair_of(owner, key, getattr(self, key)))
+        object.__setattr__(self, "gate", _gate_of(owner, self.gate))
         object.__setattr__(self, "when", conditions_of(owner, self.when))
         object.__setattr__(self, "schedule", points_of(owner, self.schedule))
         self.check()
@@ -202,6 +204,17 @@ class Rule:
         process and without the workers' limits, whatever `tier` says.
         """
         return [self.score(row) for row in rows]
+
+
+def _gate_of(owner: str, gate: Any) -> str | None:
+    """Return a gate as a rule's name, with a colon and the status before which alone it opens."""
+    if isinstance(gate, Mapping):
+        if gate.keys() != {"rule", "status"} or not all(isinstance(part, str) and part for part in gate.values()):
+            raise RuleError(f"{owner} has the gate {dict(gate)}. Write {{rule: math, status: undecided}}.")
+        return f"{gate['rule']}:{gate['status']}"
+    if gate is not None and not isinstance(gate, str):
+        raise RuleError(f"{owner} has the gate {gate!r}. Give a rule's name, or {{rule: math, status: undecided}}.")
+    return gate
 
 
 def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:

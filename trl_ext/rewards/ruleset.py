@@ -19,7 +19,7 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Early, Scorer, warn_once
-from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
+from trl_ext.rewards.totals.composition import Composed, Composition, Gate, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
@@ -99,7 +99,7 @@ class RuleSet:
     on_error: str = "stop"
     on_unscored: str = "error"
     normalise: bool = False
-    _gates: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _gates: tuple[tuple[Gate, ...], ...] = field(init=False, repr=False, compare=False)
     _scorer: Scorer = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
@@ -219,7 +219,7 @@ class RuleSet:
             raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
         batch, columns = SharedBatch(), []
         for rule, chain in zip(self.rules, self._gates, strict=True):
-            gates = [self.rules[gate] for gate in reversed(chain)]
+            gates = [self.rules[gate] for gate, _ in reversed(chain)]
             # A name that no rule has: the column is called after its rule, not after this set.
             name = f"{self.name}.{rule.name}"
             alone = RuleSet([*gates, rule], name=name, on_error=self.on_error, on_unscored=self.on_unscored)

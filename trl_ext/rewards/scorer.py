@@ -20,7 +20,7 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
-from trl_ext.rewards.totals.composition import gate_state, shaped_value
+from trl_ext.rewards.totals.composition import Gate, gate_of, gate_state, shaped_value
 from trl_ext.rewards.totals.shaping import applies
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
@@ -301,14 +301,15 @@ class Scorer:
         return parts
 
     def _behind_gates(
-        self, rules: Sequence[Rule], position: int, gates: list[int], found: Mapping[int, Column], rows: list[Row]
+        self, rules: Sequence[Rule], position: int, gates: list[Gate], found: Mapping[int, Column], rows: list[Row]
     ) -> Column:
         """Have an AsyncRule judge the rows whose gates are open: a shut one decides without a call."""
         rule = rules[position]
         states = []
-        for verdicts in zip(*(found[gate].verdicts for gate in gates), strict=True):
-            values = [shaped_value(rules[gate], verdict) for gate, verdict in zip(gates, verdicts, strict=True)]
-            states.append(gate_state(values, range(len(values))))
+        here = [(i, status) for i, (_, status) in enumerate(gates)]
+        for verdicts in zip(*(found[gate].verdicts for gate, _ in gates), strict=True):
+            values = [shaped_value(rules[gate], one) for (gate, _), one in zip(gates, verdicts, strict=True)]
+            states.append(gate_state(values, verdicts, here))
         part = self._pending(rule, rows, states)
         self._ask(rule, [rows[index] for index in part.sent.values()], part)
         return self._collected(rule, rows, part)
@@ -432,15 +433,16 @@ def cancel(parts: Iterable[Pending | None]) -> None:
             part.cancel()
 
 
-def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[int]]:
-    """The positions of the rules that wait for a server behind gates of the set, each with those of its gates."""
+def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[Gate]]:
+    """The positions of the rules that wait for a server behind gates of the set, each with its gates."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
     found = {}
     for position, rule in enumerate(rules):
-        gates, name = [], rule.gate if rule.is_async else None
+        gates: list[Gate] = []
+        name, status = gate_of(rule) if rule.is_async else ("", "")
         while name in positions:
-            gates.append(positions[name])
-            name = rules[positions[name]].gate
+            gates.append((positions[name], status))
+            name, status = gate_of(rules[positions[name]])
         if gates:
             found[position] = gates
     return found

@@ -13,6 +13,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import AsyncRule, Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit_report import shortened, table
 from trl_ext.rewards.rules.relevance import prompt_text
+from trl_ext.rewards.totals.composition import gate_of
 from trl_ext.scripts.data.dataset import READERS
 
 _SHOWN_CHARS = 600
@@ -205,7 +206,8 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
         runs = f"waits, {rule.concurrency} calls at a time" if isinstance(rule, AsyncRule) else runs
         reads = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
         reads += ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
-        counts = [] if rule.gate is None else [f"where '{rule.gate}' is at least 1"]
+        gate, status = gate_of(rule)
+        counts = [f"where '{gate}' is {status or 'at least 1'}"] if gate else []
         counts += [f"where {name} is {' or '.join(map(repr, some))}" for name, some in (rule.when or {}).items()]
         if rule.schedule is not None:
             counts.append("with a weight that changes over the run; here, that of its start")

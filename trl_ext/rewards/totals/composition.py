@@ -2,10 +2,10 @@
 
     total = clip(sum of weight * schedule * value over the rules whose gate is open)
 
-A gate is another rule that must be fully met before this one counts. An ungated format or length reward is what a
-model learns in groups that it cannot solve, because there nothing else varies; a gate removes it where the answer is
-wrong. `outbid_warning` looks for sets in which rules of form can add as much as a right answer: a model takes the
-reward that is easiest to get.
+A gate is another rule that must be fully met before this one counts, or end with a status, as where a judge is asked
+what a rule cannot decide. An ungated format or length reward is what a model learns in groups that it cannot solve,
+because there nothing else varies; a gate removes it where the answer is wrong. `outbid_warning` looks for sets in
+which rules of form can add as much as a right answer: a model takes the reward that is easiest to get.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,12 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Rule, Verdict
 from trl_ext.rewards.totals.shaping import factor_at, scaled
 
+# A rule that is a gate, by its place, and the status of its verdict that opens it; "": its value does.
+Gate = tuple[int, str]
+STATUSES = frozenset(
+    "ok no_answer conflict timeout too_long too_complex gold_invalid undecided crashed infra_error refused no_score "
+    "error not_finite skipped gated".split()
+)
 GATE_OPENS_AT = 1.0  # A gate's value from which on the gated rule counts: the top of every shipped rule.
 
 
@@ -41,7 +47,7 @@ class Composition:
     def __init__(
         self,
         rules: Sequence[Rule],
-        chains: Sequence[tuple[int, ...]],
+        chains: Sequence[tuple[Gate, ...]],
         clip: tuple[float, float] | None,
         progress: float,
     ):
@@ -61,7 +67,7 @@ class Composition:
             contributions = tuple([None if value is None else weight * value for weight, value in pairs])
             return Composed(values, self._open, contributions, self._total(contributions))
         values = tuple(map(shaped_value, self.rules, verdicts))
-        states = tuple(gate_state(values, chain) if chain else "open" for chain in self.chains)
+        states = tuple(gate_state(values, verdicts, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, self.weights, values, states))
         return Composed(values, states, contributions, self._total(contributions))
 
@@ -85,28 +91,42 @@ def contribution(weight: float, value: float | None, state: str) -> float | None
     return 0.0 if state == "shut" else weight * value
 
 
-def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[int, ...], ...]:
-    """The positions of each rule's gate, its gate's gate and so on; RuleError for unknown gates and circles."""
+def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[Gate, ...], ...]:
+    """Each rule's gate, its gate's gate and so on; RuleError for unknown gates, circles and unknown statuses."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
     chains = []
     for rule in rules:
-        chain: list[int] = []
-        gate = rule.gate
-        while gate is not None:
+        chain: list[Gate] = []
+        gate, status = gate_of(rule)
+        while gate:
             if gate not in positions:
                 raise RuleError(f"Rule '{rule.name}' has the gate '{gate}'. Give one of {', '.join(positions)}.")
-            if positions[gate] in chain or gate == rule.name:
+            if positions[gate] in dict(chain) or gate == rule.name:
                 raise RuleError(f"The gate of rule '{rule.name}' leads in a circle at '{gate}'. Take one gate out.")
-            chain.append(positions[gate])
-            gate = rules[positions[gate]].gate
+            before = rules[positions[gate]]
+            if status and status not in STATUSES and type(before).__module__.startswith("trl_ext."):
+                raise RuleError(
+                    f"The gate of rule '{rule.name}' waits for the status '{status}', which '{gate}' never has. Give "
+                    f"one of {', '.join(sorted(STATUSES))}."
+                )
+            chain.append((positions[gate], status))
+            gate, status = gate_of(before)
         chains.append(tuple(chain))
     return tuple(chains)
 
 
-def gate_state(values: Sequence[float | None], chain: Sequence[int]) -> str:
-    """The state of a rule's gates: "open", "shut" where one's value is too low, "unknown" where one has no value."""
-    gates = [values[position] for position in chain]
-    if any(value is not None and value < GATE_OPENS_AT for value in gates):
+def gate_of(rule: Rule) -> tuple[str, str]:
+    """The name of the rule that is the gate, empty if there is none, and the status that opens it, empty for none."""
+    name, _, status = (rule.gate if isinstance(rule.gate, str) else "").partition(":")
+    return name, status
+
+
+def gate_state(values: Sequence[float | None], verdicts: Sequence[Verdict], chain: Sequence[Gate]) -> str:
+    """The state of a rule's gates: "open", "shut" where one's value is too low, or its status another one, "unknown"
+    where one has no value."""
+    statuses = [verdicts[position].status == status for position, status in chain if status]
+    gates = [values[position] for position, status in chain if not status]
+    if not all(statuses) or any(value is not None and value < GATE_OPENS_AT for value in gates):
         return "shut"
     return "unknown" if None in gates else "open"
 

@@ -1,6 +1,7 @@
 """Rules as rewards: small, checkable, explainable, and without torch or TRL."""
 
 from trl_ext.rewards.auditing.audit import audit
+from trl_ext.rewards.auditing.examples import test
 from trl_ext.rewards.auditing.redteam import redteam
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
@@ -37,5 +38,5 @@ __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Cosine", "Explanation", "Grammar",
     "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part", "Pattern",
     "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rule", "RuleColumn", "RuleSet", "SoftOverlong", "Tags",
-    "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs", "redteam",
+    "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs", "redteam", "test",
 ]  # fmt: skip

@@ -25,8 +25,9 @@ import yaml
 
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.rule import Rule, snake_case
+from trl_ext.rewards.rule import Rule, place_of, snake_case
 from trl_ext.rewards.rules.answer import Answer
+from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
@@ -46,7 +47,7 @@ from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
+    Answer, Call, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
     Procedural, Relevance, Remote, Repetition, SoftOverlong, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
@@ -133,10 +134,16 @@ def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
     if missing:
         where = source.at("rules", index)
         raise ConfigError(f"{where}: rule '{entry['rule']}' needs the key '{missing[0]}'. Add it.")
+    fields = {key: value for key, value in entry.items() if key != "rule"}
+    if kind is Call:
+        fields["function"] = _imported(str(fields["function"]), source.at("rules", index, "function"))
     try:
-        return kind(**{key: value for key, value in entry.items() if key != "rule"})
+        return kind(**fields)
     except (RuleError, TypeError) as error:
         raise ConfigError(f"{source.at('rules', index)}: {error}") from error
+    except Exception as error:  # a rule of the user's own, whose `check` may raise anything
+        said = f"rule '{entry['rule']}' raised {type(error).__name__}: {error} ({place_of(error)})"
+        raise ConfigError(f"{source.at('rules', index)}: {said}") from error
 
 
 def rule_class(name: str, where: str) -> type[Rule]:
@@ -149,14 +156,19 @@ def rule_class(name: str, where: str) -> type[Rule]:
             hint = "A rule of your own needs its dotted path, such as my_package.my_module.MyRule."
             raise ConfigError(f"{where}: unknown rule '{name}'. {nearest(name, [*SHIPPED, *offered])} {hint}")
         name = offered[name].replace(":", ".")
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: '{name}' cannot be imported: {error}. Give package.module.Class.") from error
+    found = _imported(name, where)
     if not isinstance(found, type) or not issubclass(found, Rule):
         raise ConfigError(f"{where}: '{name}' is not a subclass of trl_ext.rewards.Rule. Derive it from Rule.")
     return found
+
+
+def _imported(name: str, where: str) -> Any:
+    """Import what stands at a dotted path, which runs its module."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: there is no dot
+        raise ConfigError(f"{where}: '{name}' cannot be imported: {error}. Give package.module.name.") from error
 
 
 def nearest(key: object, valid: Iterable[str]) -> str:
@@ -205,6 +217,8 @@ def _plain(rule: Rule, key: str, value: Any) -> Any:
         return {name: _plain(rule, key, item) for name, item in value.items()}
     if isinstance(value, str | int | float | bool | None):
         return value
+    if isinstance(rule, Call) and key == "function":
+        return f"{value.__module__}.{value.__qualname__}"
     raise ConfigError(f"Rule '{rule.name}': {key}={value!r} cannot be written to YAML. Use text, numbers and lists.")
 
 

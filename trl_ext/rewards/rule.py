@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,6 +93,21 @@ class Verdict:
     detail: str = ""
 
 
+def as_verdict(found: Any) -> Verdict:
+    """Return what a rule's `score` returned as a verdict: a number or a truth value is the value of one.
+
+    Raises:
+        TypeError: it is neither; None is no number, since it must not come about by a forgotten return.
+    """
+    if not isinstance(found, Verdict):
+        if not isinstance(found, bool | Real):
+            raise TypeError(f"score() returned {found!r:.200}, not a Verdict or a number")
+        return Verdict(float(found))
+    if found.value is None or type(found.value) is float:
+        return found
+    return Verdict(float(found.value), found.status, found.detail)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Base of all rules; its fields are the keys of a rule in a YAML file.
@@ -102,7 +118,7 @@ class Rule:
     Examples:
         >>> class Polite(Rule):
         ...     def score(self, row):
-        ...         return Verdict(float("please" in row.text))
+        ...         return "please" in row.text
         >>> Polite(weight=0.5).name
         'polite'
 
@@ -192,8 +208,11 @@ class Rule:
         """
         return None
 
-    def score(self, row: Row) -> Verdict:
-        """Judge one row. Pure: same row, same verdict; RuleSet calls it from several threads."""
+    def score(self, row: Row) -> Verdict | float:
+        """Judge one row by a verdict, or by its value alone: a number, True or False.
+
+        Pure: same row, same verdict; RuleSet calls it from several threads.
+        """
         return self.score_batch([row])[0]
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
@@ -203,7 +222,7 @@ class Rule:
         lists. RuleSet then gives it all rows that the rule is for, each different one once (`cache_key`), in this
         process and without the workers' limits, whatever `tier` says.
         """
-        return [self.score(row) for row in rows]
+        return [as_verdict(self.score(row)) for row in rows]
 
 
 def _gate_of(owner: str, gate: Any) -> str | None:

@@ -19,7 +19,7 @@ from trl_ext.rewards.isolation.workers.breaker import FAILED, MISTAKE_CALLS, MOS
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
-from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
+from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict, place_of
 from trl_ext.rewards.totals.composition import Gate, gate_of, gate_state, shaped_value
 from trl_ext.rewards.totals.shaping import applies
 
@@ -231,7 +231,7 @@ class Scorer:
         """Have a rule judge all rows at once; an exception is the verdict of each of them."""
         start = time.perf_counter()
         try:
-            verdicts = list(map(valid, rule.score_batch(rows)))
+            verdicts = list(map(as_verdict, rule.score_batch(rows)))
             if len(verdicts) != len(rows):
                 raise TypeError(f"score_batch() returned {len(verdicts)} verdicts for {len(rows)} rows")
         except (Exception, SystemExit) as error:
@@ -244,7 +244,7 @@ class Scorer:
 
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:
-            return finite(rule, valid(rule.score(row)))
+            return finite(rule, as_verdict(rule.score(row)))
         # SystemExit, too: a rule that exits must not end a training run without a word.
         except (Exception, SystemExit) as error:
             message = raised_message(rule, row, index, error)
@@ -406,15 +406,6 @@ def is_shipped(rule: Rule) -> bool:
     """True for a rule of ours, whose mistakes are ours; `call` runs the user's function."""
     kind = type(rule)
     return kind.__module__.startswith("trl_ext.rewards.rules.") and kind.__name__ != "Call"
-
-
-def valid(verdict: Any) -> Verdict:
-    """The verdict, its value a float or None; TypeError for anything else than a verdict."""
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"score() returned {verdict!r}, not a Verdict")
-    if verdict.value is None or type(verdict.value) is float:
-        return verdict
-    return Verdict(float(verdict.value), verdict.status, verdict.detail)
 
 
 def joined_costs(costs: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

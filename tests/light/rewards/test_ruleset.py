@@ -19,7 +19,7 @@ class Bare(Rule):
     tier = "inline"
 
     def score(self, row: Row) -> Verdict:
-        return 1.0
+        return "1.0"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_rule_that_raises_is_named_with_row_and_completion_also_after_pickling
 
 
 def test_a_rule_that_returns_no_verdict_is_told_so_and_a_long_completion_is_cut():
-    with pytest.raises(RuleError, match=r"Rule 'bare' raised TypeError: score\(\) returned 1.0, not a Verdict"):
+    with pytest.raises(RuleError, match=r"Rule 'bare' raised TypeError: score\(\) returned '1.0', not a Verdict"):
         RuleSet([Bare()])(completions=[""])
     with pytest.raises(RuleError) as caught:
         RuleSet([Length()])(completions=["x" * 1000])

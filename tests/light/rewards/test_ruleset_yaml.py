@@ -59,8 +59,8 @@ def test_a_mapping_holds_only_what_differs_from_the_defaults():
     rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
     length = {"rule": "length", "high": 24, "weight": 0.1, "gate": "answer"}
     assert rules.to_dict() == {"rules": [{"rule": "answer"}, length]}
-    with pytest.raises(ConfigError, match="Rule 'first_char': function="):
-        RuleSet([Call(first_char)]).to_dict()
+    (entry,) = RuleSet([Call(first_char)]).to_dict()["rules"]
+    assert entry == {"rule": "call", "function": f"{__name__}.first_char", "name": "first_char"}
 
 
 def test_a_rule_of_ones_own_is_named_by_its_path(write, tmp_path, monkeypatch):
@@ -91,7 +91,8 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(write, subtests):
         *(("", "has no list of rules"), ("rules: [", "is not valid YAML")),
         ("rules: [{rule: no_such.Rule}]", "line 1: 'no_such.Rule' cannot be imported"),
         ("rules: [{rule: pathlib.Path}]", "line 1: 'pathlib.Path' is not a subclass of trl_ext.rewards.Rule."),
-        ("rules: [{rule: trl_ext.rewards.rules.call.Call, function: x}]", "not a module-level function"),
+        ("rules: [{rule: call, function: x}]", "line 1: 'x' cannot be imported"),
+        ("rules: [{rule: call, function: math.pi}]", "not a module-level function"),
         ("rules: [{rule: trl_ext.rewards.Rule}]", "abstract"),
     ):
         with subtests.test(text=text):

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.request import Judged
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_number, check_whole, place_of
+from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict, check_number, check_whole, place_of
 
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
@@ -125,7 +125,7 @@ class AsyncRule(Rule):
         check_whole(self, "retries", self.retries)
         check_number(self, "timeout_s", self.timeout_s, "seconds above 0", lambda seconds: seconds > 0)
 
-    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+    async def score(self, row: Row) -> Verdict | float:  # type: ignore[override]
         """Judge one row. Runs in an event loop: nothing in it may block."""
         raise NotImplementedError
 
@@ -194,9 +194,8 @@ class AsyncRule(Rule):
     async def _one(self, row: Row, calls: Calls) -> Judged:
         start = time.perf_counter()
         try:
-            verdict = await (self.score(row) if self.makes_calls else self.call(lambda: self.score(row)))
-            if not isinstance(verdict, Verdict):
-                raise TypeError(f"score() returned {verdict!r}, not a Verdict")
+            found = await (self.score(row) if self.makes_calls else self.call(lambda: self.score(row)))
+            verdict = as_verdict(found)
         except CallFailed as error:
             if not calls.given_up:
                 calls.last_failure = str(error)

@@ -12,10 +12,10 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
 class Call(Rule):
     """The value that a module-level function `f(row) -> float` returns; the rule is named after the function.
 
-    A YAML file cannot name a function: write a subclass of Rule for that.
+    In a YAML file: `{rule: call, function: my_rules.shouts}`, which imports the module `my_rules`.
 
     Args:
-        function: Takes a Row and returns the value, or None where the row cannot be judged.
+        function: Takes a Row and returns the value, a verdict, or None where the row cannot be judged.
         columns: Dataset columns that the function reads.
         isolate: True calls it in a process that can be killed; False in this process, where a debugger stops.
         group: True where the function reads `row.group`.
@@ -24,7 +24,7 @@ class Call(Rule):
         `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`
     """
 
-    function: Callable[[Row], float | None]
+    function: Callable[[Row], float | Verdict | None]
     columns: tuple[str, ...] = ()
     isolate: bool = True
     group: bool = False
@@ -49,4 +49,5 @@ class Call(Rule):
         Rule.__post_init__(self)
 
     def score(self, row: Row) -> Verdict:
-        return Verdict(self.function(row))
+        found = self.function(row)
+        return found if isinstance(found, Verdict) else Verdict(found)

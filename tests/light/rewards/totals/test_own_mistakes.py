@@ -49,11 +49,12 @@ def test_more_than_1_percent_of_20_steps_stop_the_run(rules):
     assert steps == 11  # 22 rows, of the 2,000 of 20 such steps
 
 
-def test_one_row_in_a_small_batch_goes_on():
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_one_row_in_a_small_batch_goes_on(rows):
     breaker = Breaker("math", 0.05)
-    breaker.record_mistakes(8, 1, "IndexError")
+    breaker.record_mistakes(rows, 1, "IndexError")
     assert breaker.tripped is None
-    breaker.record_mistakes(8, 1, "IndexError")
+    breaker.record_mistakes(rows, 1, "IndexError")
     assert breaker.tripped is not None
 
 

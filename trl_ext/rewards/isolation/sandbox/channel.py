@@ -3,7 +3,7 @@
 The side with the tests calls the candidate's functions here. Plain data goes by value, as JSON, and arrives as the
 receiver's own exact types, whatever class it had at the sender: an object with an `__eq__` of its own cannot cross, so
 it takes no part in a comparison with an expected value. JSON's own values stand for themselves; anything else is a
-list of a tag and its content. Other objects stay where they are and are spoken to through a `Remote`.
+list of a tag and its content. Other objects stay where they are and are spoken to through a `RemoteObject`.
 
 The side with the tests answers calls of functions that it passed as arguments, and nothing else: an attribute of one
 of its functions would lead to the expected values.
@@ -145,7 +145,7 @@ class Channel:
 
     def _pack(self, value: Any) -> Any:
         def handle_of(thing: Any) -> list[Any]:
-            if isinstance(thing, Remote) and thing._channel is self:
+            if isinstance(thing, RemoteObject) and thing._channel is self:
                 return ["yours", thing._handle]
             self.held.append(thing)
             return ["mine", len(self.held) - 1]
@@ -159,7 +159,7 @@ class Channel:
                 return self._find(handle)
             if owner != "mine" or not isinstance(handle, int):
                 raise ValueError(f"{owner!r} is no tag of a value")
-            return Remote(self, handle)
+            return RemoteObject(self, handle)
 
         return decode(data, thing_of)
 
@@ -207,7 +207,7 @@ class Channel:
 def _asking(operation: str) -> Callable[..., Any]:
     """A method that has the other side do the operation with its object."""
 
-    def method(self: "Remote", *arguments: Any, **named: Any) -> Any:
+    def method(self: "RemoteObject", *arguments: Any, **named: Any) -> Any:
         return self._channel.ask(operation, self._handle, *arguments, **named)
 
     return method
@@ -216,13 +216,13 @@ def _asking(operation: str) -> Callable[..., Any]:
 def _asking_of_two(operation: str) -> Callable[..., Any]:
     """The same for operators, whose other operand must be the other side's, too."""
 
-    def method(self: "Remote", other: Any) -> Any:
-        return self._channel.ask(operation, self._handle, other) if isinstance(other, Remote) else NotImplemented
+    def method(self: "RemoteObject", other: Any) -> Any:
+        return self._channel.ask(operation, self._handle, other) if isinstance(other, RemoteObject) else NotImplemented
 
     return method
 
 
-class Remote:
+class RemoteObject:
     """An object of the other side.
 
     It compares with objects of the other side only: compared with data of this side it is different, whatever its own

@@ -75,7 +75,8 @@ class Breaker:
         if len(self._mistakes) > MISTAKE_CALLS:
             self._mistakes.popleft()
         total, raised = (sum(part) for part in zip(*self._mistakes, strict=True))
-        if self.tripped is None and raised > MOST_MISTAKES * MISTAKE_CALLS * total / len(self._mistakes):
+        most = max(1.0, MOST_MISTAKES * MISTAKE_CALLS * total / len(self._mistakes))  # one row never stops a run
+        if self.tripped is None and raised > most:
             self.tripped = (
                 f"Rule '{self.rule}' raised for {raised} of the last {total} rows, more than {MOST_MISTAKES:.0%} of "
                 f"those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"

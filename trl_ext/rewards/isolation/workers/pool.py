@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.request import Judged, Request, packed
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict
 
 if TYPE_CHECKING:
     from trl_ext.rewards.isolation.workers.server_thread import ServerThread  # Needs Linux.
@@ -175,7 +175,7 @@ def inline(rule: Rule, row: Row) -> Judged:
     """Judge a row in this process; an exception is data, as in a worker."""
     began = time.monotonic()
     try:
-        verdict = rule.score(row)
+        verdict = as_verdict(rule.score(row))
     except Exception as error:  # As in a worker: the caller decides what to do about it.
         verdict = Verdict(None, "error", f"{type(error).__name__}: {error}")
     return Judged(verdict, 1000 * (time.monotonic() - began))

@@ -24,7 +24,7 @@ from trl_ext.rewards.isolation.workers.confine import (
 from trl_ext.rewards.isolation.workers.imports import ImportWatch
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
-from trl_ext.rewards.rule import Verdict
+from trl_ext.rewards.rule import as_verdict
 
 MIB = 2**20
 # A worker that has kept a quarter of what a row may take is replaced, so that later rows find what they may take.
@@ -107,10 +107,8 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
     try:
         if isinstance(row, Exception):
             raise row
-        verdict = rule.score(row)
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"score() returned {verdict!r:.200}, not a Verdict")
-        return None if verdict.value is None else float(verdict.value), str(verdict.status), str(verdict.detail)
+        verdict = as_verdict(rule.score(row))
+        return verdict.value, str(verdict.status), str(verdict.detail)
     except MemoryError:
         return "floor", "too_complex", f"needed more than {limits.memory_mib} MiB of memory"
     except RecursionError:

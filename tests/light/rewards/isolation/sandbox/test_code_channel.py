@@ -16,7 +16,7 @@ from trl_ext.rewards.isolation.sandbox.channel import (
     CALLS_ONLY,
     Channel,
     ChannelLost,
-    Remote,
+    RemoteObject,
     decode,
     encode,
     rebuilt_error,
@@ -87,7 +87,7 @@ def test_relatives_of_plain_data_arrive_as_plain_data(linked):
 @pytest.mark.parametrize("fake", [Equal(), EqualList([1]), Equal])
 def test_an_objects_own_comparison_takes_no_part(fake, linked):
     got = linked(f=lambda: fake).look_up("f")()
-    assert isinstance(got, Remote)
+    assert isinstance(got, RemoteObject)
     for expected in (1, "x", [1], None, (1,), {1: 2}):
         assert got != expected and expected != got
         assert expected not in [got] and got not in [expected]
@@ -130,7 +130,7 @@ def test_a_function_of_the_tests_can_be_called_and_nothing_else(linked):
     def helper(x: int) -> int:
         return x + len(secret)
 
-    def looks_inside(function: Remote) -> list[str]:
+    def looks_inside(function: RemoteObject) -> list[str]:
         found = []
         for operation, *rest in (("attribute", "__globals__"), ("text",), ("iterate",), ("item", 0), ("name",)):
             try:

@@ -80,7 +80,7 @@ EVERYWHERE = {
     "patched json": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\njson.loads = lambda *a: {}",
     "patched harness": (
         "import sys\nfor m in list(sys.modules.values()):\n"
-        "    for n in ('run_judge', 'failure_of', 'decode', 'encode', 'Channel', 'Remote'):\n"
+        "    for n in ('run_judge', 'failure_of', 'decode', 'encode', 'Channel', 'RemoteObject'):\n"
         "        if hasattr(m, n): setattr(m, n, lambda *a, **k: '')\ndef f(x):\n    return 1"
     ),
     "prints a result": f"import json, os\ndef f(x):\n    print(json.dumps({SECRET!r}))\n    os._exit(0)",
@@ -100,7 +100,7 @@ EVERYWHERE = {
     "a message that never ends": "import os, struct\nos.write(3, struct.pack('<I', 2**22) + b'[' * 1000)",
     "a nested message": "import os, struct\nd = b'[' * 10**5\nos.write(3, struct.pack('<I', len(d)) + d)",
     "asks the tests back": (
-        "import sys\nfrom trl_ext.rewards.isolation.sandbox.channel import Remote\nframe = sys._getframe()\n"
+        "import sys\nfrom trl_ext.rewards.isolation.sandbox.channel import RemoteObject\nframe = sys._getframe()\n"
         "while frame: frame.f_locals; frame = frame.f_back\n"
         "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Channel':\n"
         "        print(o.look_up('scope')); print(o.ask('attribute', 0, '__globals__'))"

@@ -221,7 +221,7 @@ def test_a_single_row_that_does_not_fit_ends_the_run(tmp_path):
     subject = grpo(tmp_path)
     limit = Limit(subject.model)
     text = str(ends(subject))
-    assert limit.failed == 3  # four rows, two, one
+    assert limit.failed in (3, 4)  # four to eight rows, which are planned by tokens, then half as many, down to one
     assert text.startswith("Out of memory in the forward: step 1, 1 row of ")
     for words in ("1.96 GiB asked for", "It could not be split: one row is left.", "docs/oom.md"):
         assert words in text

@@ -32,8 +32,13 @@ _MAX_MARGIN = 1e4  # of scores that differ by some units
 
 
 def check_columns(dataset: Any, role: str) -> None:
-    """Raise DataError unless the dataset has rows, and columns that make a pair."""
+    """Raise DataError unless the dataset has rows, and columns that make a pair of texts."""
     for name, _, columns in columns_of_all(dataset, role):
+        if shown := [column for column in ("image", "images") if column in columns]:
+            raise DataError(
+                f"{name} has the column {listed(shown)}, and reward models are trained on text: TRL's RewardTrainer "
+                f"reads no images. Drop it, if pairs make sense without: dataset.remove_columns('{shown[0]}')."
+            )
         if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
             accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
             raise DataError(

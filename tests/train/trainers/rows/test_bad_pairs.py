@@ -105,6 +105,7 @@ WHOLE = {
     "row 1 has messages, where the first row has text": any_json(text(prompt="w5"), SOMETIMES),
     "train_dataset holds the splits 'train'. Give one": {"train": pairs()},
     "which make no preference pairs": pairs().remove_columns("rejected"),
+    "the column 'images', and reward models are trained on text": pairs().map(lambda row: {"images": ["a.png"]}),
     "is empty": pairs().select([]),
     "stream ended before its first row": IterableDataset.from_generator(lambda: iter(())),
     "train_dataset: row 0 has an empty side": Dataset.from_list([text(chosen=""), text()]).to_iterable_dataset(),

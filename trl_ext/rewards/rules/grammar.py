@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import UNSPACED, prose, refusal, text_part, words
 
 _FILLER = "\ufffc"  # Replaces code and formulas, so that a full stop behind one still ends a sentence.
@@ -70,6 +71,11 @@ class Grammar(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "after_think"))
+        warn_once(
+            (type(self), self.name),
+            f"Rule '{self.name}' sees signs of broken text and knows no grammar: well-punctuated nonsense earns 1.0. "
+            "For grammar and sense ask the rule judge, or a server by an AsyncRule (docs/reference/judges.md).",
+        )
 
     def score(self, row: Row) -> Verdict:
         refused = refusal(self, row.text)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_whole
-from trl_ext.rewards.text.prose import words
+from trl_ext.rewards.text.prose import seen, words
 
 UNITS = ("tokens", "chars", "words")
 
@@ -15,7 +15,8 @@ class Length(Rule):
     """1.0 for low..high units, falling linearly to 0.0 over `slack` units on either side.
 
     A length n is worth 1 for low <= n <= high, else max(0, 1 - d / slack) where d is the distance to the nearer bound.
-    With low=0 an empty completion earns 1.0: give a `low`, or a gate.
+    In "chars" and "words" what cannot be seen, and all but one space of a run, count towards `high` only. Tokens count
+    whatever they hold. With low=0 an empty completion earns 1.0: give a `low`, or a gate.
 
     Args:
         low, high: Bounds in units, both included.
@@ -43,9 +44,13 @@ class Length(Rule):
 
     def score(self, row: Row) -> Verdict:
         length = length_in(self.unit, row)
-        distance = max(self.low - length, length - self.high, 0)
+        filled = length
+        if 0 < self.low <= length and self.unit != "tokens":
+            filled = len(seen(row.text)) if self.unit == "chars" else len(words(seen(row.text)))
+        distance = max(self.low - filled, length - self.high, 0)
         value = 1.0 if distance == 0 else max(0.0, 1.0 - distance / self.slack) if self.slack else 0.0
-        return Verdict(value, "ok", f"{length} {self.unit}")
+        hidden = f", {filled} without padding" if filled < self.low <= length else ""
+        return Verdict(value, "ok", f"{length} {self.unit}{hidden}")
 
 
 def length_in(unit: str, row: Row) -> int:

@@ -17,6 +17,7 @@ import regex
 
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
@@ -67,6 +68,11 @@ class Relevance(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "after_think"))
+        warn_once(
+            (type(self), self.name),
+            f"Rule '{self.name}' counts words in common and knows no meanings: nonsense with the prompt's words earns "
+            "1.0. For meanings ask the rule judge, or a server by an AsyncRule (docs/reference/judges.md).",
+        )
         check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
 
     def score(self, row: Row) -> Verdict:

@@ -1,5 +1,6 @@
 """Judge how much the completion repeats itself."""
 
+import re
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
-from trl_ext.rewards.text.prose import refusal, words
+from trl_ext.rewards.text.prose import MAX_CHARS, refusal, words
 
 _MIN_SORTED = 64  # Below this many ids a set is as fast.
+_NUMBER = re.compile(r"(\d{1,15})")  # Python's `int` refuses thousands of digits.
+_BEFORE_CHARS = 6  # Numbers behind the same characters, such as "step ", belong to one counter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,9 @@ class Repetition(Rule):
     The n-grams are of token ids where there are any, else of words; a text above `prose.MAX_CHARS` is not split into
     words and earns 0.0 with status `too_long`. A text too short for one n-gram repeats nothing (1.0); a blank one
     earns 0.0 with status `no_answer`.
+
+    A counter hides no loop: what the words repeat once the numbers of counters (in equal steps, behind the same
+    characters: "step 1 step 2 step 3") are taken for one number is taken off.
 
     Args:
         ngram: Tokens (or words) in a row that count as one unit.
@@ -44,7 +50,34 @@ class Repetition(Rule):
         if num_ngrams <= 0:
             return Verdict(1.0, "ok", f"shorter than {self.ngram}")
         different = num_different(units, self.ngram)
-        return Verdict(different / num_ngrams, "ok", f"{num_ngrams - different} of {num_ngrams} repeat")
+        hidden = counted_frac(row.text, self.ngram) if len(row.text) <= MAX_CHARS else 0.0
+        detail = f"{num_ngrams - different} of {num_ngrams} repeat"
+        detail += f", and {hidden:.0%} of the words but for their counters" if hidden else ""
+        return Verdict(max(0.0, different / num_ngrams - hidden), "ok", detail)
+
+
+def counted_frac(text: str, ngram: int) -> float:
+    """Return by how much the share of new n-grams of words falls when each counter's numbers are one number.
+
+    Example:
+        >>> counted_frac("step 1 step 2 step 3 step 4", 1)
+        0.25
+    """
+    parts = _NUMBER.split(text)
+    counters: dict[str, tuple[int, int]] = {}  # last number and last step
+    same = False
+    for place in range(1, len(parts), 2):
+        before, number = parts[place - 1][-_BEFORE_CHARS:], int(parts[place])
+        last, step = counters.get(before, (number, 0))
+        counters[before] = number, number - last
+        if step and number - last == step:
+            parts[place], same = "#", True
+    if not same:
+        return 0.0
+    shares = []
+    for units in (words(text), words("".join(parts))):
+        shares.append(num_different(units, ngram) / max(1, len(units) - ngram + 1))
+    return max(0.0, shares[0] - shares[1])
 
 
 def num_different(units: Sequence[Any], ngram: int) -> int:

@@ -13,9 +13,9 @@ from trl_ext.rewards.text.prose import is_blank
 class Tags(Rule):
     """Share of the required tag pairs that occur exactly once, closed, not empty and in order.
 
-    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. Space and
-    invisible characters alone leave a pair empty. A chat template that writes `<think>` into the prompt leaves no
-    opening tag in the completion: do not require that tag then.
+    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. Space (also
+    `&nbsp;`) and characters that show nothing leave a pair empty. A chat template that writes `<think>` into the
+    prompt leaves no opening tag in the completion: do not require that tag then.
 
     Args:
         tags: Tag names in their order, positional in Python and a list in YAML.
@@ -53,7 +53,7 @@ class Tags(Rule):
             inside = opened + len(opener)
             is_once = text.find(opener, inside) < 0 and text.find(closer, closed + 1) < 0
             is_closed = is_once and end <= opened and inside < closed
-            if is_closed and (text[inside].isalnum() or not is_blank(text[inside:closed])):
+            if is_closed and not is_blank(text[inside:closed]):
                 end = closed + len(closer)
             else:
                 failed.append(tag)

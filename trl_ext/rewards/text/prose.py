@@ -39,7 +39,10 @@ _UNUSUAL = re.compile(
     "[^\x00-\xac\xae-\u02ff\u0370-\u0482\u048a-\u0590\u1e00-\u200a\u2010-\u2029\u2030-\u205f\u20a0-\u20bf"
     "\u2190-\u2bff\u3000-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
 )
-_BLANK = regex.compile(r"[\s\p{C}\p{Default_Ignorable_Code_Point}]*+")
+# What shows nothing and is no space for `str.split`: also Braille's blank, and spaces as HTML writes them.
+_ENTITY = "&(?:nbsp|ensp|emsp|thinsp|zwn?j|shy|#0{0,9}(?:160|820[1345])|#[xX]0{0,9}(?:[aA]0|200[9bBcCdD]));"
+_UNSEEN = regex.compile(rf"(?:[[\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]--\s]|{_ENTITY})++", regex.V1)
+_BLANK = regex.compile(rf"(?:[\s\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]|{_ENTITY})*+")
 _EMPHASIS = re.compile(r"[*~`]++|(?<![^\W_])_++|_++(?![^\W_])")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -128,7 +131,7 @@ def prose(text: str, filler: str = " ") -> str:
         >>> prose("So <b>half</b>, $x/2$, of `x` costs $5 and $6.", "_")
         'So _half_, _, of _ costs $5 and $6.'
     """
-    return _NOT_PROSE.sub(filler, text)
+    return _NOT_PROSE.sub(filler, text) if any(mark in text for mark in "`$\\<:") else text
 
 
 def text_part(text: str, where: str) -> str:
@@ -137,8 +140,18 @@ def text_part(text: str, where: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Return True when there is nothing to see: space, control and invisible characters, lone surrogates."""
+    """Return True when there is nothing to see: space, also as `&nbsp;`, control and invisible characters."""
     return _BLANK.fullmatch(text) is not None
+
+
+def seen(text: str) -> str:
+    """Return what of a text can be seen, with one space for each run of white space.
+
+    Example:
+        >>> seen("It\u200b is\u3164  18. &nbsp; \\n")
+        'It is 18.'
+    """
+    return " ".join(_UNSEEN.sub("", text).split())
 
 
 def refusal(rule: Rule, text: str) -> Verdict | None:

@@ -2,8 +2,11 @@
 
 # ruff: noqa: RUF001  Letters and marks that look alike are the subject.
 
+import pytest
+
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.grammar import Grammar
+from trl_ext.rewards.rules.relevance import Relevance
 
 GOOD_ENGLISH = (
     "Let me think about this (briefly). The ducks lay 16 eggs a day, of which Janet eats three!\n\n"
@@ -62,6 +65,14 @@ def test_something_good_where_there_was_nothing_does_not_raise_the_value(subtest
     for added in (" ()", ' "18"', "\n- list", "\n\n# Heading", " [x]", "; yes"):
         with subtests.test(added):
             assert judged(text + added).value <= judged(text).value
+
+
+@pytest.mark.parametrize(("kind", "blind"), [(Grammar, "knows no grammar"), (Relevance, "knows no meanings")])
+def test_a_rule_says_once_when_it_is_built_what_it_cannot_see(kind, blind, caplog):
+    with caplog.at_level("WARNING"):
+        rules = [kind(name=f"blind_{kind.__name__}") for _ in range(3)]
+    assert [blind in message for message in caplog.messages] == [True]
+    assert rules[0].name in caplog.text and "judges.md" in caplog.text
 
 
 def test_after_think_reads_the_answer_alone():

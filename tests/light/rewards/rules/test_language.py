@@ -118,6 +118,23 @@ def test_after_think_reads_the_answer_alone():
     assert judged("ko", text).value < judged("ko", text, where="after_think").value == 1.0
 
 
+def test_the_quick_way_finds_the_same_words_as_unicodes_properties():
+    spans = [(0, 0x250), (0x1E00, 0x1F00), (0x2000, 0x2070), (0x20A0, 0x20C0), (0x2190, 0x2C00)]
+    for char in (chr(code) for start, end in spans for code in range(start, end)):
+        if module.is_latin(char):
+            for script in ("any", "Latin"):
+                assert module.words_in(f"a{char}b {char}", script) == module.script_pattern(script).findall(
+                    f"a{char}b {char}"
+                ), ascii(char)
+
+
+@pytest.mark.parametrize(("language", "other"), [("en", "de"), ("en", "fr"), ("fr", "es")])
+def test_a_third_of_the_words_in_the_language_do_not_pay_for_the_rest(language, other):
+    own, foreign = SAMPLES[language].split() * 40, SAMPLES[other].split() * 80
+    mixed = " ".join(f"{one} {two} {three}" for one, two, three in zip(own, foreign[::2], foreign[1::2], strict=False))
+    assert judged(language, mixed).value < 0.6
+
+
 GERMAN = "Der Apfel fällt nicht weit vom Stamm"
 ENGLISH = "means that children resemble their parents, as people like to say there"
 

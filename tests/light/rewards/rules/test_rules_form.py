@@ -49,6 +49,30 @@ def test_tags_give_the_share_of_pairs_that_are_right(subtests):
     assert detail == "not once, closed, filled and in order: answer"
 
 
+# Hangul filler, braille blank, non-breaking spaces as HTML writes them, and marks that join nothing.
+BLANKS = ("\u3164", "\u2800", "&nbsp;", "&#160; &#xA0;", "&zwnj;\u200b", "\u115f\uffa0", "\u034f \u2063")
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_letters_and_entities_that_show_nothing_fill_no_tag(blank):
+    assert judged(Tags("answer"), f"<answer>{blank}</answer>").value == 0.0
+    assert judged(Tags("answer"), f"<answer>{blank}4{blank}</answer>").value == 1.0
+
+
+@pytest.mark.parametrize("text", ["&", "&lt;", "&amp;nbsp;", "&#" + "9" * 5000 + ";", "R&D", "\u2801", ")"])
+def test_what_can_be_seen_fills_a_tag(text):
+    assert judged(Tags("answer"), f"<answer>{text}</answer>").value == 1.0
+
+
+@pytest.mark.parametrize("padding", ["\u200b", " ", "\n", "\u3164", "\u200b ", "\u2800 ", "\0"])
+@pytest.mark.parametrize("unit", ["chars", "words"])
+def test_what_cannot_be_seen_lengthens_no_text_but_counts_against_the_most(padding, unit):
+    enough, most = Length(low=20, unit=unit), Length(high=50, unit="chars")
+    assert judged(enough, f"It is 18.{padding * 100}").value == judged(enough, f"It{padding * 100}is 18.").value == 0.0
+    assert judged(most, f"It is 18.{padding * 100}").value == 0.0
+    assert judged(enough, "one two " * 10).value == 1.0
+
+
 def test_a_length_falls_linearly_on_both_sides_in_tokens_characters_or_words():
     assert values_of(Length(low=2, high=4, slack=2), 1, 2, 4, 5, 6, 60) == [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
     assert values_of(Length(high=1), 1, 2) == [1.0, 0.0], "without slack it is a hard limit"
@@ -98,6 +122,33 @@ def test_repetition_is_counted_on_token_ids_or_else_on_words():
     assert values_of(Repetition(ngram=1), "no no no yes") == values_of(Repetition(ngram=2), "好的好的好") == [0.5]
     assert values_of(Repetition(), "one two", "") == [1.0, 0.0], "a short text repeats nothing"
     assert judged(Repetition(), "", 0).value == 0.0
+
+
+def counted(template: str, numbers: range) -> str:
+    return " ".join(template.format(number) for number in numbers)
+
+
+@pytest.mark.parametrize("numbers", [range(1, 60), range(60, 1, -1), range(0, 120, 2), range(0, 5000, 77)])
+@pytest.mark.parametrize("template", ["step {}", "{}", "Step {}: we go on to the next step.", "line{}"])
+def test_a_counter_hides_no_loop_in_words_or_ids(template, numbers):
+    text = counted(template, numbers)
+    assert judged(Repetition(), text).value < 0.25
+    vocabulary: dict[str, int] = {}
+    ids = tuple(vocabulary.setdefault(word, len(vocabulary)) for word in text.split())
+    verdict = Repetition().score(Row(None, text, ids, {}))
+    assert verdict.value < 0.25 and "counters" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1. Read it. 2. Write down what is known. 3. Choose a letter. 4. Solve for x. 5. Check by hand. 6. Box that.",
+        "In 1914 it began, 37 years later 4 more came, so 12 of 88 stayed; 5 left, 9 wrote, 41 did not answer at all.",
+        "9" * 5000 + " is long",
+    ],
+)
+def test_a_numbered_list_and_numbers_of_a_text_are_no_counter(text):
+    assert judged(Repetition(), text).value == 1.0
 
 
 @pytest.mark.parametrize("ngram", [1, 3, 5])

@@ -61,7 +61,7 @@ def counted_frac(text: str, ngram: int) -> float:
 
     Example:
         >>> counted_frac("step 1 step 2 step 3 step 4", 1)
-        0.25
+        0.125
     """
     parts = _NUMBER.split(text)
     counters: dict[str, tuple[int, int]] = {}  # last number and last step

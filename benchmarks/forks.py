@@ -4,7 +4,8 @@ A tree of four turns with two answers to each makes 16 conversations. As *traces
 as *turns* each of the 30 answers is a row whose prompt is all that came before. Both runs are packed; one has
 `share_prompt: false`. `reached` is the ratio of seconds over that of tokens, where every token that rows have in
 common counts once. What is scored is fewer tokens only as traces (turns score each token once in both runs), so that
-with a head that is large beside the layers less can be reached. Rounds alternate; the median of their ratios counts. Step 1 warms up.
+with a head that is large beside the layers less can be reached. Rounds alternate; the median of their ratios counts.
+Step 1 warms up.
 
     python benchmarks/forks.py --output benchmarks/results/forks_cpu.json
 """

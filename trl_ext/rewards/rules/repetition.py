@@ -60,8 +60,8 @@ def counted_frac(text: str, ngram: int) -> float:
     """Return by how much the share of new n-grams of words falls when each counter's numbers are one number.
 
     Example:
-        >>> counted_frac("step 1 step 2 step 3 step 4", 1)
-        0.125
+        >>> round(counted_frac("step 1 step 2 step 3 step 4 step 5", 1), 2)
+        0.1
     """
     parts = _NUMBER.split(text)
     counters: dict[str, tuple[int, int]] = {}  # last number and last step

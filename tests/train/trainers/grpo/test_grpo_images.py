@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import trl
 from datasets import Dataset, Image, List
+from peft import LoraConfig
 
 import trl_ext
 from tests import grpo_trainers, tiny_images
@@ -48,6 +49,8 @@ def test_weights_are_trls(family, tmp_path):
         dict(max_tokens_per_forward=48),
         dict(top_entropy_quantile=0.5),
         dict(share_prompt=False, gradient_checkpointing=True),
+        dict(peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), learning_rate=1e-2),
+        dict(family="qwen3_5", max_tokens_per_forward=48, gradient_checkpointing=True),
         dict(num_iterations=2, steps_per_generation=4, beta=0.1),
     ],
     ids=lambda changes: "-".join(changes),

@@ -110,8 +110,8 @@ class VerdictCache:
             return self._kept.get(key)
 
     def put(self, key: Hashable, verdict: Verdict) -> None:
-        """Keep a verdict, unless the machine or a bug brought it about and not the row."""
-        if verdict.status in FAILED or verdict.status == "error":
+        """Keep a verdict, unless the machine or a bug brought it about and not the row, or a judge gave none."""
+        if verdict.status in FAILED or verdict.status in ("error", "no_score"):
             return
         with self._lock:
             self._kept[key] = verdict
@@ -378,6 +378,9 @@ class Scorer:
                 self.cache.put(key, part.known[key])
         failed, late = ([a.verdict.detail for a in answers if getattr(a, kind)] for kind in ("failed", "late"))
         raised = [a.verdict.detail for a in answers if a.verdict.status == "error"]
+        replies = [answer.verdict for answer in answers if answer.verdict.status in ("ok", "no_score")]
+        if rule.is_async:
+            self._breaker(rule).record_replies([reply.detail * (reply.status == "no_score") for reply in replies])
         self._record(rule, len(part.sent), failed, late, raised)
         column.verdicts = [part.known[key] for key in part.keys]
         return column

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from trl_ext.errors import RuleError
@@ -31,6 +33,9 @@ Judgement = tuple[list[Judged], dict[str, float]]  # of a batch, with the metric
 # together do not come back together.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+# So often a call may meet the server's limit (429) before that counts among its attempts: a server that limits a third
+# of the calls would else lose a row in 27.
+_LIMITED, _FREE_LIMITED = 429, 8
 # Mistakes in the rule's own code, which no further attempt mends.
 _BUGS = (TypeError, AttributeError, NameError, ImportError, AssertionError, NotImplementedError, RecursionError)
 # HTTP codes of 400 to 499 that a later attempt may be spared.
@@ -75,6 +80,36 @@ class Calls:
         return {"latency_s": mean_s, "calls": self.num_attempts, "retries": self.num_retries, **self.costs}
 
 
+@dataclass(slots=True)
+class Pace:
+    """When a server may be asked again: a limit that one call meets holds for all calls of this process.
+
+    Args:
+        until: When the pause ends, on the monotonic clock.
+        num_pauses: Pauses since the server's last answer; each is twice as long, unless the server says how long.
+    """
+
+    until: float = 0.0
+    num_pauses: int = 0
+
+    async def wait(self) -> None:
+        """Wait until the pause is over, and a little by chance, so that calls do not come back together."""
+        while (left_s := self.until - time.monotonic()) > 0:
+            await asyncio.sleep(left_s * random.uniform(1.0, 1.25))
+
+    def pause(self, error: Exception, sent_at: float) -> None:
+        """Note that a call met the limit; those that were sent before the pause began do not make it longer."""
+        if sent_at >= self.until:
+            self.until = time.monotonic() + pause_after(error, self.num_pauses)
+            self.num_pauses += 1
+
+
+@lru_cache(maxsize=256)
+def pace_of(server: Hashable) -> Pace:
+    """The pace of a server's calls in this process."""
+    return Pace()
+
+
 _calls: ContextVar[Calls] = ContextVar("trl_ext_calls")
 
 
@@ -103,7 +138,8 @@ class AsyncRule(Rule):
         concurrency: Most calls under way at a time, in each process of the training.
         timeout_s: Seconds until an attempt is given up.
         retries: Attempts after the first. Between them it waits 0.5 s, 1 s, 2 s and so on up to 30 s, or as long as
-            the server says (`Retry-After`).
+            the server says (`Retry-After`, `retry-after-ms`). A limit (429) pauses all calls to the server, and
+            counts among a call's attempts from the ninth time on.
     """
 
     tier: ClassVar[str] = "inline"
@@ -150,31 +186,44 @@ class AsyncRule(Rule):
         Raises:
             CallFailed: every attempt failed.
         """
-        calls = _calls.get()
-        for attempt in range(self.retries + 1):
+        calls, pace = _calls.get(), pace_of(self.server_key())
+        num_made = num_free = 0
+        while True:
             async with calls.slots:
+                await pace.wait()
                 if calls.given_up:
                     raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
                 calls.num_attempts += 1
-                calls.num_retries += attempt > 0
-                start = time.perf_counter()
+                calls.num_retries += num_made > 0
+                num_made += 1
+                start = time.monotonic()
                 try:
                     async with asyncio.timeout(self.timeout_s):
                         answer = await make()
                 except (*_BUGS, CallFailed):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, what it read.
-                    if attempt == self.retries or not may_pass(error):
+                    is_limit = code_of(error) == _LIMITED
+                    if is_limit:
+                        pace.pause(error, start)
+                    if is_limit and num_free < _FREE_LIMITED and may_pass(error):
+                        num_free += 1
+                        continue
+                    if num_made - num_free > self.retries or not may_pass(error):
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
                         said = (late or f"{type(error).__name__}: {error}")[:300]
-                        raise CallFailed(f"{said} ({attempt + 1} attempt{'s' * (attempt > 0)})") from error
-                    pause_s = pause_after(error, attempt)
+                        raise CallFailed(f"{said} ({num_made} attempt{'s' * (num_made > 1)})") from error
+                    pause_s = 0.0 if is_limit else pause_after(error, num_made - num_free - 1)
                 else:
-                    calls.latencies_s.append(time.perf_counter() - start)
+                    calls.latencies_s.append(time.monotonic() - start)
+                    pace.num_pauses = 0
                     return answer
             await asyncio.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+
+    def server_key(self) -> Hashable:
+        """What stands for the server: calls of equal keys pause together where one meets a limit."""
+        return type(self), self.name
 
     def cache_key(self, row: Row) -> Hashable | None:
         """All that a judge may read: prompt, messages, the columns that the rule names, the group if `reads_group`.
@@ -209,19 +258,33 @@ class AsyncRule(Rule):
 
 def may_pass(error: Exception) -> bool:
     """True where another attempt may succeed: for all but HTTP codes that say that the request itself is wrong."""
-    code = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
+    code = code_of(error)
+    # OpenAI's word for a bill that is not paid, which comes with 429, too.
+    is_spent = getattr(error, "code", None) == "insufficient_quota"
+    return not is_spent and not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
+
+
+def code_of(error: Exception) -> Any:
+    """The HTTP code of a client's exception; None for any other."""
+    return getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
 def pause_after(error: Exception, attempt: int) -> float:
     """Seconds to wait after the attempt of this number, counted from 0: what the server says, or twice the last."""
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        asked_s = float(headers.get("retry-after", ""))
-    except (TypeError, ValueError):  # None, or a date.
-        asked_s = 0.0
-    pause_s = _FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)
-    return min(asked_s if asked_s > 0 else pause_s, _LONGEST_PAUSE_S)
+    after, pause_s = headers.get("retry-after"), _FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)
+    for read_s in (
+        lambda: float(headers.get("retry-after-ms")) / 1e3,
+        lambda: float(after),
+        lambda: parsedate_to_datetime(after).timestamp() - time.time(),
+    ):
+        try:
+            asked_s = read_s()
+        except (TypeError, ValueError, OverflowError):  # Not there, or of another form.
+            continue
+        if asked_s > 0:
+            return min(asked_s, _LONGEST_PAUSE_S)
+    return min(pause_s, _LONGEST_PAUSE_S)
 
 
 def content_key(content: Any) -> bytes | None:

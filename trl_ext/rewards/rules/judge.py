@@ -1,8 +1,9 @@
 """Have a language model behind an OpenAI-compatible server judge completions: alone, or against another answer.
 
 A judge reads text that a policy writes to please it, so what comes back is trusted as little as possible: the score is
-read from the last line of the judge's reply (or its JSON) and nowhere else, a score out of bounds is none, and a reply
-without a score earns the floor, never None. Question and answers stand between tags that the policy cannot foresee.
+read from the last lines of the judge's reply (or its JSON) and nowhere else, nothing that it may only quote is read
+before the last one, a score out of bounds is none, and a reply without a score earns the floor, never None. Question
+and answers stand between tags that the policy cannot foresee.
 None of this keeps a judge from being persuaded: docs/reference/judges.md.
 """
 
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import statistics
+import unicodedata
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,12 +30,16 @@ from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.text.prose import is_blank, text_part
+from trl_ext.rewards.text.visible import after_think
 from trl_ext.rewards.totals.shaping import pair_of
 
 # What templates are given beside the dataset's columns.
 _GIVEN = frozenset({"prompt", "completion", "messages", "gold", "first", "second", "tag"})
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 _LONGEST_LINE = 200  # characters of a reply's last line
+_LAST_LINES = 3  # in which a score may stand, blank ones not counted
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
+_MARKS = str.maketrans("", "", "*_#`")  # of Markdown
 _PATTERN_S = 0.5
 MOST_REPLY_BYTES = 2_000_000
 _DETAIL_CHARS = 300
@@ -43,10 +49,11 @@ _REFUSALS = (400, 403, 413, 422, 451)
 
 
 class JudgeReply(NamedTuple):
-    """A judge's reply: its text, None where it was cut off or is missing, and the tokens that it took."""
+    """A judge's reply: its text, None where it is missing, the tokens that it took, and True where it was cut off."""
 
     text: str | None
     tokens: int
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +80,13 @@ class Judge(AsyncRule):
         gold: Column with the right answer, or several, which the judge is shown. Empty: none.
         against: Column with the answer to compare with. Empty: the completion is judged alone.
         scores: Lowest and highest score that the judge may give.
-        pattern: Regular expression that fits the last line of the reply; its first group is the score, or "A", "B" or
-            "tie". Give a rubric that asks for such a line. Empty: `Score: N`, or `Better: A`.
+        choices: Words that the judge chooses from, each with its value, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`,
+            instead of a score. Empty: it gives a score.
+        pattern: Regular expression that fits one of the last three lines of the reply; its first group is the score, a
+            word of `choices`, or "A", "B" or "tie". Give a rubric that asks for such a line. Empty: `Score: N`,
+            `Verdict: yes`, or `Better: A`.
         schema: True, or a JSON schema that the reply must fit (`response_format`); the score is its key "score", or
-            "better". False: the last line decides.
+            "better". False: the last lines decide.
         votes: Times that the judge is asked; odd.
         temperature: Of the judge's sampling; None leaves it to the server.
         max_tokens: Longest reply, thoughts included.
@@ -98,6 +108,7 @@ class Judge(AsyncRule):
     gold: str = ""
     against: str = ""
     scores: tuple[float, float] = (1.0, 10.0)
+    choices: Mapping[str, float] | None = None
     pattern: str = ""
     schema: bool | Mapping[str, Any] = False
     votes: int = 1
@@ -167,6 +178,8 @@ class Judge(AsyncRule):
 
     def _check_reply(self) -> None:
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
+        if self.choices is not None:
+            self._check_choices(self.choices)
         key = judge_prompt.KEYS[self._mode]
         if not isinstance(self.schema, bool | Mapping):
             self._refuse(f"schema is {self.schema!r}. Give true, false or a JSON schema.")
@@ -182,6 +195,20 @@ class Judge(AsyncRule):
             raise RuleError(f"Rule '{self.name}': {self.pattern!r} is no regular expression: {error}.") from error
         if not groups:
             self._refuse(f"pattern is {self.pattern!r}. Put the score in a group, such as Score: (\\d+).")
+
+    def _check_choices(self, choices: Any) -> None:
+        words = dict(choices) if isinstance(choices, Mapping) else {}
+        different = {word.strip().casefold() for word in words if isinstance(word, str) and word.strip()}
+        if len(different) < max(2, len(words)) or not all(
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            for value in words.values()
+        ):
+            self._refuse(
+                f"choices is {choices!r}. Give two or more different words, each with a value from 0 to 1; in YAML "
+                "put yes, no, on and off in quotes."
+            )
+        if self.against or self.scores != (1.0, 10.0):
+            self._refuse("there are choices and scores, or against. Give one: the judge gives one kind of verdict.")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -205,14 +232,20 @@ class Judge(AsyncRule):
         for reply in replies:
             if isinstance(reply, str):
                 return Verdict(self.floor, "refused", reply)
-        texts = [reply.text for reply in replies if isinstance(reply, JudgeReply)]
-        return self._verdict(texts, len(orders))
+        shown = [messages[-1]["content"] for messages in orders]
+        return self._verdict([reply for reply in replies if isinstance(reply, JudgeReply)], shown)
 
-    def _verdict(self, texts: list[str | None], num_orders: int) -> Verdict:
-        """The verdict of all replies, those of one vote behind each other."""
-        found = [self._value(text, is_swapped=bool(place % num_orders)) for place, text in enumerate(texts)]
+    def _verdict(self, replies: list[JudgeReply], shown_texts: list[str]) -> Verdict:
+        """The verdict of all replies, those of one vote behind each other, each to one of the texts in turn."""
+        num_orders, texts = len(shown_texts), [reply.text for reply in replies]
+        found = [
+            None if reply.is_cut else self._value(reply.text, shown_texts[place % num_orders], place % num_orders == 1)
+            for place, reply in enumerate(replies)
+        ]
         if all(value is None for value in found):
-            return Verdict(self.floor, "no_score", f"no score in {str(texts[0])[-_DETAIL_CHARS:]!r}")
+            reply = next((reply for reply in replies if reply.is_cut), replies[0])
+            cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
+            return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
         values = [self.floor if value is None else value for value in found]
         votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
         shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
@@ -253,7 +286,8 @@ class Judge(AsyncRule):
             other = given[self.against]
             shown = [shown[0] | {"first": first, "second": second} for first, second in ((own, other), (other, own))]
         form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self.schema else "line"
-        system = {"role": "system", "content": judge_prompt.system_message(self._mode, self.rubric, form, self.scores)}
+        asked = judge_prompt.system_message(self._mode, self.rubric, form, self.scores, self.choices or ())
+        system = {"role": "system", "content": asked}
         template = judge_prompt.compiled(self._template)[0]
         # No request can hold a lone surrogate.
         texts = [template.render(names).encode("utf-8", "replace").decode() for names in shown]
@@ -263,7 +297,14 @@ class Judge(AsyncRule):
 
     @property
     def _pattern(self) -> str:
+        if self.choices and not self.pattern:
+            words = "|".join(map(regex.escape, sorted(map(str.strip, self.choices), key=len, reverse=True)))
+            return rf"(?i)(?:Verdict:\s*+)?({words})\.?"
         return self.pattern or judge_prompt.PATTERNS[self._mode]
+
+    def server_key(self) -> Hashable:
+        """The server's address: judges of one server pause together."""
+        return self.base_url
 
     async def _ask(self, messages: list[dict[str, str]]) -> JudgeReply | str:
         """The reply, or the sentence with which the server refuses the request."""
@@ -273,7 +314,7 @@ class Judge(AsyncRule):
         if self.temperature is not None:
             request["temperature"] = self.temperature
         if self.schema:
-            shipped = judge_prompt.shipped_schema(self._mode, self.scores)
+            shipped = judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ())
             schema = self.schema if isinstance(self.schema, Mapping) else shipped
             form = {"name": "judgement", "strict": True, "schema": dict(schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -289,9 +330,12 @@ class Judge(AsyncRule):
         self.spend(tokens=reply.tokens)
         return reply
 
-    def _value(self, text: str | None, *, is_swapped: bool) -> float | None:
-        """The value of one reply, 0.0 to 1.0; None where it holds no score."""
-        said = None if text is None else self._said(text)
+    def _value(self, text: str | None, shown: str, is_swapped: bool) -> float | None:
+        """The value of one reply to what was shown, 0.0 to 1.0; None where it holds no score."""
+        said = None if text is None else self._in_json(text, shown) if self.schema else self._in_lines(text, shown)
+        if self.choices:
+            words = {word.strip().casefold(): float(value) for word, value in self.choices.items()}
+            return words.get(str(said).strip().casefold())
         if self.against:
             value = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
             return 1.0 - value if is_swapped and value is not None else value
@@ -303,22 +347,44 @@ class Judge(AsyncRule):
         # Out of bounds is none, and not the best or the worst: the judge did not do as asked.
         return (said - low) / (high - low) if low <= said <= high else None
 
-    def _said(self, text: str) -> Any:
-        """What stands in the reply where the score belongs."""
-        if self.schema:
+    def _in_json(self, text: str, shown: str) -> Any:
+        """The score of a reply that is JSON as a whole, or behind its thoughts, also in one Markdown fence."""
+        for part in (text, after_think(text)):
+            fenced = _FENCED.fullmatch(part.strip())
             try:
-                found = json.loads(text)
+                found = json.loads(fenced[1] if fenced else part)
             except (ValueError, RecursionError):
+                continue
+            is_trusted = (part is text and not fenced) or not is_quoted(part, shown)
+            return found.get(judge_prompt.KEYS[self._mode]) if isinstance(found, dict) and is_trusted else None
+        return None
+
+    def _in_lines(self, text: str, shown: str) -> Any:
+        """What the last line that fits holds, among the last three, none of them a thought.
+
+        Before the last one nothing counts that stands in what the judge was shown: it may quote that.
+        """
+        lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
+        for place, line in enumerate(reversed(lines)):
+            bare = line.strip().strip("*_#`").strip()
+            if len(bare) <= _LONGEST_LINE:
+                try:
+                    match = regex.compile(self._pattern).fullmatch(bare, timeout=_PATTERN_S)
+                except TimeoutError:
+                    return None
+                if match:
+                    return None if place and is_quoted(bare, shown) else match[1]
+            if "think>" in line:
                 return None
-            return found.get(judge_prompt.KEYS[self._mode]) if isinstance(found, dict) else None
-        line = text.rstrip().rpartition("\n")[2].strip().strip("*_#`").strip()
-        if len(line) > _LONGEST_LINE:
-            return None
-        try:
-            match = regex.compile(self._pattern).fullmatch(line, timeout=_PATTERN_S)
-        except TimeoutError:
-            return None
-        return match[1] if match else None
+        return None
+
+
+def is_quoted(part: str, shown: str) -> bool:
+    """True where a part of a reply stands in what the judge was shown, but for case, spaces and marks of Markdown."""
+    part, shown = (
+        "".join(unicodedata.normalize("NFKC", text).translate(_MARKS).casefold().split()) for text in (part, shown)
+    )
+    return part in shown
 
 
 @lru_cache(maxsize=8)
@@ -346,4 +412,4 @@ async def send(client: Any, request: Mapping[str, Any]) -> JudgeReply:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the server's reply is no chat completion: {bytes(body[:100])!r}") from error
     known_tokens = tokens if isinstance(tokens, int) and 0 <= tokens < 10**9 else 0
-    return JudgeReply(text if isinstance(text, str) and not is_cut else None, known_tokens)
+    return JudgeReply(text if isinstance(text, str) else None, known_tokens, is_cut)

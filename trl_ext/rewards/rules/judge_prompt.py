@@ -1,5 +1,6 @@
 """What a judge is asked: the system message, the shipped templates, and cells of the dataset as text."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +28,12 @@ _RUBRICS = {
 }
 _LINE = "Think first, briefly. Then end with one line like this, where N is from {low:g} (worst) to {high:g} (best):"
 _PAIR_LINE = "Think first, briefly. Then end with one of these three lines:"
+_CHOICE_LINE = "Think first, briefly. Then end with one line like this, with one of these words:"
 _FORMS = {
     ("alone", "line"): f"{_LINE}\nScore: N",
     ("alone", "json"): "Reply with JSON: your reasoning, briefly, and a score, {low:g} (worst) to {high:g} (best).",
+    ("choice", "line"): f"{_CHOICE_LINE}\nVerdict: {{choices}}",
+    ("choice", "json"): "Reply with JSON: your reasoning, briefly, and as score one of these words: {choices}.",
     ("pair", "line"): f"{_PAIR_LINE}\nBetter: A\nBetter: B\nBetter: tie",
     ("pair", "json"): "Reply with JSON: your reasoning, briefly, and which answer is better: A, B or tie.",
 }
@@ -59,7 +63,7 @@ TEMPLATES = {
 }
 
 
-def system_message(mode: str, rubric: str, form: str, scores: tuple[float, float]) -> str:
+def system_message(mode: str, rubric: str, form: str, scores: tuple[float, float], choices: Iterable[str] = ()) -> str:
     """What the judge is told before it sees any text of others.
 
     Args:
@@ -67,9 +71,11 @@ def system_message(mode: str, rubric: str, form: str, scores: tuple[float, float
         rubric: What a good answer is; empty for the shipped text.
         form: "line" or "json" for the shipped request for a form of the reply; empty where the rubric asks for one.
         scores: Lowest and highest score.
+        choices: The words that the judge chooses from, instead of a score.
     """
     what = "an answer to a question" if mode == "alone" else "two answers to a question"
-    asked = _FORMS[mode, form].format(low=scores[0], high=scores[1]) if form else ""
+    asked = _FORMS["choice" if choices else mode, form] if form else ""
+    asked = asked.format(low=scores[0], high=scores[1], choices=" | ".join(choices))
     return _FRAME.format(what=what, rubric=rubric or _RUBRICS[mode], form=asked).strip()
 
 
@@ -80,11 +86,11 @@ def compiled(template: str) -> tuple[Template, frozenset[str]]:
     return environment.from_string(template), frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
-def shipped_schema(mode: str, scores: tuple[float, float]) -> dict[str, Any]:
+def shipped_schema(mode: str, scores: tuple[float, float], choices: Iterable[str] | None = None) -> dict[str, Any]:
     """The JSON schema of a reply, the reasoning first, so that the score follows from it."""
     said: dict[str, Any] = {"type": "number", "minimum": scores[0], "maximum": scores[1]}
-    if mode == "pair":
-        said = {"type": "string", "enum": ["A", "B", "tie"]}
+    if choices or mode == "pair":
+        said = {"type": "string", "enum": list(choices or ("A", "B", "tie"))}
     properties = {"reasoning": {"type": "string"}, KEYS[mode]: said}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass
+from email.utils import formatdate
 
 import pytest
 
@@ -290,6 +291,50 @@ def test_a_server_says_when_to_come_back():
     assert async_rule.pause_after(WithResponse(429, {"retry-after": "9999"}), 0) == 30.0
     assert 0 < async_rule.pause_after(WithResponse(429, {"retry-after": "soon"}), 3) <= 0.008
     assert 0 < async_rule.pause_after(ConnectionError(), 3) <= 0.008
+
+
+def test_a_server_says_when_to_come_back_as_a_date_or_in_milliseconds():
+    soon, past = (formatdate(time.time() + seconds, usegmt=True) for seconds in (10, -10))
+    assert 8 < async_rule.pause_after(WithResponse(429, {"retry-after": soon}), 0) <= 10
+    assert 0 < async_rule.pause_after(WithResponse(429, {"retry-after": past}), 3) <= 0.008
+    assert async_rule.pause_after(WithResponse(429, {"retry-after-ms": "1500", "retry-after": "9"}), 0) == 1.5
+    for odd in ("nan", "Wed, 99 Foo 2026 00:00:00 GMT", "9" * 5000):
+        assert 0 < async_rule.pause_after(WithResponse(429, {"retry-after": odd}), 3) <= 30
+    assert async_rule.pause_after(WithResponse(429, {"retry-after-ms": "-1", "retry-after": "3"}), 0) == 3.0
+
+
+class Limited(Exception):
+    status_code = 429
+    response = type("Response", (), {"headers": {"retry-after": "0.2"}})()
+
+
+def test_a_limit_that_one_call_meets_pauses_all_calls_to_its_server(gauge):
+    asked: list[float] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Paced(AsyncRule):
+        async def score(self, row: Row) -> Verdict:
+            asked.append(time.monotonic())
+            await asyncio.sleep(0.01)
+            if len(asked) <= 4 and row.text == TEXTS[0]:
+                raise Limited
+            return Verdict(1.0)
+
+    assert RuleSet([Paced(concurrency=4, retries=0)])(completions=TEXTS) == [1.0] * 64
+    assert len(asked) == 65
+    assert asked[3] - asked[0] < 0.1 and asked[4] - asked[3] > 0.15, "60 calls waited, and not only the one"
+
+
+def test_a_limit_that_never_ends_is_a_failing_call(gauge):
+    @dataclass(frozen=True, kw_only=True)
+    class Shut(AsyncRule):
+        async def score(self, row: Row) -> Verdict:
+            GAUGE.calls[row.text] += 1
+            raise WithResponse(429, {})
+
+    part = RuleSet([Shut(retries=1)]).explain("", "a").parts[0]
+    assert (part.value, part.status) == (None, "infra_error")
+    assert gauge.calls["a"] == 2 + async_rule._FREE_LIMITED
 
 
 # Whole batches

@@ -1,16 +1,18 @@
 """A rule that scores nothing ends the run at the first step, with its column, unless it is only not for that step."""
 
 import asyncio
+import json
 import math
 
 import pytest
 from datasets import Dataset, IterableDataset
 
 from tests import grpo_trainers, ppo_trainers, tiny
+from tests.chat_server import ChatServer
 from tests.workers.plain_rules import Dormant
 from trl_ext import RuleSet
 from trl_ext.errors import DataError, RuleError
-from trl_ext.rewards import Answer, AsyncRule, Length, Limits, Row, Rule, Verdict
+from trl_ext.rewards import Answer, AsyncRule, Judge, Length, Limits, Row, Rule, Verdict
 from trl_ext.trainers.grpo import unscored
 
 
@@ -65,6 +67,17 @@ def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
     with pytest.raises(RuleError, match=f"'{rule.name}'"):
         given = rules(rule, limits=limits, on_unscored="warn")
         train(given, rows_of(["w7"] * 40), per_device_train_batch_size=8, max_steps=4)
+
+
+def test_a_judge_that_is_cut_off_ends_the_run_at_the_first_step(train):
+    pytest.importorskip("openai")
+    data = Dataset.from_dict({"prompt": [tiny.words(5, n) for n in range(32)]})
+    choice = {"finish_reason": "length", "message": {"content": "Let me think"}}
+    with ChatServer(lambda request: json.dumps({"choices": [choice]}).encode()) as server:
+        judge = Judge("m", base_url=server.url, weight=0.5)
+        with pytest.raises(RuleError, match=r"rule 'judge' hold no score.* cut off at max_tokens=2048: 'Let"):
+            train(RuleSet([judge, Length(high=2)]), data, per_device_train_batch_size=64, max_steps=2)
+    assert len(server.requests) <= 64
 
 
 NULL = [None] * 8

@@ -1,7 +1,9 @@
 """Stop a run whose machine fails too many rows: training on the rest would be training on a bias."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import mode
 
 # Statuses of rows that the machine or a server failed.
 FAILED = frozenset({"infra_error", "refused"})
@@ -11,6 +13,8 @@ LATE_CALLS = 3
 LEAST_ROWS = 20
 # Rows over which the share is taken: a few batches, so that a bad minute hours ago does not add up.
 WINDOW_ROWS = 2048
+# A judge's first replies: one without a score is the judge's doing, or its settings'. Later it may be a policy's.
+FIRST_REPLIES = 64
 # A rule of ours that raises costs the row alone, until more than this share of the rows of so many calls end so.
 MOST_MISTAKES, MISTAKE_CALLS = 0.01, 20
 
@@ -44,6 +48,7 @@ class Breaker:
     _mistakes: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=MISTAKE_CALLS), init=False, repr=False
     )
+    _replies: list[str] = field(default_factory=list, init=False, repr=False)
     _late: tuple[int, ...] = field(default=(), init=False, repr=False)  # Rows of the latest calls without a verdict.
 
     def record(self, rows: int, failed: int, detail: str = "", late: int = 0) -> None:
@@ -80,6 +85,20 @@ class Breaker:
             self.tripped = (
                 f"Rule '{self.rule}' raised for {raised} of the last {total} rows, more than {MOST_MISTAKES:.0%} of "
                 f"those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"
+            )
+
+    def record_replies(self, replies: Sequence[str]) -> None:
+        """Look at the first replies of a judge, each given as "" where it holds a score, else as what it says."""
+        self._replies = [*self._replies, *replies][:FIRST_REPLIES]
+        unread, total = [reply for reply in self._replies if reply], len(self._replies)
+        if self.tripped is None and self.max_frac < 1 and total >= LEAST_ROWS and 2 * len(unread) > total:
+            cause = mode(reply.partition(":")[0] for reply in unread)
+            shown = next(reply for reply in unread if reply.startswith(cause))
+            self.tripped = (
+                f"{len(unread)} of the first {total} replies to rule '{self.rule}' hold no score. One of them: "
+                f"{shown}. Where it was cut off, raise max_tokens, or turn its thoughts off (extra_body). Else ask "
+                "for the form that is read: rubric with pattern, choices or schema of a judge, value of remote. "
+                "RuleSet.reset() lets this set go on; max_infra_frac: 1 bears it."
             )
 
     def bearable(self, rows: int) -> int | None:

@@ -129,7 +129,7 @@ def counted(template: str, numbers: range) -> str:
 
 
 @pytest.mark.parametrize("numbers", [range(1, 60), range(60, 1, -1), range(0, 120, 2), range(0, 5000, 77)])
-@pytest.mark.parametrize("template", ["step {}", "{}", "Step {}: we go on to the next step.", "line{}"])
+@pytest.mark.parametrize("template", ["step {}", "{}", "Step {}: we go on to the next step.", "line{}", "第{}步"])
 def test_a_counter_hides_no_loop_in_words_or_ids(template, numbers):
     text = counted(template, numbers)
     assert judged(Repetition(), text).value < 0.25

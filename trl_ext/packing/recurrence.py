@@ -95,9 +95,11 @@ class StateOrder:
 
     Args:
         table: The row's.
+        is_read: Not empty once a layer has got the order.
     """
 
     table: SegmentTable
+    is_read: list[bool] = field(default_factory=list, repr=False)
     _arranged: dict[bool, _Arrangement] = field(default_factory=dict, repr=False)
     _reads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
@@ -180,10 +182,11 @@ class StateOrder:
         if num_before not in self._reads:
             index: list[np.ndarray] = []
             for segment, chain in zip(self.table.segments, self.table.chains, strict=True):
-                seen = [self.table.segments[number] for number in chain[:-1]]
-                before = runs([one.start for one in seen], [one.length for one in seen])
-                nothing = np.full(max(num_before - len(before), 0), -1)
-                index += [nothing, before[max(len(before) - num_before, 0) :], np.arange(segment.start, segment.end)]
+                missing, before = num_before, list[np.ndarray]()
+                for one in (self.table.segments[number] for number in reversed(chain[:-1])):
+                    before.insert(0, np.arange(max(one.start, one.end - missing), one.end))
+                    missing -= len(before[0])
+                index += [np.full(missing, -1), *before, np.arange(segment.start, segment.end)]
             flat = np.concatenate(index)
             own = runs(np.cumsum(self._lengths + num_before) - self._lengths, self._lengths)
             is_zero = (flat < 0).nonzero()[0]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from trl_ext.compat.transformers import is_kernel
+from trl_ext.errors import PackingError
 from trl_ext.packing.recurrence import StateOrder
 from trl_ext.packing.table import SegmentTable
 
@@ -43,15 +44,18 @@ def begin_anew(model: Any) -> bool:
     """
     if not carries_state(model.config):
         return True
+    layers = list(_layers_with_state(model))
+    goes_by_segment = bool(layers) and all(map(_goes_by_segment, layers))
     if not getattr(model.base_model, _MARK, False):
         setattr(model.base_model, _MARK, True)
         model.base_model.register_forward_pre_hook(_add_order, with_kwargs=True)
-    layers = list(_layers_with_state(model))
+        if goes_by_segment:
+            model.base_model.register_forward_hook(_check_order, with_kwargs=True)
     for modeling in {sys.modules[type(layer).__module__] for layer in layers}:
         for name, by_segment in _BY_SEGMENT.items():
             if not isinstance(plain := getattr(modeling, name, None), StateDispatch | None):
                 setattr(modeling, name, StateDispatch(plain, by_segment))
-    return bool(layers) and all(map(_goes_by_segment, layers))
+    return goes_by_segment
 
 
 def _layers_with_state(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -68,6 +72,8 @@ def _goes_by_segment(layer: torch.nn.Module) -> bool:
     return all(any(hasattr(modeling, name) for name in names) for names in needed)
 
 
+# Compiled, it would be compiled again for every row.
+@torch.compiler.disable
 def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = kwargs.get("segments")
     if isinstance(table, SegmentTable):
@@ -76,6 +82,14 @@ def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
         if not order.shares:
             kwargs |= {"cu_seq_lens_q": table.cu_seqlens, "seq_idx": order.number_of_sequence}
     return args, kwargs
+
+
+@torch.compiler.disable
+def _check_order(_backbone: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
+    """Raise PackingError where the order reached no layer: a short convolution's leak may be too small to be found."""
+    order = kwargs.get("state_order")
+    if isinstance(order, StateOrder) and not order.is_read:
+        raise PackingError("Its layers with state do not pass on where sequences begin")
 
 
 class StateDispatch:
@@ -91,15 +105,15 @@ class StateDispatch:
         self.plain, self.by_segment = plain, by_segment
 
     def __call__(self, *args: Any, state_order: Any = None, **kwargs: Any) -> Any:
-        if not isinstance(state_order, StateOrder):
-            return self.plain(*args, **kwargs)
-        if not state_order.shares and is_kernel(self.plain):
-            return self.plain(*args, **kwargs)
-        return self._call(state_order, args, kwargs)
+        is_packed = isinstance(state_order, StateOrder)
+        return self._go(state_order, *args, **kwargs) if is_packed else self.plain(*args, **kwargs)
 
     # Compiled, it would be compiled again for every row.
     @torch.compiler.disable
-    def _call(self, order: StateOrder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _go(self, order: StateOrder, *args: Any, **kwargs: Any) -> Any:
+        order.is_read.append(True)
+        if not order.shares and is_kernel(self.plain):
+            return self.plain(*args, **kwargs)
         own = {name: value for name, value in kwargs.items() if name not in ("cu_seq_lens_q", "cu_seqlens", "seq_idx")}
         return self.by_segment(self.plain, order, *args, **own)
 

@@ -39,7 +39,6 @@ _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 _LONGEST_LINE = 200  # characters of a reply's last line
 _LAST_LINES = 3  # in which a score may stand, blank ones not counted
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
-_MARKS = str.maketrans("", "", "*_#`")  # of Markdown
 _PATTERN_S = 0.5
 MOST_REPLY_BYTES = 2_000_000
 _DETAIL_CHARS = 300
@@ -380,11 +379,9 @@ class Judge(AsyncRule):
 
 
 def is_quoted(part: str, shown: str) -> bool:
-    """True where a part of a reply stands in what the judge was shown, but for case, spaces and marks of Markdown."""
-    part, shown = (
-        "".join(unicodedata.normalize("NFKC", text).translate(_MARKS).casefold().split()) for text in (part, shown)
-    )
-    return part in shown
+    """True where the letters and digits of a part of a reply follow each other in what the judge was shown."""
+    bare = ("".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) for text in (part, shown))
+    return next(bare) in next(bare)
 
 
 @lru_cache(maxsize=8)

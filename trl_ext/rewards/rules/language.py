@@ -170,10 +170,7 @@ def detected_frac(words: list[str], language: str) -> float:
     rivals = _RIVALS[_SCRIPT_OF[language]]
     found = 0
     for chunk in chunks(text, _CHUNK_CHARS):
-        # Every third word tells most stretches in half of the time. Which third, the stretch's length says: no pattern
-        # of a third of right words among others earns more than its share.
-        third = " ".join(chunk.split(" ")[len(chunk) % 3 :: 3]) if len(chunk) >= _CHUNK_CHARS // 2 else chunk
-        if likeliest(third, rivals) == language or (third != chunk and likeliest(chunk, rivals) == language):
+        if likeliest(chunk, rivals) == language:
             found += len(chunk)
         else:
             found += sum(len(part) for part in chunks(chunk, _PIECE_CHARS) if likeliest(part, rivals) == language)

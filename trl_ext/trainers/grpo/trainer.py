@@ -160,6 +160,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         why = next(filter(None, map(why_not_packed, self._models())), "")
         if not why and self.num_sharing > 1:
             why = f"have tokens that sequence_parallel={self.num_sharing} would cut"
+        if not why and self.is_fsdp_enabled:
+            why = "are not packed under FSDP, where two processes did not train what they train under DDP"
         return f"its rows or tools may bring images, which {why}" if why else super()._why_not_packing()
 
     def _stop_packing(self, reason: str) -> None:

@@ -10,6 +10,8 @@ Every search is one pass over the text.
 import re
 
 from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.comparison.equal import compare
+from trl_ext.rewards.mathematics.comparison.gate import check_answer
 from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.text.choices import read_choice
@@ -23,6 +25,10 @@ _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked fo
 
 _WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
+_FUNCTION = re.compile(  # in plain text, before its argument
+    r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|(?:sin|cos|tan)h|log|exp|theta)"
+    r"(?=\s?[(^{\[0-9]|\s(?:[a-z]\b|pi\b|theta\b)|\Z)"
+)
 _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes or no
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
@@ -84,7 +90,7 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
         return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if multiple == "all_equal":
         return Stated(anchor, tuple(filled))
-    if len(filled) == 1 or len({_cheap_value(content) for content in filled}) == 1:
+    if len({_cheap_value(content) for content in filled}) == 1 or all(_equal(filled[-1], one) for one in filled[:-1]):
         return Stated(anchor, (filled[-1],))
     if multiple == "list":
         return Stated(anchor, (", ".join(content.strip("$ ") for content in filled),))
@@ -103,6 +109,17 @@ def _cheap_value(content: str) -> object:
     except (Unreadable, TooComplex):
         return tokens
     return tokens if exact is None else exact
+
+
+def _equal(left: str, right: str) -> bool:
+    """Return True when each of two boxes is right where the other one is the gold."""
+    try:
+        tokens = tokenize(left), tokenize(right)
+        for one in tokens:
+            check_answer(one)
+        return bool(compare(*tokens).same and compare(*reversed(tokens)).same)
+    except (Unreadable, TooComplex, RecursionError):
+        return False
 
 
 def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
@@ -135,7 +152,7 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
 
 def _is_prose(text: str) -> bool:
     """Return True when words stand outside LaTeX commands."""
-    return _WORD.search(_TEXT_GROUP.sub(" ", text)) is not None
+    return _WORD.search(_FUNCTION.sub(" ", _TEXT_GROUP.sub(" ", text.strip(" .")))) is not None
 
 
 def _unannounced(text: str) -> Stated:

@@ -130,7 +130,7 @@ def _text(content: str, bold: bool) -> list[str]:
         listed = [token for part in parts for token in (",", *(_text(part, bold) if part else []))]
         return listed[1:]
     if words in _FUNCTIONS:
-        return ["\\" + words]
+        return _run(words, "")
     letter = re.fullmatch(r"\(?([A-Za-z])\)?", words)
     if letter:
         return [letter[1] if bold else WORDS + letter[1]]
@@ -141,6 +141,8 @@ def _text(content: str, bold: bool) -> list[str]:
 
 def _run(run: str, before: str) -> list[str]:
     """Return the tokens of two or more letters in a row: a function, a connective, a word, or variables."""
+    if run == "sqrt":  # Without a backslash its argument may stand in a bracket, or be a number of many digits.
+        return ["\\surd"]
     if run in _FUNCTIONS:
         return ["\\" + run]
     if run in _RUNS:

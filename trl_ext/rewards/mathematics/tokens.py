@@ -133,12 +133,12 @@ def _piece(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
         return (inner if len(inner) == 1 else ["{", *inner, "}"]), end
     tokens = ["\\sqrt" if token == "\\surd" else token]
     start += 1
-    if token == "\\sqrt" and raw[start : start + 1] == ["["] and "]" in raw[start:]:
+    if token in ("\\sqrt", "\\surd") and raw[start : start + 1] == ["["] and "]" in raw[start:]:
         end = raw.index("]", start) + 1
         tokens += raw[start:end]
         start = end
     for _ in range(_ARGUMENTS.get(token, 0)):
-        argument, start = _argument(raw, start, depth + 1, whole=token in _WHOLE)
+        argument, start = _argument(raw, start, depth + 1, whole=token in _WHOLE, bracketed=token == "\\sqrt")
         tokens += ["{", *argument, "}"]
     return tokens, start
 
@@ -150,10 +150,11 @@ def _group(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
     return inner, end + 1
 
 
-def _argument(raw: list[str], start: int, depth: int, whole: bool) -> tuple[list[str], int]:
+def _argument(raw: list[str], start: int, depth: int, whole: bool, bracketed: bool = False) -> tuple[list[str], int]:
     r"""Read the argument at `start`, without its braces.
 
-    TeX takes one digit (`\frac43`); with `whole`, a number of many digits is one argument, as people write `2^10`.
+    TeX takes one digit (`\frac43`); with `whole`, a number of many digits is one argument, as people write `2^10`, and
+    so is, also with `bracketed`, what stands in brackets.
     """
     if start >= len(raw) or raw[start] == "}":
         raise Unreadable("an argument is missing")
@@ -163,7 +164,7 @@ def _argument(raw: list[str], start: int, depth: int, whole: bool) -> tuple[list
     if whole and token in ("+", "-"):
         piece, end = _argument(raw, start + 1, depth + 1, whole)
         return [token, *piece], end
-    if whole and token == "(":  # `x^(n+1)`, as people type it
+    if (whole or bracketed) and token == "(":  # `x^(n+1)`, `\sqrt(3)`, as people type it
         end = closes_at(raw, start)
         if end < 0 or raw[end] != ")":
             raise Unreadable("'(' is not closed")

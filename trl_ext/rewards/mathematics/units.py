@@ -30,7 +30,7 @@ _NO_UNIT = frozenset(
     "not no or and is isn are was be wrong right but maybe either neither nor if else approx approximately about plus"
     " minus times over only then so because hence thus since where when never incorrect correct false true option all"
     " the these those any none other both more less than least most up to from through between base half quarter third"
-    " twice double factorial sin cos tan log ln exp mod".split()
+    " twice double doubled halved tripled factorial raised choose root sqrt sin cos tan log ln exp mod".split()
 )
 _MAX_WORDS = 5
 
@@ -120,6 +120,8 @@ def _unit(tail: Tokens) -> str | None:
             if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
                 word = word[:-1]
             parts.append("/" if word == "per" else _SAME.get(word, word))
+    if parts[:1] in (["squared"], ["cubed"]):  # `7 cubed` is a power and no unit.
+        return None
     # `sq cm`, `cm squared` and `cm ^ { 2 }` are `cm^2`.
     unit = " ".join(parts).replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
     unit = unit.replace(" squared", "^2").replace(" cubed", "^3")

@@ -35,8 +35,24 @@ _DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])
 # May follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
 _VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
+# Plain-text mathematics: behind a number it makes another one of it, before a number it takes it as its argument.
+_NAMES = r"(?:sqrt|cbrt|(?:square\s|cube\s)?root|arc(?:sin|cos|tan)|sinh?|cosh?|tanh?|cot|csc|log|ln|exp|mod|gamma)"
+_OPERATES = (
+    r"(?>(?:\b(?:plus|minus|times|over|per|divided\ by|multiplied\ by|to\ the|the)\s|[*/\u00d7\u00f7\u00b7\s])*)"
+    rf"(?:{_NAMES}(?:\s?[(^{{[0-9_]|\s(?:of\s)?[a-z](?![a-z])|\s(?:of\s)?(?:pi|theta|alpha)\b)"
+    r"|(?:sqrt|cbrt|ln|square\sroot|cube\sroot)(?![a-z])|(?:pi|e|theta|alpha|[nxyz])(?![\w'\u2019-]|\.[a-z])"
+    r"|[a-z]{1,3}\((?!e?s\))|(?:squared|cubed|factorial|doubled|halved|tripled|raised\sto|choose)\b"
+    r"|(?:more|less|fewer)\sthan\s[b-z](?![\w'\u2019])|(?<=\bto\sthe\s)(?:power|fourth|fifth|nth|n)\b)"
+)
+_APPLIED = re.compile(
+    rf"(?:{_NAMES}|raised\sto|power|choose)(?:\sof)?\s?(?:[({{\[][^)}}\]]{{0,40}}|\([^()]{{0,40}}\)\s?[-+*/^]\s?)?\s?-?\Z",
+    re.IGNORECASE,
+)
 # Behind a number in running text it shows that the number is a part of something larger.
-_PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|" + _VARIABLE.pattern)
+_PART = re.compile(
+    r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|"
+    rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
+)
 _ANOTHER = re.compile(r"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
 # May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
@@ -56,7 +72,12 @@ _SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)")
 _CLAUSE_END = re.compile(
     r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before)\b"
 )
-_CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|cubed|halves|thirds|quarters|or)\b", re.IGNORECASE)
+_CHANGED = re.compile(
+    rf"{DENIAL}|\b(?:plus|minus|halves|thirds|quarters|or|power\ of|(?:multiplied|divided)\ by|raised)\b"
+    rf"|(?<![a-z]){_OPERATES}|\bto\ the\ (?:\w{{1,9}}\ )?(?:power|fourth|fifth|nth)\b|\b{_NAMES}\Z"
+    r"|(?-i:(?<![\w'\u2019-])[eijknpqruvwxyz](?![\w'\u2019-]|\.[a-z]))",
+    re.IGNORECASE,
+)
 # Words behind a number that multiply it.
 _TIMES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 MULTIPLIER = re.compile(
@@ -230,6 +251,8 @@ def last_number(text: str) -> AnswerReading:
 def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     if _PART.match(text, match.end()):
         return _part_of(text[match.start() : match.start() + 60])
+    if _APPLIED.search(text[max(0, match.start() - 70) : match.start()]):
+        return _part_of(text[max(0, match.start() - 30) : match.start() + 30])
     before = text[max(0, match.start() - 2) : match.start()]
     # A minus behind a letter, a digit or a bracket is a hyphen or a subtraction.
     negative = before.endswith("-") and not (before[:-1].isalnum() or before[:-1] in (")", "}", "%"))

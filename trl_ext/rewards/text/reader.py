@@ -2,8 +2,10 @@ r"""Find where a text states its answer: the one reader of `Answer` and `Math`.
 
 Five anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, `####`, a line that starts with `A:`, and a
 phrase ("the answer is", "Final answer:", a heading "Answer", also in Chinese). The one that comes last rules: a model
-may correct itself, and it earns nothing by giving several answers. A phrase without a value behind it ("this answer is
-correct") announces nothing where another anchor does. Several boxes, or several tags, are all returned.
+may correct itself, and it earns nothing by giving several answers. Behind a box, a tag or `####` only another of
+these, a "final answer" or a correction ("Wait, the answer is 43") does: models check what they have boxed. A check, a
+condition ("if the answer is 7") and a phrase without a value behind it ("this answer is correct") announce nothing
+where another anchor does. Several boxes, or several tags, are all returned.
 
 Behind a phrase the value may follow at once, behind line breaks, or behind the verb of a sentence ("Final Answer: The
 largest $n$ is 34."). An anchor that is denied (see `denial`) is no answer.
@@ -30,7 +32,18 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 # "this answer is correct" speaks of an answer and gives none.
-_SPEAKS_OF = re.compile(r"(?:\b(?:this|that|your|which|whose|whether\ the)\s(?:final\s|correct\s)?)\Z", re.IGNORECASE)
+_SPEAKS_OF = re.compile(
+    r"\b(?:this|that|your|which|whose|(?:(?:re-?|double[-\s]?|cross-?)?check(?:s|ed|ing)?|verif(?:y|ies|ied|ying)"
+    r"|confirm(?:s|ed|ing)?|validat(?:e|es|ed|ing)|test(?:s|ed|ing)?|if|whether|suppose|supposing|assum(?:e|ing)"
+    r"|unless)\s(?:that\s)?(?:(?:the|my|our|an)\s)?)(?:(?:final|correct)\s)?\Z",
+    re.IGNORECASE,
+)
+# Behind a box these make an announcement of what is no more than talk of an answer.
+_OVERRIDES = re.compile(
+    r"final\s\Z|\b(?:wait|actually|correction|sorry|oops|no(?=[,.:;!]))\b[^\n]{0,40}\Z",
+    re.IGNORECASE,
+)
+_FINAL = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our)\s){0,2}final\s", re.IGNORECASE)
 _HEADING = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our|final|correct)\s){0,3}answers?[ *_]{0,9}", re.IGNORECASE)
 _CHOSEN = re.compile(
     r"\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
@@ -58,7 +71,7 @@ _LEADS = (
 )
 _VALUE = re.compile(
     _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
-    r"|[$\\\u00bc-\u00be\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
+    r"|[$\\\u00bc-\u00be\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
     re.IGNORECASE,
 )
 _VERB = re.compile(
@@ -151,6 +164,9 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
     """Return the last phrase with a value behind it; without a box or tag, the last phrase that there is."""
     last: Stated | None = None
     phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
+    marked = max((start for _, start, anchor, _ in phrases if anchor == "####"), default=-1)
+    if enclosed or marked >= 0:
+        phrases = [phrase for phrase in phrases if phrase[1] <= marked or _overrides(text, phrase[1])]
     for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
         is_letter = content is not None
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
@@ -169,6 +185,11 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
     return None if enclosed else last
 
 
+def _overrides(text: str, start: int) -> bool:
+    """Return True when a phrase behind a box, a tag or `####` speaks of a final answer or corrects what it follows."""
+    return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None or _FINAL.match(text, start) is not None
+
+
 def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, str | None]]:
     """Yield the phrases behind `start`: where each ends and starts, what it is, and its letter if it holds one."""
     lowered = text.lower()
@@ -176,7 +197,7 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
         lowered = text
     for place in _backwards(lowered, "answer", start):
         match = _PHRASE.match(text, place)
-        if match and not _SPEAKS_OF.search(text[max(0, place - 20) : place]):
+        if match and not _SPEAKS_OF.search(text[max(0, place - 40) : place]):
             yield match.end(), place, match[0].strip(), None
         elif match is None:
             begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)

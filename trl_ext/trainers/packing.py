@@ -15,9 +15,9 @@ from trl_ext.errors import PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
-from trl_ext.packing.rope import begin_anew as begin_positions_anew
-from trl_ext.packing.rope import kinds_of, original_length
-from trl_ext.packing.state import begin_anew, carries_state, kernels_of_training
+from trl_ext.packing.families.rope import begin_anew as begin_positions_anew
+from trl_ext.packing.families.rope import kinds_of, original_length
+from trl_ext.packing.families.state import begin_anew, carries_state, kernels_of_training
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.forward.step import StepCounts, StepSettings

@@ -9,9 +9,9 @@ from transformers.models.bamba import modeling_bamba
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from tests import state_kernels, tiny
+from trl_ext.packing.families.recurrence import StateOrder
+from trl_ext.packing.families.state import begin_anew
 from trl_ext.packing.plan import Segment
-from trl_ext.packing.recurrence import StateOrder
-from trl_ext.packing.state import begin_anew
 from trl_ext.packing.table import SegmentTable
 
 HEADS, SIZE, STATE = 2, 4, 3

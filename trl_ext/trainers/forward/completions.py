@@ -12,7 +12,7 @@ import torch
 
 from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import DataError
-from trl_ext.packing.images import BatchImages
+from trl_ext.packing.families.images import BatchImages
 from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow, Segment, behind, plan_rows, prefix_row

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.errors import ConfigError
-from trl_ext.packing.rope import kinds_of
-from trl_ext.packing.state import carries_state
+from trl_ext.packing.families.rope import kinds_of
+from trl_ext.packing.families.state import carries_state
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.exchange import deal
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trl_ext.packing.images import ImageReader
+from trl_ext.packing.families.images import ImageReader
 from trl_ext.packing.ulysses import SequenceGroup
 
 # The loss of a micro-batch is a mean over its rows, or a sum over its tokens divided by its rows; ...

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
-from trl_ext.packing.images import Image, ImageReader
+from trl_ext.packing.families.images import Image, ImageReader
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded

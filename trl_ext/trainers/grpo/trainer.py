@@ -20,7 +20,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.packing.check import CheckResult
-from trl_ext.packing.images import ImageReader, take_images, why_not_packed
+from trl_ext.packing.families.images import ImageReader, take_images, why_not_packed
 from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.fit.plan import by_name, settle_memory

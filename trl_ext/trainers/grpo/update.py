@@ -18,7 +18,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
-from trl_ext.packing.images import one_of_each
+from trl_ext.packing.families.images import one_of_each
 from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.packing.trie import find_forks

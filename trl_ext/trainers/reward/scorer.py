@@ -21,12 +21,12 @@ from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
+from trl_ext.packing.families.rope import begin_anew as begin_positions_anew
+from trl_ext.packing.families.rope import kinds_of
+from trl_ext.packing.families.state import begin_anew, carries_state
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import PlannedRow, plan_rows
 from trl_ext.packing.ragged import Ragged
-from trl_ext.packing.rope import begin_anew as begin_positions_anew
-from trl_ext.packing.rope import kinds_of
-from trl_ext.packing.state import begin_anew, carries_state
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded

@@ -12,7 +12,7 @@ from datasets import Image as ImageFeature
 from trl.trainer.utils import split_pixel_values_by_grid
 
 from trl_ext.errors import DataError
-from trl_ext.packing.images import Image, ImageReader, ImageRows, images_of, one_of_each
+from trl_ext.packing.families.images import Image, ImageReader, ImageRows, images_of, one_of_each
 
 # What TRL hands to a forward for the images of its rows.
 KEYS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")

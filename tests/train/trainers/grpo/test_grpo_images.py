@@ -12,7 +12,7 @@ from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
 from tests.tiny_images import image, rows
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import step_plan
-from trl_ext.packing.images import BatchImages
+from trl_ext.packing.families.images import BatchImages
 from trl_ext.trainers.forward.completions import shareable
 
 # Two images, one, none, and the same text with another one.
@@ -104,7 +104,7 @@ def test_the_self_check_notices_positions_that_count_tokens(tmp_path, monkeypatc
     def counted(sequences, *_):
         return [np.arange(length)[None].repeat(3, axis=0) for length in sequences.lengths]
 
-    monkeypatch.setattr("trl_ext.packing.images._positions", counted)
+    monkeypatch.setattr("trl_ext.packing.families.images._positions", counted)
     with pytest.raises(PackingError, match="log-probabilities differ by"):
         run(tmp_path, packing=True)
 

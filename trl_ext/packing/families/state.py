@@ -19,7 +19,7 @@ import torch
 
 from trl_ext.compat.transformers import is_kernel
 from trl_ext.errors import PackingError
-from trl_ext.packing.recurrence import StateOrder
+from trl_ext.packing.families.recurrence import StateOrder
 from trl_ext.packing.table import SegmentTable
 
 # Names of transformers' `layer_types` for layers with such a state, alone or beside attention.

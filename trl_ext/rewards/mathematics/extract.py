@@ -39,6 +39,9 @@ _LEAD = re.compile(
     r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?)[\s,:]+){1,3}",
     re.IGNORECASE,
 )
+_NEARLY = re.compile(
+    r",?\s(?:which\sis|or)\s(?:about|approximately|roughly|around)\s[0-9.]+\Z"
+)  # `3 pi, or about 9.42`
 _OR = re.compile(r",?\s*\(?\s*\bor\b\s*")
 _AND = re.compile(r"\b(?:and|or)\b")
 _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
@@ -142,6 +145,7 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
     line = rest.partition("\n")[0].strip(' *`"')
     if not encloses and not _OPTION.match(line):
         line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"\u3002')
+    line = _NEARLY.split(line, maxsplit=1)[0]
     if line and not HALF.match(line) and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
         return _checked(line, anchor)
     reading = stated_number(Stated(anchor, (rest,)))

@@ -93,6 +93,14 @@ def test_it_is_read_as_mathematics_where_that_is_certain(written, gold):
         assert verdict.value == 1.0, (way, verdict)
 
 
+def test_a_decimal_behind_it_is_no_second_answer():
+    for text in ("The answer is 2sqrt(3), which is about 3.46.", "Answer: 2sqrt(3) or approximately 3.46"):
+        values = [
+            Math().score(Row(None, text, None, {"answer": gold})).value for gold in (r"2\sqrt{3}", "2", "3", "3.47")
+        ]
+        assert values == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_units_and_words_behind_a_number_are_no_mathematics(subtests):
     for text in (
         *("42 apples", "42 sec", "42 hours a day", "42 more apples", "42 min"),

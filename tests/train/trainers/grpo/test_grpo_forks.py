@@ -42,7 +42,7 @@ def with_tools(given, trainer):
         nightly(dict(entropy_coef=0.01)),
         nightly(dict(family="mistral_window", max_tokens_per_forward=90)),
     ],
-    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
+    ids=lambda changes: ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in changes.items()),
 )
 def test_three_steps_are_trls(changes, tmp_path):
     family = changes.pop("family", "llama")

@@ -50,7 +50,7 @@ def common_beginning(prompt: str, sample: int, vocab_size: int) -> list[int]:
 class Rollout:
     """TRL's `rollout_func`: hands out the given completions and notes the prompts of every step, over all ranks."""
 
-    def __init__(self, is_forked: bool):
+    def __init__(self, is_forked: bool = False):
         self.prompts_of_steps = []
         self.is_forked = is_forked
 

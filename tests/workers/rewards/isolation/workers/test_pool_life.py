@@ -114,7 +114,9 @@ def test_a_pool_pickles_as_its_limits(pool):
 
 def test_a_forked_process_gets_workers_of_its_own(pool, none_left):
     pool.run([(Chars(), row())])
-    with multiprocessing.get_context("fork").Pool(1) as forked:
+    # A library that another test has imported may have taken the signal by which a pool ends its processes.
+    ends = dict(initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL))
+    with multiprocessing.get_context("fork").Pool(1, **ends) as forked:
         assert forked.apply(lengths_in, (pool, "abc")) == 3.0
     assert pool.run([(Chars(), row("ab"))])[0].value == 2.0
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, NoReturn
-from urllib.parse import urlsplit
 
 import regex
 from jinja2 import TemplateError
@@ -28,7 +27,7 @@ from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
-from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server, content_key
 from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.text.visible import after_think
 from trl_ext.rewards.totals.shaping import pair_of
@@ -44,7 +43,7 @@ MOST_REPLY_BYTES = 2_000_000
 _DETAIL_CHARS = 300
 # HTTP codes that a completion may bring about, since it is too long or is filtered. They earn the floor, and count as
 # failures all the same, since a wrong configuration brings them about for every row.
-_REFUSALS = (400, 403, 413, 422, 451)
+REFUSALS = (400, 403, 413, 422, 451)
 
 
 class JudgeReply(NamedTuple):
@@ -147,17 +146,7 @@ class Judge(AsyncRule):
     def _check_server(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
-        parts = urlsplit(self.base_url if isinstance(self.base_url, str) else "")
-        if parts.username or parts.password:  # The address is logged: it must hold no secret.
-            self._refuse("base_url holds a user or a password. Give a key by api_key_env.")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            self._refuse(f"base_url is {self.base_url!r}. Give an address such as http://localhost:8000/v1.")
-        key = self.api_key_env
-        # The value is not shown: it may be the key.
-        if not isinstance(key, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key):
-            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
-        if key and not os.environ.get(key):
-            self._refuse(f"the environment variable {key} is not set. Put the server's key there.")
+        check_server(self, "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):
@@ -323,7 +312,7 @@ class Judge(AsyncRule):
             reply = await self.call(lambda: send(client, request))
         except CallFailed as failed:
             said = str(failed).replace(key, "***") if key else str(failed)
-            if getattr(failed.__cause__, "status_code", None) in _REFUSALS:
+            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return said
             raise CallFailed(said) from None
         self.spend(tokens=reply.tokens)

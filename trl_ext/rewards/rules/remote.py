@@ -6,27 +6,23 @@ reply without a value earns the floor, never None, since a completion may bring 
 
 import json
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, ClassVar, NoReturn
-from urllib.parse import urlsplit
 
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
-from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
-from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server
+from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
 from trl_ext.rewards.rules.judge_prompt import compiled
 from trl_ext.rewards.totals.shaping import pair_of
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
 _DETAIL_CHARS = 300
-# HTTP codes with which a server refuses the request: a completion may bring them about.
-_REFUSALS = (400, 403, 413, 422, 451)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +64,7 @@ class Remote(AsyncRule):
     def check(self) -> None:
         if find_spec("openai") is None:
             raise SupportError("Remote asks through openai's HTTP client. Install it: pip install 'trl_ext[judge]'.")
-        parts = urlsplit(self.url if isinstance(self.url, str) else "")
-        if parts.username or parts.password:  # The address is logged: it must hold no secret.
-            self._refuse("url holds a user or a password. Give a key by api_key_env.")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            self._refuse(f"url is {self.url!r}. Give an address such as http://localhost:8000/verify.")
-        key = self.api_key_env
-        if not isinstance(key, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key):
-            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
-        if key and not os.environ.get(key):
-            self._refuse(f"the environment variable {key} is not set. Put the server's key there.")
+        check_server(self, "url", self.url, self.api_key_env, "http://localhost:8000/verify")
         check_choice(self, "form", self.form, ("plain", "nemo_gym"))
         check_whole(self, "max_chars", self.max_chars, 1)
         if isinstance(self.send, str) or not all(isinstance(name, str) and name for name in self.send):
@@ -102,6 +89,10 @@ class Remote(AsyncRule):
     def columns(self) -> tuple[str, ...]:
         return (*self.send, *sorted(compiled(self.body)[1] - _GIVEN))
 
+    def server_key(self) -> Hashable:
+        """The verifier's address: rules of one server pause together."""
+        return self.url
+
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         if len(row.text) > self.max_chars:
             return Verdict(self.floor, "too_long", f"{len(row.text)} characters")
@@ -112,7 +103,7 @@ class Remote(AsyncRule):
         except CallFailed as failed:
             said = str(failed).replace(key, "***") if key else str(failed)
             code = getattr(getattr(failed.__cause__, "response", None), "status_code", None)
-            if code in _REFUSALS:
+            if code in REFUSALS:
                 return Verdict(self.floor, "refused", said)
             raise CallFailed(said) from None
         return self._verdict(reply)

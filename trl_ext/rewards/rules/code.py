@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
@@ -45,8 +45,8 @@ class Code(Rule):
         mode: "stdio" runs the code once per test. Tests are a list of {"input": ..., "output": ...}, or
             {"inputs": [...], "outputs": [...]}: texts that a script reads and prints; or, where the tests name a
             function ("fn_name" of APPS and TACO, "testtype": "functional" of LiveCodeBench), arguments and result of a
-            call. "asserts" runs the code once and then assert statements that call it, given as text or list of
-            texts. Either may be JSON text.
+            call. "asserts" runs the code once and then assert statements, or functions `test_...`, that call it, given
+            as text or list of texts. Either may be JSON text.
         entry_point: Column with the name of the function under test, or with JSON that has it as "func_name"; the
             tests of "asserts" call it `candidate`. None where the tests themselves say what they call.
         setup: Column with Python that the tests of "asserts" use: helpers and imports (HumanEval's prompt, MBPP's
@@ -165,7 +165,7 @@ class Code(Rule):
         self.check_level()
         try:
             source = code.encode("utf-8", "surrogatepass")
-            return self._cases(source, tests) if self.mode == "stdio" else self._suite(source, tests, row)
+            return self._cases(source, tests) if self.mode == "stdio" else self._suite(source, tests)
         except api.SandboxTrouble as error:
             return Verdict(None, "infra_error", str(error))
 
@@ -240,10 +240,10 @@ class Code(Rule):
             return wrong_text(output, case.expected)
         return wrong_tokens(output, case.expected, self.tolerance)
 
-    def _suite(self, source: bytes, suite: Any, row: Row) -> Verdict:
+    def _suite(self, source: bytes, suite: cases.Suite) -> Verdict:
         """Run one process with the code and one with the tests, which reports."""
-        job = {"steps": suite.steps, "candidate": self._entry_point(row), "all": self.partial}
-        outcome = api.run_tests(source, json.dumps(job).encode(), self._limits)
+        job = json.dumps({**asdict(suite), "all": self.partial}).encode()
+        outcome = api.run_tests(source, job, self._limits)
         passed, failure, unfit = read_report(outcome.output)
         if unfit:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")

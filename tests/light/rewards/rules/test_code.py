@@ -202,6 +202,34 @@ def test_what_the_tests_use_comes_from_the_setup_and_never_from_the_candidate():
         read_suite(POLY, "f", "def")
 
 
+def test_the_function_under_test_is_the_one_built_in_that_the_completion_replaces(subtests):
+    for text, entry, names in (
+        *(("assert sum(2, 3) == 5", None, {"sum": "sum"}), ("assert set(f(1)) == {1}", None, {"f": "f"})),
+        *(
+            ("assert abs(sum(2, 3) - 5) < 1", "sum", {"candidate": "sum", "sum": "sum"}),
+            ("x = 1\nassert x", None, {"x": "x"}),
+        ),
+        *(
+            ("from solution import sum\nassert abs(sum(2, 3))", None, {}),
+            ("from os import *\nassert set(x)", None, {"x": "x"}),
+        ),
+        ("from solution import *\nassert len(f(1))", None, {"f": "f"}),
+    ):
+        with subtests.test(text=text):
+            assert read_suite(text, entry).names == names
+
+
+def test_tests_that_leave_open_what_they_test_or_use_more_of_pytest_are_refused(subtests):
+    for text, reason in (
+        ("assert abs(sum(2, 3) - 5) < 1e-6", "only built-ins \\(abs, sum\\); name the one under test as entry_point"),
+        ("import pytest\n@pytest.mark.skip\ndef test_f():\n    assert f(1)", "more of pytest than approx and raises"),
+        ("from solution import f\ndef test_f():\n    assert g(1)", "the tests use g, which they do not define"),
+        ("from solution import f\ndef test_f(tmp_path):\n    assert f(tmp_path)", "test_f takes arguments"),
+    ):
+        with subtests.test(text=text), pytest.raises(UnreadableTests, match=reason):
+            read_suite(text, None)
+
+
 def test_names_that_the_tests_bind_themselves_need_no_setup(subtests):
     for text in (
         "from os import *\nassert f(getcwd()) and f([c for c in 'ab'])",

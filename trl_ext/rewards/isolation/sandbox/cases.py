@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from trl_ext.rewards.isolation.sandbox import pytest_names
+
 _SHAPES = {
     "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}, "fn_name" beside',
     "asserts": "assert statements, as text or as a list of texts",
@@ -47,10 +49,13 @@ class Cases:
 class Suite:
     """Statements to run against a candidate, in order; each with its kind: "setup", "import", "prepare" or "test".
 
-    A setup step has no part in which the candidate could have a hand: where it fails, the data is at fault.
+    A setup step has no part in which the candidate could have a hand: where it fails, the data is at fault. `names`
+    are those that the tests take from the candidate, and what it calls them; `modules` are Python's own that they use.
     """
 
     steps: tuple[tuple[str, str], ...]
+    names: Mapping[str, str]
+    modules: tuple[str, ...]
 
     @property
     def num_tests(self) -> int:
@@ -203,9 +208,10 @@ def calling(source: bytes, name: str) -> bytes:
 def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     """The steps in a cell's text; UnreadableTests where it has no test, does not parse, or lacks what it uses.
 
-    Every assert statement of the outermost level is a test. Where the text defines a function `check`, and an entry
-    point is known, `check(candidate)` is one too. With an entry point, everything else that the tests use has to stand
-    in the tests or in `setup`: what the candidate defines under such a name would decide about itself.
+    Tests are the assert statements of the outermost level, and functions `test_...` without arguments (pytest). Where
+    the text defines a function `check`, and an entry point is known, `check(candidate)` is one too. With an entry
+    point, or an import from `solution`, everything else that the tests use has to stand in the tests or in `setup`:
+    what the candidate defines under such a name would decide about itself.
 
     Args:
         setup: Python that runs before the tests, in their process. What it defines, they use. Its own version of the
@@ -215,23 +221,56 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     trees = [_tree(block, "the tests") for block in _blocks(text)]
     for nodes in trees:
         steps += [(ast.unparse(node), _kind(node)) for node in nodes]
-        if entry_point and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in nodes):
+        functions = {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
+        if entry_point and "check" in functions:
             steps.append(("check(candidate)", "test"))
-    suite = Suite(tuple(steps))
-    if not suite.num_tests:
+        for name, given in functions.items():
+            if name.startswith("test_") and len(given.args) == len(given.defaults):
+                steps.append((f"{name}()", "test"))
+            elif name.startswith("test_") and not any(isinstance(node, ast.Assert) for node in nodes):
+                raise UnreadableTests(f"{name} takes arguments, which only pytest would give")
+    if all(kind != "test" for _, kind in steps):
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     prepared = [
         node for node in _tree(setup, "the setup") if not entry_point or getattr(node, "name", "") != entry_point
     ]
-    if entry_point:
-        unknown = _unbound([node for nodes in (*trees, prepared) for node in nodes])
-        unknown -= {entry_point, "candidate", *sys.stdlib_module_names}
-        if unknown:
-            names = ", ".join(sorted(unknown)[:5])
-            reason = f"the tests use {names}, which they do not define; name a column that does as `setup`"
-            raise UnreadableTests(reason)
     kind = "prepare" if _unbound(prepared) else "setup"
-    return Suite((*((ast.unparse(node), kind) for node in prepared), *suite.steps))
+    steps = [(ast.unparse(node), kind) for node in prepared] + steps
+    return Suite(tuple(steps), *_used([node for nodes in (*trees, prepared) for node in nodes], entry_point))
+
+
+def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The names that tests take from the candidate (see `Suite`), and Python's modules that they use.
+
+    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything. A module is meant
+    where its name is only used with a dot behind it: `select(3)` is the candidate's function. A built-in is Python's,
+    whatever the candidate defines, but for the function under test: the entry point, or the one built-in that is
+    called by tests that use nothing else (`assert sum(2, 3) == 5`).
+    """
+    inner = [node for outer in nodes for node in ast.walk(outer)]
+    read = [node for node in inner if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    dotted = {id(node.value): node.attr for node in inner if isinstance(node, ast.Attribute)}
+    modules = {node.id for node in read} & sys.stdlib_module_names - {n.id for n in read if id(n) not in dotted}
+    for node in read:
+        if node.id == "pytest" and dotted.get(id(node)) not in ("main", *pytest_names.__all__):
+            raise UnreadableTests(f"the tests use more of pytest than {' and '.join(pytest_names.__all__)}")
+    imports = [node for node in inner if isinstance(node, ast.ImportFrom) and node.module == "solution"]
+    unknown = _unbound(nodes) - modules - {entry_point, "candidate"}
+    if entry_point or any(alias.name != "*" for node in imports for alias in node.names):
+        if unknown:
+            some = ", ".join(sorted(unknown)[:5])
+            reason = f"the tests use {some}, which they do not define; name a column that does as `setup`"
+            raise UnreadableTests(reason)
+        return dict.fromkeys(("candidate", entry_point), entry_point) if entry_point else {}, tuple(sorted(modules))
+    names = {node.id for node in read} - modules - set(dir(builtins))
+    if not unknown and not any(isinstance(node, ast.alias) and node.name == "*" for node in inner):
+        called = {node.func.id for node in inner if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        called &= set(dir(builtins))
+        if len(called) > 1:
+            some = ", ".join(sorted(called))
+            raise UnreadableTests(f"the tests use only built-ins ({some}); name the one under test as entry_point")
+        names |= called
+    return {name: name for name in sorted(names)}, tuple(sorted(modules))
 
 
 def _unbound(nodes: list[ast.stmt]) -> set[str]:
@@ -264,7 +303,8 @@ def _tree(source: str, owner: str) -> list[ast.stmt]:
 def _kind(node: ast.stmt) -> str:
     if isinstance(node, ast.Assert):
         return "test"
-    return "import" if isinstance(node, ast.Import | ast.ImportFrom) else "prepare"
+    is_import = isinstance(node, ast.Import | ast.ImportFrom) and "solution" not in ast.unparse(node).split()
+    return "import" if is_import else "prepare"
 
 
 def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:

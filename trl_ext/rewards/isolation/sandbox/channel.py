@@ -26,6 +26,7 @@ LONGEST_MESSAGE = 4 * 2**20  # bytes
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "attribute": getattr,
+    "set_attribute": setattr,
     "item": operator.getitem,
     "set_item": operator.setitem,
     "length": len,
@@ -250,7 +251,7 @@ class RemoteObject:
         return hash(self._handle)
 
     __call__, __iter__, __next__ = _asking("call"), _asking("iterate"), _asking("next")
-    __getitem__, __setitem__ = _asking("item"), _asking("set_item")
+    __getitem__, __setitem__, __setattr__ = _asking("item"), _asking("set_item"), _asking("set_attribute")
     __eq__, __lt__, __le__ = _asking_of_two("equal"), _asking_of_two("less"), _asking_of_two("less_equal")
     __add__, __sub__, __mul__ = _asking_of_two("add"), _asking_of_two("subtract"), _asking_of_two("multiply")
 

@@ -1,6 +1,5 @@
 """The code that a process of the sandbox runs once its limits stand: program, candidate, or tests of a candidate."""
 
-import ast
 import atexit
 import builtins
 import importlib
@@ -14,6 +13,7 @@ import types
 from contextlib import suppress
 from typing import Any
 
+from trl_ext.rewards.isolation.sandbox import pytest_names
 from trl_ext.rewards.isolation.sandbox.channel import ALL_OPERATIONS, CALLS_ONLY, Channel, ChannelLost, printable
 
 CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the conversation, the judge's report, what ended the code
@@ -75,8 +75,7 @@ def run_judge(source: bytes) -> None:
     """Run the steps of a test against the candidate on the other end of the channel, and report.
 
     Args:
-        source: JSON with `steps`, pairs of source text and its kind (see `Suite`); `candidate`, the
-            function that the tests call by that name, or None; `all`, whether to go on behind a failed test.
+        source: JSON with the fields of `Suite`, and `all`, whether to go on behind a failed test.
 
     The report is JSON: the number of tests passed, what failed first, and whether that is the tests' own fault, which
     an import is, and a setup: the candidate has no part in them.
@@ -109,25 +108,19 @@ def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
 
 
 def test_scope(job: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    """The names that the tests use and do not define: Python's own modules here, all others from the candidate.
+    """The names that the tests use and do not define: Python's own, and those of `names`, from the candidate alone.
 
-    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything. A module is meant
-    where its name is only used with a dot behind it: `select(3)` is the candidate's function.
+    What it lacks stays undefined, and fails where it is used: a built-in under test is none of Python's then.
     """
-    nodes = [node for text, _ in job["steps"] for node in ast.walk(ast.parse(text))]
-    read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    dotted = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    modules = sys.stdlib_module_names - {node.id for node in read if id(node) not in dotted}
-    names = {node.id: node.id for node in sorted(read, key=lambda node: node.id)}
-    if job["candidate"]:
-        names["candidate"] = job["candidate"]
-    scope: dict[str, Any] = {"__name__": "tests"}
-    for name, theirs in names.items():
-        if name in modules:
-            scope[name] = importlib.import_module(name)
-        elif name == "candidate" or not hasattr(builtins, name):
-            with suppress(AttributeError):  # What it lacks stays undefined, and fails where it is used.
-                scope[name] = channel.look_up(theirs)
+    sys.modules["pytest"], sys.modules["solution"] = pytest_names, types.ModuleType("solution")
+    # Not its own `__all__`: a star would bring built-ins of the candidate's making.
+    vars(sys.modules["solution"]).update(__getattr__=channel.look_up, __all__=())
+    own = {name: thing for name, thing in vars(builtins).items() if name not in job["names"]}
+    scope = {"__name__": "tests", "__builtins__": own}
+    scope |= {name: importlib.import_module(name) for name in job["modules"]}
+    for name, theirs in job["names"].items():
+        with suppress(AttributeError):
+            scope[name] = channel.look_up(theirs)
     return scope
 
 

@@ -325,7 +325,7 @@ def test_the_tests_of_a_suite_are_not_in_the_candidates_memory():
     needs_level(1)
     code = b"import gc\ndef f(x):\n    return repr(gc.get_objects()).count(''.join(['expected-', '7394512']))"
     steps = [["assert f(7) == 0", "test"], ["assert f(8) != 'expected-7394512'", "test"]]
-    job = json.dumps({"steps": steps, "candidate": None, "all": True}).encode()
+    job = json.dumps({"steps": steps, "names": {"f": "f"}, "modules": [], "all": True}).encode()
     outcome = sandbox.run_tests(code, job, sandbox.JobLimits(CPU_S * 3, 512, 65536))
     assert json.loads(outcome.output)[0] == 2, outcome
 

@@ -164,6 +164,104 @@ def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_
             assert (verdict.value, verdict.status) == (value, status), verdict
 
 
+SUM_CHECK = "def check(candidate):\n    assert candidate(2, 3) == 5 and len([candidate(1, 1)]) == 1\n"
+
+
+def test_a_function_named_like_a_built_in_is_the_completions_where_it_is_under_test(subtests):
+    right, wrong, none = "def sum(a, b):\n    return a + b", "def sum(a, b):\n    return 0", "pass"
+    for tests, entry in (
+        (["assert sum(2, 3) == 5", "assert sum(2, -2) == 0"], None),
+        (["assert math.isclose(sum(2, 3), 5)"], None),
+        ("from solution import sum\ndef test_sum():\n    assert len([sum(2, 3)]) == 1 and sum(2, 3) == 5\n", None),
+        (["assert abs(sum(2, 3) - 5) < 1e-6"], "sum"),
+        (SUM_CHECK, "sum"),
+    ):
+        for code, value in ((right, 1.0), (wrong, 0.0), (none, 0.0)):
+            with subtests.test(tests=tests, code=code):
+                verdict = judged(code, tests, entry, mode="asserts")
+                assert (verdict.value, verdict.status) == (value, "ok"), verdict
+    # Python's own would pass these: where the code has none, none is there.
+    assert asserted("pass", "assert sum([2, 3]) == 5").value == 0.0
+    assert asserted("pass", "assert sum([2, 3]) == 5", entry="sum").value == 0.0
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        *("def len(x): return 3", "def abs(x): return 0", "def isinstance(x, kind): return True"),
+        *(
+            "def all(x): return True",
+            "def print(*x): raise SystemExit",
+            "__all__ = ['len', 'sorted']\nlen = sorted = 1",
+        ),
+        "def sorted(x): return x",
+    ],
+)
+def test_a_built_in_of_the_tests_is_never_the_completions(fake):
+    code = f"{fake}\ndef f(x):\n    return [x, 0]"
+    tests = [
+        *("print(f(1))", "assert len(f(1)) == 2 and abs(f(-3)[0]) == 3", "assert not isinstance(f(1), str)"),
+        *("assert not all(f(1))", "assert sorted(f(1)) == [0, 1]"),
+    ]
+    assert asserted(code, *tests).value == 1.0
+    assert asserted(code, *tests, entry="f").value == 1.0
+    assert asserted(code, "from solution import *", *tests).value == 1.0
+    assert asserted(f"{fake}\ndef f(x):\n    return [7, 7, 7]", *tests).value == 0.0
+
+
+PYTEST = """
+import pytest
+from solution import Node, join as joined
+
+def last(node):
+    while node.next:
+        node = node.next
+    return node.value
+
+def test_join():
+    first, second = Node(1), Node(2)
+    joined(first, second)
+    assert last(first) == 2
+
+def test_a_cycle():
+    one = Node(1)
+    one.next = one
+    with pytest.raises(ValueError, match="cycle") as caught:
+        joined(one, Node(2))
+    assert "cycle" in str(caught.value)
+
+def test_half():
+    assert Node(1).half() == pytest.approx(0.5000000001) and [0.5] == pytest.approx([0.5])
+
+if __name__ == "__main__":
+    pytest.main()
+"""
+NODE = """
+class Node:
+    def __init__(self, value):
+        self.value, self.next = value, None
+    def half(self):
+        return self.value / 2
+def last(node):
+    return 2
+def join(one, two):
+    if one.next is one:
+        raise ValueError("a cycle")
+    one.next = two
+"""
+
+
+def test_functions_of_pytest_are_tests(subtests):
+    for code, passed in (
+        *((NODE, 3), (NODE.replace("one.next = two", "pass"), 2), (NODE.replace("ValueError", "KeyError"), 2)),
+        *((NODE.replace("a cycle", "no"), 2), (NODE.replace("/ 2", "/ 3"), 2), (NODE.replace("def join", "def j"), 0)),
+        *((NODE.replace("raise ValueError", "print"), 2), ("", 0)),
+    ):
+        with subtests.test(code=code):
+            verdict = judged(code, PYTEST, mode="asserts", partial=True)
+            assert verdict.status == "ok" and verdict.value == pytest.approx(passed / 3), verdict
+
+
 def test_tests_may_be_a_function_check_or_one_text_with_helpers():
     tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-2) == 4\n"
     for code, value in (("square(x): return x * x", 1.0), ("square(x): return x + x", 0.0), ("g(x): return 4", 0.0)):

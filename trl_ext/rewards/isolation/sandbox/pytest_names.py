@@ -1,0 +1,34 @@
+"""What tests use of pytest, which is not in the sandbox: they import this module in its place."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["approx", "raises"]
+
+
+@contextmanager
+def raises(expected: Any, match: str = "") -> Iterator[SimpleNamespace]:
+    """Fail unless the block raises an expected exception whose text holds the pattern."""
+    info = SimpleNamespace(value=None)
+    try:
+        yield info
+    except expected as error:
+        info.value = error
+    assert info.value is not None and re.search(match, str(info.value)), f"{match!r} was not raised"
+
+
+class approx:
+    """A number, or a list or tuple of them, equal to what is close to it."""
+
+    def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
+        self.expected, self.near = expected, {"rel_tol": rel, "abs_tol": abs}
+
+    def __eq__(self, got: Any) -> bool:
+        wanted, got = (value if isinstance(value, list | tuple) else [value] for value in (self.expected, got))
+        return len(wanted) == len(got) and all(
+            math.isclose(a, b, **self.near) for a, b in zip(wanted, got, strict=True)
+        )

@@ -13,7 +13,6 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.isolation.sandbox.remote import KINDS, RemoteSandbox
-from trl_ext.rewards.isolation.workers.limits import default_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
@@ -170,8 +169,8 @@ class Code(Rule):
             return Verdict(None, "infra_error", str(error))
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge several rows at a time, as many as there are processors to spare; 16 in a sandbox elsewhere."""
-        with ThreadPoolExecutor(default_workers() if self.sandbox == "local" else _REMOTE_RUNS) as threads:
+        """Judge several rows at a time, up to `MOST_JOBS` where programs sleep; 16 in a sandbox elsewhere."""
+        with ThreadPoolExecutor(api.MOST_JOBS if self.sandbox == "local" else _REMOTE_RUNS) as threads:
             return list(threads.map(self.score, rows))
 
     def check_level(self) -> None:

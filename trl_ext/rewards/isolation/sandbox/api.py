@@ -6,8 +6,9 @@
     2      and users, processes, network, mounts and shared memory of its own (namespaces)
 
 The highest level that works on the machine is found by trying, logged once, and kept. Jobs run in forks of a server
-process (`server`); each thread that runs a job at the same time as others uses a server of its own. Linux 5.3
-or later; level 1 needs 5.13.
+process (`server`); each thread that runs a job at the same time as others uses a server of its own. As many jobs
+compute at a time as there are processors to spare; one that sleeps lets the next begin. Linux 5.3 or later, 5.13 for
+level 1.
 """
 
 import atexit
@@ -16,13 +17,16 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble, ServerProcess
+from trl_ext.rewards.isolation.workers.limits import default_workers
 
 _LOG = logging.getLogger(__name__)
 HIGHEST_LEVEL = 2
+# Jobs at a time, all but `default_workers()` of them asleep. Each takes four descriptors and up to its memory limit.
+MOST_JOBS = max(default_workers(), min(64, 8 * (default_workers() + 1)))
 
 
 def run_program(source: bytes, stdin: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
@@ -44,12 +48,14 @@ def sandbox_level(at_most: int = HIGHEST_LEVEL) -> tuple[int, str]:
 
 def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int) -> Outcome:
     for _ in range(2):
-        with _borrowed(at_most) as server:
-            try:
-                return server.run(roles, contents, limits)
-            except ConnectionError as error:
-                server.lost = str(error)
-                _LOG.warning("A sandbox server failed in the middle of a job: %s", error)
+        with ExitStack() as turn:
+            turn.enter_context(_computing)
+            with _borrowed(at_most) as server:
+                try:
+                    return server.run(roles, contents, limits, on_sleep=turn.close)
+                except ConnectionError as error:
+                    server.lost = str(error)
+                    _LOG.warning("A sandbox server failed in the middle of a job: %s", error)
     if server.level > 0:
         raise SandboxTrouble(f"The sandbox's server failed twice: {server.lost}.")
     return Outcome("lost")  # Below level 1 a program can end its server, and must not gain by it.
@@ -72,13 +78,14 @@ def _borrowed(at_most: int) -> Iterator[ServerProcess]:
 
 _idle: list[ServerProcess] = []
 _lock = threading.Lock()
+_computing = threading.Semaphore(default_workers())
 _logged = False
 
 
 def _take(at_most: int) -> ServerProcess:
     global _logged
     with _lock:
-        for server in _idle:
+        for server in reversed(_idle):  # The one whose memory is in use.
             if server.at_most == at_most:
                 _idle.remove(server)
                 return server
@@ -103,8 +110,8 @@ def _close_all() -> None:
 
 def _forget() -> None:
     """Close the inherited servers in a forked child: they belong to the parent."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _computing
+    _lock, _computing = threading.Lock(), threading.Semaphore(default_workers())
     _close_all()
 
 

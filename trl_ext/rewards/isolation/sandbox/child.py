@@ -28,7 +28,7 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
     Args:
         role: A key of `_PLACES`.
         given: Descriptors: the source, and those of `_PLACES`.
-        ready: Socket that gets `WAITS`, with a file that tells how long this process waits for a processor, and
+        ready: Socket that gets `WAITS`, with a folder that tells how long each thread waits for a processor, and
             `STANDS` once the sandbox stands; without it, setting up has failed.
         rules: Descriptor of the Landlock rules, -1 below level 1.
         job: The request with its limits and the sandbox's level.
@@ -39,10 +39,10 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
     with open(given[0], "rb") as file:
         source = file.read()
     ready, rules = place(given[1:], _PLACES[role], ready, rules)
-    # The file in which the kernel counts the main thread's waits; without it the wall clock counts them.
+    # The folder in which the kernel counts the threads' waits; without it the wall clock counts them.
     with socket.socket(fileno=os.dup(ready)) as channel:
         try:
-            waits = [os.open("/proc/self/schedstat", os.O_RDONLY)]
+            waits = [os.open("/proc/self/task", os.O_RDONLY)]
         except OSError:
             waits = []
         socket.send_fds(channel, [WAITS], waits)

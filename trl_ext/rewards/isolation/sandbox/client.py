@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +72,10 @@ class ServerProcess:
         self.folder = str(hello["folder"])
         self.lost = ""  # why it serves no more
 
-    def run(self, roles: Any, contents: Sequence[bytes], limits: JobLimits) -> Outcome:
+    def run(self, roles: Any, contents: Sequence[bytes], limits: JobLimits, on_sleep: Callable[[], None]) -> Outcome:
         """Do one job. ConnectionError where the server is gone, SandboxTrouble where the machine refuses.
 
+        Once the job sleeps, `on_sleep` is called: another could compute.
         The descriptors that travel: two contents, where output goes, where the note goes, and the ends of a channel.
         """
         wall_s = limits.cpu_s * WALL_PER_CPU
@@ -91,9 +92,9 @@ class ServerProcess:
             given += [side.detach() for side in socket.socketpair()]
             socket.send_fds(self.control, [json.dumps(job).encode()], given)
             given.close()
-            return self._follow(kept, limits.output_bytes, time.monotonic() + _CROWDED * wall_s + _GRACE_S)
+            return self._follow(kept, limits.output_bytes, time.monotonic() + _CROWDED * wall_s + _GRACE_S, on_sleep)
 
-    def _follow(self, kept: Sequence[int], most: int, deadline: float) -> Outcome:
+    def _follow(self, kept: Sequence[int], most: int, deadline: float, on_sleep: Callable[[], Any]) -> Outcome:
         """Collect output until the reply; what is more than `most` bytes ends the job."""
         reading, note = kept
         output, reply, flooded = bytearray(), None, False
@@ -112,6 +113,9 @@ class ServerProcess:
                 self.control.send(b'{"stop": 1}')
             if self.control.fileno() in ready:
                 reply = self._receive(_GRACE_S)
+                if "sleeps" in reply:
+                    on_sleep()
+                    reply = None
         _read_rest(reading, output, most)
         words = bytearray()
         _read_rest(note, words, 0)

@@ -33,7 +33,8 @@ from trl_ext.rewards.isolation.kernel import (
 from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shut_in
 from trl_ext.rewards.isolation.sandbox.landlock import open_rules
 
-_LOOK_EVERY_MS = 20  # how often processor time is read
+_LOOK_EVERY_MS = 10  # how often processor time is read
+_SLEEPS_S = 0.01  # how long a job sleeps before another may have its place
 # What programs import most, loaded once for all of them.
 _PRELOADED = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
@@ -131,10 +132,10 @@ class Server:
     def _watch(self, pids: list[int], waits: list[int], job: dict[str, Any]) -> str:
         """Wait until the last process ends or a limit is reached: "exit", "cpu", "wall" or "stopped".
 
-        By the wall clock counts only the time in which the main threads sleep, not that in which they compute or wait
-        for a processor: on a crowded machine verdicts stay the same.
+        By the wall clock counts only the time in which all threads sleep, not that in which some compute or wait for a
+        processor: on a crowded machine verdicts stay the same. The other end is told of the first sleep.
         """
-        started = time.monotonic()
+        started, told = time.monotonic(), False
         ending = os.pidfd_open(pids[-1])
         poll = select.poll()
         poll.register(ending, select.POLLIN)
@@ -149,8 +150,12 @@ class Server:
                 used = [cpu_seconds(pid) for pid in pids]
                 if max(used) > job["cpu_s"]:
                     return "cpu"
-                if time.monotonic() - started - sum(used) - sum(map(waited_seconds, waits)) > job["wall_s"]:
+                slept_s = time.monotonic() - started - sum(used) - sum(map(waited_seconds, waits))
+                if slept_s > job["wall_s"]:
                     return "wall"
+                if slept_s > _SLEEPS_S and not told:
+                    told = True
+                    self.control.send(b'{"sleeps": 1}')
         finally:
             os.close(ending)
 
@@ -208,12 +213,14 @@ def _move_into_namespaces(control: socket.socket) -> None:
     die_with_parent(0)  # Seen from inside, a parent outside has number 0.
 
 
-def waited_seconds(waits: int) -> float:
-    """Time that a process's main thread was ready to run and had no processor; 0.0 after its end."""
-    try:
-        return int(os.pread(waits, 100, 0).split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+def waited_seconds(threads: int) -> float:
+    """Time that threads, those of a folder in /proc, were ready to run and had no processor; 0.0 after their end."""
+    waited_ns = 0
+    with suppress(OSError, IndexError, ValueError):
+        for thread in os.listdir(threads):
+            with open(os.open(f"{thread}/schedstat", os.O_RDONLY, dir_fd=threads), "rb") as file:
+                waited_ns += int(file.read().split()[1])
+    return waited_ns / 1e9
 
 
 def kill_descendants() -> None:

@@ -43,8 +43,8 @@ examples:
   trl-ext score redteam rules.yaml train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
 SERVE = """\
-Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or OpenRLHF's
-/get_reward. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
+Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, OpenRLHF's
+/get_reward, or NeMo-Gym's /verify. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
 SERVE_EXAMPLE = """\
 example:
   trl-ext score serve rules.yaml --port 8300
@@ -221,7 +221,10 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{source} holds no token. Put one there: openssl rand -hex 32 makes one.")
     with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port
-        print(f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /get_reward; GET /health.", flush=True)
+        print(
+            f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /verify, /get_reward; GET /health.",
+            flush=True,
+        )
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()

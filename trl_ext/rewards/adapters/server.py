@@ -3,6 +3,8 @@
     POST /score       REQUEST below -> {"totals": [...], "rules": {"answer": {"values": [...], "statuses": [...]}}}
     POST /get_reward  OpenRLHF's remote reward: {"query": [...], "prompts": [...], "labels": [...]}
                       -> {"rewards": [...], "scores": [...], "extra_logs": {...}}
+    POST /verify      NeMo-Gym's: {"responses_create_params": {...}, "response": {...}, ...columns}
+                      -> {..., "reward": 1.0}; its /seed_session is answered, and has no effect
     GET /health       {"status": "ok"}
 
 A total or a value is null where there is none. What cannot be judged is answered with 400 (the request), 413 (too
@@ -137,7 +139,11 @@ class RewardServer(ThreadingHTTPServer):
                     raise RequestError(400, f"'{name}' holds something else than texts. Send strings.")
             reward = OpenRLHFReward(self.rules, as_lists=True)
             return reward(body["query"], body["prompts"], body["labels"])
-        raise RequestError(404, f"There is no {path!r:.60}. POST to /score or /get_reward.")
+        if path == "/seed_session":
+            return {}
+        if path == "/verify":
+            return self._verified(body)
+        raise RequestError(404, f"There is no {path!r:.60}. POST to /score, /verify or /get_reward.")
 
     def _scored(self, body: Mapping[str, Any]) -> dict[str, Any]:
         found = self.rules.explain_all(
@@ -149,7 +155,24 @@ class RewardServer(ThreadingHTTPServer):
             rules[part.rule]["statuses"].append(part.status)
         return {"totals": [one.total for one in found], "rules": rules}
 
+    def _verified(self, body: Any) -> dict[str, Any]:
+        """NeMo-Gym's body with the total of its last message as `reward`, and the values of the rules."""
+        try:
+            columns = {name: [cell] for name, cell in body.items() if name not in _OF_NEMO_GYM}
+            prompt = body["responses_create_params"]["input"]
+            said = [item["content"] for item in body["response"]["output"] if item["type"] == "message"]
+            completion = [{"role": "assistant", "content": said[-1] if said else ""}]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise RequestError(400, f"The body is none of NeMo-Gym's /verify: {error!r:.60}.") from error
+        asked = {"prompts": [prompt], "completions": [completion], "columns": columns}
+        found = self._scored(_checked(asked, REQUEST["properties"], REQUEST["required"]))
+        if found["totals"] == [None]:
+            raise RequestError(500, "No rule has a value for the completion.")
+        values = {f"rules/{name}": rule["values"][0] for name, rule in found["rules"].items()}
+        return {**body, **values, "reward": found["totals"][0]}
 
+
+_OF_NEMO_GYM = ("responses_create_params", "response")
 _TYPES = {"array": list, "object": dict}
 
 

@@ -258,11 +258,11 @@ class AsyncRule(Rule):
         return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED)
 
 
-def check_server(rule: Rule, field: str, url: Any, key_env: Any, example: str) -> None:
+def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
     """Raise RuleError for a server's address that cannot be asked, or holds a secret, and for a key that is not there.
 
     Args:
-        rule: Whose fields they are.
+        owner: Whose fields they are, for the message.
         field, url: The address, by the name of its field.
         key_env: Name of the environment variable with the key; empty for none.
         example: An address that could stand there.
@@ -270,17 +270,13 @@ def check_server(rule: Rule, field: str, url: Any, key_env: Any, example: str) -
     parts = urlsplit(url if isinstance(url, str) else "")
     # The address is logged, and the variable's value is not shown: it may be the key.
     if parts.username or parts.password:
-        raise RuleError(f"Rule '{rule.name}': {field} holds a user or a password. Give a key by api_key_env.")
+        raise RuleError(f"{owner}: {field} holds a user or a password. Give a key by api_key_env.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise RuleError(f"Rule '{rule.name}': {field} is {url!r}. Give an address such as {example}.")
+        raise RuleError(f"{owner}: {field} is {url!r}. Give an address such as {example}.")
     if not isinstance(key_env, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key_env):
-        raise RuleError(
-            f"Rule '{rule.name}': api_key_env is no name of an environment variable. Give its name, not the key."
-        )
+        raise RuleError(f"{owner}: api_key_env is no name of an environment variable. Give its name, not the key.")
     if key_env and not os.environ.get(key_env):
-        raise RuleError(
-            f"Rule '{rule.name}': the environment variable {key_env} is not set. Put the server's key there."
-        )
+        raise RuleError(f"{owner}: the environment variable {key_env} is not set. Put the server's key there.")
 
 
 def may_pass(error: Exception) -> bool:

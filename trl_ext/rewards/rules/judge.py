@@ -146,7 +146,7 @@ class Judge(AsyncRule):
     def _check_server(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
-        check_server(self, "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
+        check_server(f"Rule '{self.name}'", "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):

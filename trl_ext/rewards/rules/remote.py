@@ -6,15 +6,17 @@ reply without a value earns the floor, never None, since a completion may bring 
 
 import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import count
 from typing import Any, ClassVar, NoReturn
 
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server
 from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
@@ -64,7 +66,7 @@ class Remote(AsyncRule):
     def check(self) -> None:
         if find_spec("openai") is None:
             raise SupportError("Remote asks through openai's HTTP client. Install it: pip install 'trl_ext[judge]'.")
-        check_server(self, "url", self.url, self.api_key_env, "http://localhost:8000/verify")
+        check_server(f"Rule '{self.name}'", "url", self.url, self.api_key_env, "http://localhost:8000/verify")
         check_choice(self, "form", self.form, ("plain", "nemo_gym"))
         check_whole(self, "max_chars", self.max_chars, 1)
         if isinstance(self.send, str) or not all(isinstance(name, str) and name for name in self.send):
@@ -115,7 +117,7 @@ class Remote(AsyncRule):
         if self.body:
             # No request can hold a lone surrogate.
             return compiled(self.body)[0].render(given | columns).encode("utf-8", "replace")
-        found = {**given, **columns} if self.form == "plain" else {**_as_responses(row), **columns}
+        found = {**given, **columns} if self.form == "plain" else {**as_responses(row.prompt, row.messages), **columns}
         return json.dumps(found, default=str).encode()
 
     def _verdict(self, reply: bytes) -> Verdict:
@@ -134,13 +136,23 @@ class Remote(AsyncRule):
         return Verdict(float(found), "ok", shown)
 
 
-def _as_responses(row: Row) -> dict[str, Any]:
-    """Prompt and completion in the form of OpenAI's Responses, which NeMo-Gym's verifiers take."""
-    prompt = row.prompt if isinstance(row.prompt, list) else [{"role": "user", "content": str(row.prompt or "")}]
-    text = {"type": "output_text", "text": row.text, "annotations": []}
-    message = {"id": "message", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Prompt and completion, calls of tools among it, in the form of OpenAI's Responses, which NeMo-Gym takes."""
+    prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt or "")}]
+    output: list[dict[str, Any]] = []
+    calls, results = count(), count()
+    said = {"id": "message", "type": "message", "role": "assistant", "status": "completed"}
+    for message in messages:
+        text, made = content_text(message.get("content")), message.get("tool_calls") or ()
+        if message.get("role") == "tool":
+            output.append({"type": "function_call_output", "call_id": f"call_{next(results)}", "output": text})
+        elif text or not made:
+            output.append({**said, "content": [{"type": "output_text", "text": text, "annotations": []}]})
+        for function in (call["function"] for call in made):
+            arguments = {"name": function["name"], "arguments": json.dumps(function["arguments"])}
+            output.append({"type": "function_call", "call_id": f"call_{next(calls)}", **arguments})
     asked = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
-    response = {"id": "response", "created_at": 0.0, "model": "policy", "object": "response", "output": [message]}
+    response = {"id": "response", "created_at": 0.0, "model": "policy", "object": "response", "output": output}
     return {"responses_create_params": {"input": prompt}, "response": response | asked}
 
 

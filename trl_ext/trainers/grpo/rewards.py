@@ -42,7 +42,8 @@ class GuardedReward:
 
     Args:
         function: Called with TRL's arguments, returns one float or None a completion; or, where turns are taken, a
-            list of floats, one for each turn of the policy, of which TRL gets the sum.
+            list of floats, one for each turn of the policy, of which TRL gets the sum. One that has the attribute
+            `sums_turns` may do so in any trainer.
         name: For messages.
         takes_turns: True where each turn may have its own reward.
 
@@ -70,7 +71,8 @@ class GuardedReward:
                 f"The reward '{self.name}' returned {len(values)} values for {expected} completions. "
                 "Return one float, or None, per completion."
             )
-        if not self.takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
+        takes_turns = self.takes_turns or getattr(self.function, "sums_turns", False)
+        if not takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
             raise RuleError(
                 f"The reward '{self.name}' returned rewards per turn, {found[0]}. GRPO has one advantage for a whole "
                 "completion: return their sum, or take PPOTrainer."

@@ -65,6 +65,21 @@ def test_openrlhf_is_answered_as_its_own_server_answers(server):
     assert answer["extra_logs"]["unscored"] == [0.0]
 
 
+def test_nemo_gym_is_answered_with_its_body_and_the_reward(server):
+    text = {"type": "output_text", "text": "A: 18", "annotations": []}
+    said = [{"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}]
+    said += [{"type": "message", "role": "assistant", "content": [part]} for part in ({**text, "text": "17"}, text)]
+    body = {"responses_create_params": {"input": [{"role": "user", "content": "9 * 2 ="}]}, "answer": "18"}
+    assert ask(server, "/seed_session", body) == (200, {})
+    status, found = ask(server, "/verify", body | {"response": {"output": said}})
+    assert (status, found["reward"], found["rules/answer"]) == (200, pytest.approx(1.1), 1.0)
+    assert found.items() >= body.items() and found["response"]["output"] == said
+    assert ask(server, "/verify", body | {"response": {"output": said[:1]}})[1]["reward"] == 0.0
+    assert ask(server, "/verify", body)[0] == 400
+    status, found = ask(server, "/verify", body | {"response": {"output": said}, "answer": "unreadable"})
+    assert (status, found["error"]) == (500, "No rule has a value for the completion.")
+
+
 def test_a_request_that_cannot_be_judged_is_told_why(server, subtests):
     for body, says in (
         *((b"{", "not JSON"), (b"[" * 30_000, "not JSON"), (b"\xff\xfe", "not JSON"), ([], "is a list")),

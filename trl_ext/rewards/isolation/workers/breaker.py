@@ -19,6 +19,18 @@ FIRST_REPLIES = 64
 MOST_MISTAKES, MISTAKE_CALLS = 0.01, 20
 
 
+def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: float) -> tuple[int, int] | None:
+    """Count a call of `rows` rows, `lost` of which failed; return how many did of how many, or None if not too many.
+
+    Args:
+        calls: The last MISTAKE_CALLS calls, which the call is added to. Those to come count as those before.
+        most_frac: Share of the rows (0 to 1) that may fail; one row always may.
+    """
+    calls.append((rows, lost))
+    total, failed = (sum(part) for part in zip(*calls, strict=True))
+    return (failed, total) if failed > max(1.0, most_frac * MISTAKE_CALLS * total / len(calls)) else None
+
+
 @dataclass(slots=True)
 class Breaker:
     """Trips when more than `max_frac` of a rule's latest rows failed for want of a machine or a server.
@@ -76,15 +88,11 @@ class Breaker:
 
     def record_mistakes(self, rows: int, mistakes: int, detail: str) -> None:
         """Count a call of `rows` rows, for so many of which the rule raised. Calls to come count as those before."""
-        self._mistakes.append((rows, mistakes))
-        if len(self._mistakes) > MISTAKE_CALLS:
-            self._mistakes.popleft()
-        total, raised = (sum(part) for part in zip(*self._mistakes, strict=True))
-        most = max(1.0, MOST_MISTAKES * MISTAKE_CALLS * total / len(self._mistakes))  # one row never stops a run
-        if self.tripped is None and raised > most:
+        above = share_above(self._mistakes, rows, mistakes, MOST_MISTAKES)
+        if self.tripped is None and above:
             self.tripped = (
-                f"Rule '{self.rule}' raised for {raised} of the last {total} rows, more than {MOST_MISTAKES:.0%} of "
-                f"those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"
+                f"Rule '{self.rule}' raised for {above[0]} of the last {above[1]} rows, more than {MOST_MISTAKES:.0%} "
+                f"of those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"
             )
 
     def record_replies(self, replies: Sequence[str]) -> None:

@@ -1,0 +1,256 @@
+"""Sessions with servers of environments: tools made of their schemas, rewards of turns, and servers that die."""
+
+import inspect
+import logging
+from typing import Any, Literal
+
+import pytest
+
+from tests import environment_servers
+from tests.environment_servers import ADD, EnvClient, GymServer
+from trl_ext.errors import RuleError
+from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym, openenv
+from trl_ext.rewards.adapters.tool_methods import with_tools
+
+PROMPT = [{"role": "user", "content": "2 + 2 ="}]
+
+
+def call(name: str, **arguments: Any) -> dict:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def turn(*calls: dict, text: str = "") -> dict:
+    return {"role": "assistant", "content": text, "tool_calls": list(calls)}
+
+
+def played(made: Any, completion: list[dict], level: int = 2) -> list[dict]:
+    """Play as TRL does: the calls of each turn but one that ends the completion, with their results behind it."""
+    made.reset(prompt=PROMPT, level=level)
+    found = []
+    for message in completion:
+        found.append(message)
+        calls = message["tool_calls"] if message is not completion[-1] else []
+        for function in (one["function"] for one in calls):
+            tool = getattr(made, function["name"], None)
+            result = tool(**function["arguments"]) if tool else "error"
+            found.append({"role": "tool", "name": function["name"], "content": result})
+    return found
+
+
+def scored(reward: EnvironmentReward, *episodes: tuple[Any, list[dict]]) -> list[Any]:
+    made, completions = zip(*episodes, strict=True)
+    logged: dict[str, float] = {}
+    rewards = reward([PROMPT] * len(made), list(completions), list(made), log_metric=logged.__setitem__)
+    assert logged == {"rules/environment/lost_frac": sum(bool(one.lost) for one in made) / len(made)}
+    return rewards
+
+
+TWO_TURNS = [turn(call("add", a=1, b=2)), turn(text="3")]
+
+
+# Tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_methods_with_what_the_server_says_of_them():
+    with GymServer() as server:
+        made = nemo_gym(server.url)
+        assert set(made.tools) == {"add", "count"}
+        add = made().add
+        assert add.__name__ == "add" and add.__doc__.startswith(
+            "Add two numbers. To the total.\n\nArgs:\n    a: A num"
+        )
+        assert {name: one.annotation for name, one in inspect.signature(add).parameters.items()} == {
+            "a": int,
+            "b": int,
+        }
+        assert set(nemo_gym(server.url, tools=["count"]).tools) == {"count"}
+        with pytest.raises(RuleError, match=r"does not list such tools: KeyError.'subtract'"):
+            nemo_gym(server.url, tools=["subtract"])
+    with pytest.raises(RuleError, match=r"does not list such tools: .*Start it"):
+        nemo_gym(server.url)
+    assert set(nemo_gym(server.url, tools=[{"type": "function", "name": "add", "parameters": ADD}]).tools) == {"add"}
+
+
+def test_types_of_arguments_are_those_of_the_schema():
+    fields = {
+        "one": {"enum": ["left", "right"]},
+        "some": {"type": "array", "items": {"type": "number"}},
+        "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "deep": {"$ref": "#/$defs/Deep"},
+        "odd": {},
+    }
+    page = {"$defs": {"Deep": {"type": "object"}}}
+    schema = {"properties": fields, "required": ["one"]}
+    method = with_tools(type("Made", (), {}), {"act": ({}, schema)}, page).act
+    kinds = {"one": Literal["left", "right"], "some": list[float], "maybe": bool, "deep": dict, "odd": Any}
+    assert method.__annotations__ == {**kinds, "return": str}
+    needed = [one.name for one in inspect.signature(method).parameters.values() if one.default is one.empty]
+    assert needed == ["self", "one"]
+
+
+@pytest.mark.parametrize(
+    "tools, said",
+    [
+        ([{"name": "reset"}], "'reset' is taken"),
+        ([{"name": "_secret"}], "'_secret' is taken, or no name"),
+        ([{"name": "do it"}], "'do it' is taken, or no name"),
+        ([{"name": "go", "parameters": {"properties": {"from": {}}}}], "'from'"),
+        ([{"name": "go", "parameters": {"properties": {"max-n": {}}}}], "'max-n'"),
+    ],
+)
+def test_a_tool_that_cannot_be_a_method_is_refused(tools, said):
+    with pytest.raises(RuleError, match=said):
+        nemo_gym("http://127.0.0.1:9", tools=tools)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        (dict(url="127.0.0.1:8000"), "nemo_gym: url is"),
+        (dict(url="http://me:pw@host"), "password"),
+        (dict(api_key_env="NOT_SET_HERE"), "not set"),
+        (dict(api_key_env="sk-1"), "no name of an environment variable"),
+    ],
+)
+def test_an_address_and_a_key_are_checked_as_those_of_judges_are(fields, said):
+    with pytest.raises(RuleError, match=said):
+        nemo_gym(**{"url": "http://127.0.0.1:9", "tools": [{"name": "add"}]} | fields)
+
+
+# NeMo-Gym ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_one_session_from_its_seed_to_its_verdict():
+    with GymServer() as server:
+        made = nemo_gym(server.url, turn_reward="reward")()
+        for level in (2, 3):
+            completion = [
+                turn(call("add", a=1, b=2), call("count")),
+                turn(call("nobodys"), text="3 ?"),
+                turn(text="3"),
+            ]
+            completion = played(made, completion, level)
+            (found,) = scored(EnvironmentReward(), (made, completion))
+            assert found == [0.125, 0.0, 1 / (1 + abs(3 - 2 * level))]
+        assert len(server.sessions) == 2 and [path for path, *_ in server.asked[:4]] == [
+            *("/seed_session", "/add", "/count", "/verify")
+        ]
+        seed, verdict = server.asked[0][1], server.asked[3][1]
+    assert seed["level"] == 2 and seed["responses_create_params"]["input"] == PROMPT
+    kinds = [item["type"] for item in verdict["response"]["output"]]
+    assert kinds == ["function_call"] * 2 + ["function_call_output"] * 2 + [
+        *("message", "function_call", "function_call_output", "message")
+    ]
+    first, _, result, *_ = verdict["response"]["output"]
+    assert first["call_id"] == result["call_id"] and (first["arguments"], result["output"]) == (
+        '{"a": 1, "b": 2}',
+        "3",
+    )
+
+
+def test_calls_that_are_not_run_earn_nothing_and_wrong_arguments_are_the_models():
+    with GymServer() as server:
+        made = nemo_gym(server.url, turn_reward="reward")()
+        completion = played(made, [turn(call("add", a="x")), turn(call("count")), turn(call("count"))])
+        assert "a and b have to be integers" in completion[1]["content"]
+        assert scored(EnvironmentReward(), (made, completion)) == [[0.0, 0.125, 0.2]]
+
+
+BAD = {
+    "HTML": b"<html>busy</html>",
+    "another key": b'{"score": 1}',
+    "a text": b'{"reward": "1"}',
+    "NaN": b'{"reward": NaN}',
+    "deep": b"[" * 100_000,
+    "3 MB": b'"' + b"a" * 3_000_000 + b'"',
+    "nothing": b"",
+    "down": 503,
+    "gone": 404,
+    "elsewhere": 302,
+    "never": 0.5,
+}
+
+
+HARMLESS = {("another key", "add"), *((what, "seed_session") for what in ("another key", "a text", "NaN"))}
+CASES = [(what, where) for what in BAD for where in ("seed_session", "add", "verify") if (what, where) not in HARMLESS]
+
+
+@pytest.mark.parametrize("what, where", CASES)
+def test_an_environment_that_dies_costs_its_row_the_floor(what, where):
+    with GymServer(lambda path, number: BAD[what] if path == f"/{where}" else None) as server:
+        made = nemo_gym(server.url, turn_reward="reward", timeout_s=0.2)()
+        completion = played(made, TWO_TURNS)
+        assert scored(EnvironmentReward(floor=-1.0), (made, completion)) == [-1.0]
+        assert made.lost and len(made.lost) <= 300
+        if where == "add":
+            assert completion[1]["content"] == "error: the environment is gone"
+        asked = len(server.asked)
+        server.answer = lambda path, number: None  # the next episode is a new one
+        assert scored(EnvironmentReward(), (made, played(made, TWO_TURNS))) == [[0.0, 0.5]]
+        assert len(server.asked) == asked + 3
+
+
+def test_a_key_is_sent_and_never_shown(monkeypatch):
+    monkeypatch.setenv("GYM_KEY", "secret-7")
+    with GymServer(lambda path, number: 503 if path == "/verify" else None) as server:
+        made = nemo_gym(server.url, api_key_env="GYM_KEY")()
+        scored(EnvironmentReward(), (made, played(made, TWO_TURNS)))
+    assert all(headers["Authorization"] == "Bearer secret-7" for _, _, headers in server.asked)
+    assert "secret-7" not in made.lost + repr(vars(made))
+
+
+def test_the_first_is_said_and_more_than_five_percent_of_twenty_steps_end_the_run(caplog):
+    with GymServer(lambda path, number: 503 if path == "/add" else None) as server:
+        made, reward = nemo_gym(server.url), EnvironmentReward()
+        batch = [made() for _ in range(10)]
+
+        def step() -> None:
+            scored(reward, *((one, played(one, TWO_TURNS if one is batch[0] else [turn(text="3")])) for one in batch))
+
+        with caplog.at_level(logging.WARNING):
+            for _ in range(10):
+                step()  # of 200 rows ten may be lost
+        assert len(caplog.records) == 1 and "its row earns 0: HTTPError" in caplog.text
+        with pytest.raises(
+            RuleError, match=r"11 of the last 110 rows lost their environment, more than 5%.*HTTP Error"
+        ):
+            step()
+
+
+# OpenEnv ----------------------------------------------------------------------------------------------------------
+
+
+def adds(**options: Any) -> Any:
+    return openenv(EnvClient, ADD, "http://127.0.0.1:9", tool="add", reset_with=["level"], **options)()
+
+
+def test_a_step_is_a_tool_and_its_reward_its_turns():
+    made = adds()
+    assert made.reset(prompt=PROMPT, level=2) == "2 + 2 =" and len(EnvClient.open) == 1
+    completion = played(made, [turn(call("add", a=1, b=1)), turn(call("add", a=0, b=2)), turn(call("add", a=1, b=2))])
+    completion = played(
+        made, [*completion[:1], turn(call("add", a=0, b=2)), turn(call("add", a=5, b=6)), turn(text="4")]
+    )
+    assert [message["content"] for message in completion] == [
+        *("", "2", "", "4", "", "error: the episode has ended", "4")
+    ]
+    assert scored(EnvironmentReward(), (made, completion)) == [[0.0, 0.25, 0.0, 0.0]]
+    assert not EnvClient.open, "a session was left open"
+
+
+def test_a_client_that_raises_loses_the_row_and_its_session_is_closed(monkeypatch):
+    made = adds()
+    completion = played(made, TWO_TURNS)
+    assert scored(EnvironmentReward(), (made, completion)) == [[0.25, 0.0]]
+    monkeypatch.setattr(EnvClient, "step", lambda self, action: 1 / 0)
+    completion = played(made, TWO_TURNS)
+    assert scored(EnvironmentReward(-0.5), (made, completion)) == [-0.5] and "ZeroDivisionError" in made.lost
+    assert not EnvClient.open
+
+
+def test_rows_of_other_environments_are_not_scored():
+    made = adds()
+    rows = [played(made, TWO_TURNS), TWO_TURNS]
+    rewards = EnvironmentReward()([PROMPT] * 2, rows, [made, object()], log_metric=lambda *_: None)
+    assert rewards == [[0.25, 0.0], None]
+    assert environment_servers.Game(4).score() == 0.2

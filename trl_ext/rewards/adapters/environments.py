@@ -1,0 +1,255 @@
+"""Environments behind HTTP for `environment_factory`, and the reward that reads what their episodes earned.
+
+TRL makes one object a rollout, calls `reset` with its row, and offers its public methods to the model as tools. A
+server that fails, takes too long or answers no JSON loses its row alone: the floor, also where it had earned more,
+since a completion may bring that about. A session ends with its score; none is part of a checkpoint.
+"""
+
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any, ClassVar
+from urllib import request
+from urllib.error import HTTPError
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.adapters.tool_methods import NO_TOOLS, with_tools
+from trl_ext.rewards.isolation.workers.breaker import MISTAKE_CALLS, share_above
+from trl_ext.rewards.rules.async_rule import check_server
+from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
+from trl_ext.rewards.rules.remote import as_responses
+
+logger = logging.getLogger("trl_ext.rewards")
+MOST_LOST = 0.05  # of the rows of 20 steps
+_GONE = "error: the environment is gone"
+
+
+class Environment:
+    """One rollout's session with a server; the classes that `nemo_gym` and `openenv` return have its tools as methods.
+
+    Attributes:
+        earned: Reward of each call of a tool in this episode, in their order.
+        lost: Why the episode cannot go on; empty while it can.
+    """
+
+    tools: ClassVar[dict[str, Any]] = {}
+    _begin: Callable[..., str | None]
+    _step: Callable[..., str]
+    _session: Any = None
+    lost = ""
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin an episode with a row of the dataset; return what is appended to its prompt."""
+        self._close()
+        self.earned: list[float] = []
+        self.lost = ""
+        return self._guarded(self._begin, row)
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        self.earned.append(0.0)
+        return self._guarded(self._step, name, arguments)
+
+    def _end(self, prompt: Any, completion: Any) -> float:
+        """Return what the episode earns beside its calls."""
+        return 0.0
+
+    def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return _GONE if self.lost else ask(*arguments)
+        except Exception as error:  # whatever a client raises costs this row, and is counted
+            self.lost = f"{type(error).__name__}: {error}"[:300]
+            return _GONE
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+class EnvironmentReward:
+    """What each turn earned in an environment of `nemo_gym` or `openenv`: `reward_funcs=EnvironmentReward()`.
+
+    PPO takes each turn's reward at the turn's last token, GRPO their sum. A row whose environment was lost earns the
+    floor; the first is warned of with its reason, and where more than 5 % of the rows of 20 calls are, the run ends.
+    """
+
+    __name__ = "environment"
+    sums_turns = True
+
+    def __init__(self, floor: float = 0.0):
+        self.floor = floor
+        self._calls: deque[tuple[int, int]] = deque(maxlen=MISTAKE_CALLS)
+        self._has_warned = False
+
+    def __call__(self, prompts: Any, completions: Any, environments: Any, **columns: Any) -> list[Any]:
+        """Return a list of floats, one a turn, or the floor, for each completion; None in environments of others."""
+        rows = zip(prompts, completions, environments, strict=True)
+        rewards = [self._of(*row) if isinstance(row[-1], Environment) else None for row in rows]
+        lost = [one.lost for one in environments if isinstance(one, Environment) and one.lost]
+        columns["log_metric"]("rules/environment/lost_frac", len(lost) / len(rewards))
+        if lost and not self._has_warned:
+            self._has_warned = True
+            logger.warning("An environment was lost, and its row earns %g: %s", self.floor, lost[0])
+        if above := share_above(self._calls, len(rewards), len(lost), MOST_LOST):
+            raise RuleError(
+                f"{above[0]} of the last {above[1]} rows lost their environment, more than {MOST_LOST:.0%} of those "
+                f"of {MISTAKE_CALLS} steps. Mend the server. The last one: {(lost or ['an earlier one'])[-1]}"
+            )
+        return rewards
+
+    def _of(self, prompt: Any, completion: Any, environment: Environment) -> list[float] | float:
+        last = environment._guarded(environment._end, prompt, completion)
+        environment._close()
+        if environment.lost:
+            return self.floor
+        earned, rewards = iter(environment.earned), []
+        for message in (one for one in completion if one["role"] == "assistant"):
+            calls = [call["function"] for call in message.get("tool_calls") or () if call["type"] == "function"]
+            # Those that TRL handed to the environment. It runs none of the last turn that it allows.
+            ours = [one for one in calls if one["name"] in environment.tools and isinstance(one["arguments"], Mapping)]
+            rewards.append(sum(next(earned, 0.0) for _ in ours))
+        rewards[-1] += last
+        return rewards
+
+
+def nemo_gym(
+    url: str, tools: Sequence[Any] = (), *, turn_reward: str = "", api_key_env: str = "", timeout_s: float = 60.0
+) -> type[Environment]:
+    """Return the environment of a NeMo-Gym resources server: `/seed_session`, one address a tool, `/verify`.
+
+    Args:
+        url: The server's address.
+        tools: Names of those to offer, all without any; or their schemas, as in `responses_create_params`.
+        turn_reward: Key of a tool's reply whose number its turn earns. What `/verify` returns is the last turn's.
+        api_key_env: Environment variable with a key, sent as a bearer token. Empty: no key.
+        timeout_s: Seconds until a reply has to be there.
+
+    Raises:
+        RuleError: for an address or a key that cannot be used, a server that does not list such tools.
+    """
+    check_server("nemo_gym", "url", url, api_key_env, "http://localhost:8000")
+
+    def ask(opener: Any, path: str, body: Any = None, refusals: Sequence[int] = ()) -> Any:
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {os.environ[api_key_env].strip()}"} if api_key_env else {}
+        data = None if body is None else json.dumps(body, default=str).encode()
+        return _reply(opener, request.Request(f"{url.rstrip('/')}/{path}", data, headers), timeout_s, refusals)
+
+    class NemoGym(Environment):
+        def _begin(self, row: dict[str, Any]) -> None:
+            self._session, self._row = _opener(), {name: cell for name, cell in row.items() if name != "prompt"}
+            ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
+
+        def _step(self, name: str, arguments: dict[str, Any]) -> str:
+            reply = ask(self._session, name, arguments, REFUSALS)  # which the model's arguments bring about
+            if turn_reward and isinstance(reply, dict) and turn_reward in reply:
+                self.earned[-1] = _number(reply[turn_reward])
+            return reply if isinstance(reply, str) else json.dumps(reply)
+
+        def _end(self, prompt: Any, completion: Any) -> float:
+            return _number(ask(self._session, "verify", as_responses(prompt, completion) | self._row)["reward"])
+
+    if tools and not isinstance(tools[0], str):
+        return with_tools(NemoGym, {tool["name"]: (tool, tool.get("parameters") or {}) for tool in tools})
+    try:
+        page = ask(_opener(), "openapi.json")
+        listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
+        names = tools or [name for name in listed if name.isidentifier() and name not in NO_TOOLS]
+        bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RuleError(f"{url} does not list such tools: {error!r}. Start it, or give the tools' schemas.") from error
+    schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
+    return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
+
+
+def openenv(
+    client: Callable[..., Any],
+    action: Any,
+    url: str,
+    *,
+    tool: str = "step",
+    show: Callable[[Any], str] = lambda seen: _fields(seen),
+    reset_with: Sequence[str] = (),
+    timeout_s: float = 60.0,
+) -> type[Environment]:
+    """Return the environment of an OpenEnv server: one tool, which takes a step.
+
+    Args:
+        client: Class of the environment's package, or OpenEnv's GenericEnvClient.
+        action: Class of its actions, whose fields are the tool's arguments; or their JSON schema, and a dict is sent.
+        url: The server's address.
+        tool: The tool's name; the model reads the description of `action` beside it.
+        show: From an observation to what the model reads; without it, its fields as JSON.
+        reset_with: Columns of the dataset that the server's reset takes, such as seed.
+        timeout_s: Seconds until a reply has to be there.
+    """
+    check_server("openenv", "url", url, "", "http://localhost:8000")
+    limits = dict(connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_REPLY_BYTES / 1e6)
+
+    class OpenEnv(Environment):
+        def _begin(self, row: dict[str, Any]) -> str | None:
+            made = client(base_url=url, **limits)
+            self._session = made.sync() if hasattr(made, "sync") else made
+            return self._read(self._session.reset(**{name: row[name] for name in reset_with}))
+
+        def _step(self, name: str, arguments: dict[str, Any]) -> str:
+            if self._is_done:
+                return "error: the episode has ended"
+            try:
+                result = self._session.step(arguments if isinstance(action, Mapping) else action(**arguments))
+            except Exception as error:
+                if type(error).__name__ == "ValidationError" or "VALIDATION_ERROR" in str(error):  # the model's doing
+                    return f"error: {error}"
+                raise
+            self.earned[-1] = _number(result.reward or 0.0)
+            return self._read(result)
+
+        def _read(self, result: Any) -> str:
+            self._is_done = bool(result.done)
+            return show(result.observation)
+
+    schema = action if isinstance(action, Mapping) else action.model_json_schema()
+    own = {key: kind for key, kind in schema.get("properties", {}).items() if key != "metadata"}  # OpenEnv's, in all
+    return with_tools(OpenEnv, {tool: (schema, {**schema, "properties": own})}, schema)
+
+
+def _fields(seen: Any) -> str:
+    """An observation's fields as JSON, without OpenEnv's own; a text as it is."""
+    seen = seen.model_dump(exclude={"reward", "metadata"}) if hasattr(seen, "model_dump") else seen
+    return seen if isinstance(seen, str) else json.dumps(seen, default=str)
+
+
+class _Stay(request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Overrides HTTPRedirectHandler.redirect_request: a key goes to no other server."""
+
+
+def _opener() -> Any:
+    return request.build_opener(request.HTTPCookieProcessor(), _Stay())
+
+
+def _reply(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequence[int]) -> Any:
+    """Return a reply's JSON, also that of an HTTP code of `refusals`."""
+    until, body = time.monotonic() + timeout_s, b""
+    try:
+        reply = opener.open(asked, timeout=timeout_s)
+    except HTTPError as error:
+        if error.code not in refusals:
+            raise
+        reply = error
+    with reply:
+        while part := reply.read1(2**16):
+            body += part
+            if len(body) > MOST_REPLY_BYTES or time.monotonic() > until:
+                raise ValueError(f"the reply has more than {MOST_REPLY_BYTES} bytes, or took over {timeout_s:g} s")
+    return json.loads(body)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, bool | int | float) or not isfinite(value):
+        raise ValueError(f"the reward is {value!r:.60}, no number")
+    return float(value)

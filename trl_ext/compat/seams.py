@@ -30,7 +30,8 @@ trl.trainer.grpo_trainer:GRPOTrainer
         raises on one; reward models are called as functions
     _generate(prompts): timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are
         scored early, its 7th are images
-    _generate_and_score_completions(inputs): notes the rows whose columns the rules read; takes out
+    _generate_and_score_completions(inputs): called once a generation; notes the rows whose columns the rules read;
+        with a curriculum gets the rows that it draws; takes out
         `old_per_token_logps`, `importance_sampling_ratio` and metrics of `sampling/` where the update gives them
     _generate_and_score_completions['prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask']: padded rows,
         which are planned into forwards

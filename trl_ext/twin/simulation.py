@@ -22,7 +22,7 @@ _DROPPED_KEYS = frozenset(
     "load_in_8bit use_bnb_nested_quant attn_implementation value_model "
     "num_train_epochs max_steps total_episodes generation_batch_size steps_per_generation num_mini_batches "
     "num_ppo_epochs response_length max_length warmup_ratio warmup_steps max_completion_length do_eval "
-    "num_generations_eval oversample generation_ahead "
+    "num_generations_eval oversample generation_ahead curriculum "
     "output_dir run_name report_to save_strategy save_steps logging_steps deepspeed resume_from_checkpoint "
     "load_best_model_at_end push_to_hub hub_model_id hub_token log_completions logging_strategy save_total_limit "
     "use_cpu model_init_kwargs chat_template_path reward_weights max_length_policy".split()

@@ -133,9 +133,12 @@ class Blocks:
         return int(args.num_train_epochs * (sampler.num_samples // sampler.batch_size))
 
     def rows(self, block: int) -> list[int]:
-        """Return the numbers in the dataset of all processes' rows of a block, in order."""
-        reader = self._trainer.row_sampler()
+        """Return the numbers in the dataset of all processes' rows of a block, in order; with a curriculum, which
+        knows no other, of the next one. Collective."""
+        reader, curriculum = self._trainer.row_sampler(), self._trainer.curriculum
         sampler = reader.sampler
+        if curriculum is not None:
+            return [row for row in curriculum.look_ahead(sampler.batch_size) for _ in range(sampler.mini_repeat_count)]
         epoch, number = divmod(block, sampler.num_samples // sampler.batch_size)
         reader.set_epoch(epoch)
         num_rows = sampler.batch_size * sampler.mini_repeat_count

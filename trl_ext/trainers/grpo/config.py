@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
@@ -10,6 +11,7 @@ from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.grpo.ahead import check_ahead_settings
 from trl_ext.trainers.grpo.oversampling import check_oversample
+from trl_ext.trainers.rows.curriculum import check_curriculum
 from trl_ext.trainers.setting_checks import setting
 
 
@@ -53,6 +55,12 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
         "Sample so many times the groups of an update; before the update groups without variance are "
         "replaced by spares with variance (DAPO's dynamic sampling). 1.5 samples half as many again. 1: off.",
     )
+    curriculum: dict[str, Any] | str | None = setting(
+        None,
+        "Draw rows by their running pass rate, those near `target` most, as '{\"target\": 0.5}'. Keys: target (0.5); "
+        "threshold (1.0), the total reward from which on a completion passes; rest_after (2) visits all of whose "
+        "completions passed a row rests for rest_for (100) generations. Unset: all rows alike.",
+    )
     reward_model_eos: str = setting(
         "auto",
         "Whether plain text that a reward model scores ends in EOS, where its folder has no "
@@ -64,6 +72,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ahead_settings(self)
+        check_curriculum(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

@@ -122,16 +122,13 @@ class Oversampling:
                 "Leave oversample out."
             )
 
-    def note(self, rewards: torch.Tensor, weights: torch.Tensor) -> None:
+    def note(self, totals: torch.Tensor) -> None:
         """Remember which groups have variance.
 
         Args:
-            rewards: [rows of all ranks, functions], NaN where a function abstains.
-            weights: [functions].
+            totals: [rows of all ranks], NaN for a completion that nothing scored: it has no advantage, and a group
+                of such completions no variance.
         """
-        totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
-        # A completion that nothing scored has no advantage, and a group of such completions no variance.
-        totals[rewards.isnan().all(dim=1)] = torch.nan
         spread = nanstd(totals.view(-1, self._args.num_generations), dim=1).nan_to_num(0.0)
         self._has_variance = (~torch.isclose(spread, torch.zeros_like(spread))).tolist()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from torch import nn
 from transformers.utils import logging
@@ -224,6 +225,18 @@ def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
     for rules in _rule_sets(functions):
         if rules.name in states:
             rules.load_state_dict(states[rules.name])
+
+
+def total_rewards(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of each completion's rewards, NaN where no function scored it.
+
+    Args:
+        rewards: [rows of all ranks, functions], NaN where a function abstains.
+        weights: [functions].
+    """
+    totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
+    totals[rewards.isnan().all(dim=1)] = torch.nan
+    return totals
 
 
 def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:

@@ -37,10 +37,11 @@ from trl_ext.trainers.grpo.generation import can_log_images, check_generated, ge
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.reward_models import with_scorers
-from trl_ext.trainers.grpo.rewards import RewardCalls, check_weights, per_rule, start_scoring
+from trl_ext.trainers.grpo.rewards import RewardCalls, check_weights, per_rule, start_scoring, total_rewards
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
+from trl_ext.trainers.rows.curriculum import Curriculum, check_curriculum
 from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
 
@@ -93,6 +94,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         check_oversample(args)  # again: a plan may have set the batch since
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
+        drawing = check_curriculum(args) if self.memory_kind == "grpo" else None
+        self.curriculum = None if drawing is None else Curriculum(drawing, args, train_dataset)
         self._update = StepUpdate(self)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
@@ -325,7 +328,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; notes
-        rows, for scoring that starts early."""
+        rows, for scoring that starts early; with a curriculum puts those that it draws in their place."""
+        if self.curriculum is not None and self.model.training:
+            inputs = self.curriculum.take(self._oversampling.num_sampled, len(inputs))
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
         self._reward_calls.rows = inputs
@@ -342,8 +347,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self._oversampling.is_on and self.model.training:
-            self._oversampling.note(rewards, self.reward_weights)
+        if self.model.training and (self._oversampling.is_on or self.curriculum is not None):
+            totals = total_rewards(rewards, self.reward_weights)
+            if self._oversampling.is_on:
+                self._oversampling.note(totals)
+            if self.curriculum is not None:
+                for name, value in self.curriculum.note(totals).items():
+                    self.add_metric(name, value)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------
@@ -373,6 +383,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         rollout_state.save(folder, self.args, self._step, rollouts, self.reward_funcs, self._moving_reference())
         if self.ahead is not None:
             self.ahead.save(folder)
+        if self.curriculum is not None:
+            self.curriculum.save(folder)
 
     def _moving_reference(self) -> PreTrainedModel | None:
         return self._models()[-1] if self.args.sync_ref_model else None
@@ -390,6 +402,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 self.ahead.begin()
             return
         self._reward_calls.shares.resume(self.state.log_history)
+        if self.curriculum is not None:
+            self.curriculum.load(checkpoint)
         device, reference = self.accelerator.device, self._moving_reference()
         state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
         if state is not None:

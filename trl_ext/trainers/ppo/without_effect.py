@@ -28,6 +28,7 @@ _PREDICTIONS = "an evaluation generates and scores completions, and collects no 
 REASONS = {
     "scale_rewards": f"{_GROUPS} (whiten_rewards scales rewards, too)",
     "oversample": f"{_GROUPS}, so that no group is without variance",
+    "curriculum": "a pass rate takes a group of completions, and PPO samples one for a prompt as a rule",
     "multi_objective_aggregation": _ONE_SCORE,
     "use_bias_correction_kl": _KL_IN_LOSS,
     "sync_ref_model": _REFERENCE,

@@ -155,6 +155,7 @@ OTHERS = {
 REFUSED = {
     "average_tokens_across_devices": False,
     "batch_eval_metrics": True,
+    "curriculum": {"target": 0.5},
     "data_seed": 7,
     "include_for_metrics": ["inputs"],
     "label_names": ["x"],

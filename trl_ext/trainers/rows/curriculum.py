@@ -1,0 +1,181 @@
+"""Rows are drawn by how often their completions pass, instead of all alike: `curriculum: {target: 0.5}`.
+
+A group teaches by how far its rewards differ. Where a share p of the completions passes, their variance is p (1 - p),
+nothing at 0 and 1, most at 0.5. It bounds the policy's improvement from below (arXiv 2504.03380), and gradients are
+largest there (arXiv 2510.01135). As in arXiv 2507.04632, p is told from completions that are sampled in any case:
+
+    p      = (passed + 2 target) / (tried + 2), both halved before a visit adds to them, so that old ones fade
+    weight = exp(-8 KL(target || p)): how likely p passes a share `target` of 8 completions, 1 at the target
+
+As many unseen rows as a generation takes stand for election, each of weight 1, beside all rows seen: the more rows
+near the target are known, the fewer new ones are tried. Rows are drawn without replacement within a generation.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.ranks import of_rank_0
+
+FILE = "curriculum.npz"
+# Completions that a weight counts with; at the target, those that an unseen row counts with; what a visit leaves of
+# what is known; generations by which completions must have passed.
+_SHARPNESS, _PRIOR, _KEPT, _TRIAL = 8.0, 2.0, 0.5, 20
+_RESTING = -1e6  # below the logarithm of every weight with its noise
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumSettings:
+    """The keys of `curriculum`.
+
+    Args:
+        target: Pass rate of the rows that are drawn most, between 0 and 1.
+        threshold: Total reward from which on a completion passes.
+        rest_after: Visits in a row, of which all completions passed, after which a row rests.
+        rest_for: Generations for which it rests.
+    """
+
+    target: float = 0.5
+    threshold: float = 1.0
+    rest_after: int = 2
+    rest_for: int = 100
+
+
+def check_curriculum(args: Any) -> CurriculumSettings | None:
+    """Return the settings of a config's `curriculum`, which becomes a mapping if it is text; None without one.
+
+    Raises:
+        ConfigError: An unknown key, a value that cannot be, or another setting that says the opposite.
+    """
+    given, known = getattr(args, "curriculum", None), asdict(CurriculumSettings())
+    if given is None:
+        return None
+    if isinstance(given, str):
+        with suppress(ValueError):
+            args.curriculum = given = json.loads(given)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'curriculum={given!r} must be a mapping, such as {{"target": 0.5}}.')
+    if unknown := [key for key in given if key not in known]:
+        raise ConfigError(f"curriculum has {unknown[0]!r}, which is unknown. Its keys are {', '.join(known)}.")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise ConfigError(f"curriculum: {name}={value!r} must be a number.")
+        if name.startswith("rest") and (value < 1 or value != int(value)):
+            raise ConfigError(f"curriculum: {name}={value} must be a whole number from 1 on.")
+    settings = CurriculumSettings(**given)
+    if not 0 < settings.target < 1:
+        raise ConfigError(
+            f"curriculum: target={settings.target} must lie between 0 and 1: a group whose completions all pass, or "
+            "none, teaches nothing."
+        )
+    if not args.shuffle_dataset:
+        raise ConfigError("curriculum draws rows in an order of its own, and shuffle_dataset=False keeps the data's.")
+    return settings
+
+
+class Curriculum:
+    """Draws the rows of each generation, the same on all processes, and learns from their rewards.
+
+    Args:
+        settings: From `check_curriculum`.
+        args: The trainer's config.
+        dataset: Its training rows.
+
+    Raises:
+        ConfigError: The dataset is a stream.
+    """
+
+    def __init__(self, settings: CurriculumSettings, args: Any, dataset: Any):
+        if not hasattr(dataset, "__len__"):
+            raise ConfigError("curriculum needs rows with numbers, and a streamed dataset has none. Leave one out.")
+        self._settings, self._args, self._dataset = settings, args, dataset
+        self._passed, self._tried = np.zeros(len(dataset)), np.zeros(len(dataset))
+        self._solved, self._rests_until = np.zeros(len(dataset), int), np.zeros(len(dataset), int)
+        self._num_drawn = 0
+        self._ahead: list[int] = []  # drawn, not yet taken
+        self._now: list[int] = []  # taken, rewards still to come
+
+    def look_ahead(self, num_groups: int) -> list[int]:
+        """Return the numbers of the next generation's rows, one a group, by what is known by now. Collective."""
+        if len(self._ahead) != num_groups:  # also what a run with other batches has left
+            mine = self._drawn(num_groups) if self._args.process_index == 0 else []
+            self._ahead, self._num_drawn = of_rank_0(self._args, mine), self._num_drawn + 1
+        return self._ahead
+
+    def take(self, num_groups: int, num_rows: int) -> list[dict[str, Any]]:
+        """Return this process's `num_rows` rows of the generation that begins. Collective."""
+        self._now, self._ahead = self.look_ahead(num_groups), []
+        size, first = num_rows * self._args.world_size // num_groups, self._args.process_index * num_rows
+        return [self._dataset[self._now[place // size]] for place in range(first, first + num_rows)]
+
+    def _drawn(self, num_groups: int) -> list[int]:
+        dice, target = np.random.default_rng([self._args.seed, self._num_drawn]), self._settings.target
+        rate = (self._passed + _PRIOR * target) / (self._tried + _PRIOR)
+        divergence = target * np.log(target / rate) + (1 - target) * np.log((1 - target) / (1 - rate))
+        # The largest of logarithms with Gumbel noise are a draw without replacement.
+        places = dice.gumbel(size=len(rate)) - _SHARPNESS * divergence
+        places[self._is_resting] = _RESTING - self._rests_until[self._is_resting]  # where too few others are left
+        places[self._now] = -np.inf
+        places[dice.permutation(np.flatnonzero(self._tried == 0))[num_groups:]] = -np.inf
+        return [int(row) for row in np.argsort(-places, kind="stable")[:num_groups]]
+
+    @property
+    def _is_resting(self) -> np.ndarray:
+        return self._rests_until > self._num_drawn
+
+    def note(self, totals: torch.Tensor) -> dict[str, float]:
+        """Learn from the rewards of what was taken, and return the metrics.
+
+        Args:
+            totals: [groups * num_generations] of all processes, NaN where nothing scored: not passed.
+        """
+        passed = (totals.view(len(self._now), -1) >= self._settings.threshold).cpu().numpy()
+        rows, self._now = np.array(self._now), []
+        unseen_frac = float((self._tried[rows] == 0).mean())
+        self._passed[rows] = _KEPT * self._passed[rows] + passed.sum(axis=1)
+        self._tried[rows] = _KEPT * self._tried[rows] + passed.shape[1]
+        self._solved[rows] = np.where(passed.all(axis=1), self._solved[rows] + 1, 0)
+        tired = rows[self._solved[rows] >= self._settings.rest_after]
+        self._rests_until[tired] = self._num_drawn + self._settings.rest_for
+        if self._num_drawn == _TRIAL and not self._passed.any() and self._args.process_index == 0:
+            logger.warning(
+                f"curriculum: no completion of {_TRIAL} generations had a total reward of {self._settings.threshold} "
+                "or more, so rows are drawn almost alike. Set threshold to the total of a right answer."
+            )
+        return {
+            "curriculum/pass_rate_mean": float(passed.mean()),
+            "curriculum/unseen_frac": unseen_frac,
+            "curriculum/resting_rows": float(self._is_resting.sum()),
+        }
+
+    _STATE = ("passed", "tried", "solved", "rests_until", "num_drawn", "ahead")
+
+    def save(self, folder: str) -> None:
+        """Write what is known of the rows into a checkpoint, on the processes that save."""
+        if self._args.should_save:
+            state: Any = {name: np.array(getattr(self, f"_{name}")) for name in self._STATE}
+            np.savez(Path(folder, FILE), **state)
+
+    def load(self, folder: str) -> None:
+        """Go on with what a checkpoint knows; raise ConfigError where that is of another number of rows."""
+        if not Path(folder, FILE).is_file():
+            logger.warning(f"{folder} was saved without a curriculum: it begins here, with all rows unseen.")
+            return
+        with np.load(Path(folder, FILE)) as saved:
+            if len(saved["tried"]) != len(self._tried):
+                raise ConfigError(
+                    f"The curriculum of {folder} knows {len(saved['tried'])} rows by number, and the dataset has "
+                    f"{len(self._tried)}. Train on the same rows, or leave curriculum out."
+                )
+            self._passed, self._tried, self._solved, self._rests_until = (saved[name] for name in self._STATE[:4])
+            self._num_drawn, self._ahead = int(saved["num_drawn"]), saved["ahead"].tolist()

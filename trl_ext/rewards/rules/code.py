@@ -53,6 +53,7 @@ class Code(Rule):
         compare: How printed text is compared: "tokens" by line, as words and numbers; "text" as it is, less trailing
             white space.
         tolerance: Error, absolute or relative, allowed to a number that is expected with a point or an exponent.
+        unclosed_fence: True also takes a last block that nothing closes: of a completion that was cut off.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
         sandbox: "local", or a service elsewhere: "piston", "sandbox-fusion", "e2b" (`pip install e2b`). There
@@ -82,6 +83,7 @@ class Code(Rule):
     setup: str | None = None
     compare: str = "tokens"
     tolerance: float = 1e-6
+    unclosed_fence: bool = False
     partial: bool = False
     solution: str | None = None
     sandbox: str = "local"
@@ -105,7 +107,8 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': setup is for mode 'asserts'. Leave it out.")
         if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
-        check_flag(self, "partial", self.partial)
+        for key in ("partial", "unclosed_fence"):
+            check_flag(self, key, getattr(self, key))
         check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
         check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
         check_whole(self, "memory_mib", self.memory_mib, 64)
@@ -149,14 +152,19 @@ class Code(Rule):
 
     def cache_key(self, row: Row) -> Hashable:
         tests = cases.cell_text(row.columns[self.tests])
-        return tests, self._entry_point(row), self._setup(row), python_answer(after_think(row.text))
+        return (
+            tests,
+            self._entry_point(row),
+            self._setup(row),
+            python_answer(after_think(row.text), self.unclosed_fence),
+        )
 
     def score(self, row: Row) -> Verdict:
         try:
             tests = self._read(row)
         except cases.UnreadableTests as error:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {error}")
-        code = python_answer(after_think(row.text))
+        code = python_answer(after_think(row.text), self.unclosed_fence)
         if code is None:
             return Verdict(self.floor, "no_answer", "no closed block of Python")
         if len(code) > LONGEST_CODE:

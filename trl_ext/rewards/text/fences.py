@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 _PYTHON = ("python", "py", "python3")
-_LIST_MARK = re.compile(r"(?:[-*+]|[0-9]{1,9}[.)])[ \t]+(?=```)")
+_LIST_MARK = re.compile(r"(?:[-*+]|[0-9]{1,9}[.)])[ \t]+(?=```|~~~)")
 _STATEMENT = re.compile(r"^\s*+(?:def|class|import|from|for|while|if|try|with|return|print|async|@)\b|=", re.MULTILINE)
 _DEFINED = re.compile(r"\b(?:def|class)[ \t]+([^\W\d]\w*+)")
 _IMPORT = re.compile(r"^[ \t]*+(?:import|from)\b.*+", re.MULTILINE)
@@ -15,40 +15,41 @@ _WORD = re.compile(r"\w++")
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A closed block: the word behind its opening fence, in lower case, and its lines without their common indent."""
+    """A block: the word behind its opening fence, in lower case, and its lines without their common indent."""
 
     language: str
     code: str
 
 
-def fenced_blocks(text: str) -> list[Fenced]:
-    """Return the closed blocks of a text, in order, in one pass over its lines.
+def fenced_blocks(text: str, unclosed: bool = False) -> list[Fenced]:
+    """Return the closed blocks of a text, in order, in one pass over its lines; with `unclosed` a last open one, too.
 
-    A fence is three or more backticks that open a line, with or without a list's mark before them; one of at least as
-    many and nothing else closes it. Lines lose as much indent as the first of them has: a block in a list is indented.
+    A fence is three or more backticks that open a line, with or without a list's mark before them, or tildes before a
+    word; at least as many and nothing else close it. Lines lose as much indent as the first of them has: a block in a
+    list is indented.
     """
     found = []
-    opened, language = 0, ""
+    fence, language = "", ""
     block: list[str] = []
     for line in text.split("\n"):
         stripped = line.strip()
-        if not opened:
+        if not fence:
             stripped = _LIST_MARK.sub("", stripped, count=1) if stripped[:1] in "-*+0123456789" else stripped
-        ticks = len(stripped) - len(stripped.lstrip("`"))
-        if not opened and ticks >= 3:
-            opened, language, block = ticks, stripped[ticks:].strip().lower(), []
-        elif opened and ticks >= opened and ticks == len(stripped):
+            run = stripped[: len(stripped) - len(stripped.lstrip(stripped[:1]))] if stripped[:1] in "`~" else ""
+            if len(run) >= 3 and (run[0] == "`" or run != stripped):  # A line of tildes alone is an ornament.
+                fence, language, block = run, stripped[len(run) :].strip().lower(), []
+        elif stripped.startswith(fence) and not stripped.strip(fence[0]):
             first = next((one for one in block if one.strip()), "")
             indent = len(first) - len(first.lstrip())
             block = [one[min(indent, len(one) - len(one.lstrip())) :] for one in block] if indent else block
             found.append(Fenced(language, "\n".join(block)))
-            opened = 0
-        elif opened:
+            fence = ""
+        else:
             block.append(line)
-    return found
+    return fenced_blocks(f"{text}\n{fence}") if unclosed and fence else found
 
 
-def python_answer(text: str) -> str | None:
+def python_answer(text: str, unclosed: bool = False) -> str | None:
     """Return the code of the last block that is Python and no example of how an earlier one is used; None without one.
 
     Blocks without a language count where none is marked as Python, and where they look like it. A block is an example
@@ -58,7 +59,7 @@ def python_answer(text: str) -> str | None:
         >>> python_answer("```python\\ndef f(x):\\n    return x\\n```\\nUse it:\\n```python\\nprint(f(3))\\n```")
         'def f(x):\\n    return x'
     """
-    blocks = fenced_blocks(text)
+    blocks = fenced_blocks(text, unclosed)
     marked = [block.code for block in blocks if block.language in _PYTHON]
     if not marked:
         plain = [block.code for block in blocks if not block.language]

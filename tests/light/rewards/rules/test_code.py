@@ -1,6 +1,12 @@
 """Code without running any: what is extracted, how tests are read, what its fields refuse."""
 
+import base64
 import json
+import pickle
+import random
+import sys
+import tracemalloc
+import zlib
 
 import pytest
 
@@ -48,9 +54,24 @@ def test_the_last_closed_python_block_behind_the_thinking_is_the_code(subtests):
         ("```\nprint(input())\n```\nIt prints:\n```\n3\n```", "print(input())"),
         *(("```python\nx = 1\n```\n```\ny = 1\n```", "x = 1"), ("x ```python\nx = 1\n```", None)),
         *(("```python x = 1```", None), ("", None), ("`" * 100_000, None), ("```\n" * 100_001, "")),
+        *(("~~~python\nx = 1\n~~~", "x = 1"), ("~~~~py\nx = '''\n```\n~~~\n'''\n~~~~~", "x = '''\n```\n~~~\n'''")),
+        *(("```python\nx = 1\n~~~\n```", "x = 1\n~~~"), ("~~~~\nSo:\n```python\nx = 1\n```", "x = 1")),
     ):
         with subtests.test(text=text):
             assert python_answer(after_think(text)) == code
+
+
+def test_a_last_block_that_nothing_closes_counts_where_it_is_asked_for(subtests):
+    for text, code, cut in (
+        *(("```python\nx = 1\ny =", None, "x = 1\ny ="), ("1. ```python\n   x = 1\n   y = 2", None, "x = 1\ny = 2")),
+        *(("```python\nx = 1\n```\nor\n```python\nx = 2", "x = 1", "x = 2"), ("~~~python\nx = 1", None, "x = 1")),
+        ("```python\ndef f(): 1\n```\n```python\nf()", "def f(): 1", "def f(): 1"),
+        *(("```python\nx = 1\n```\n```bash\nls", "x = 1", "x = 1"), ("<think>\n```python\nx = 1", None, None)),
+        *(("```python", None, ""), ("no code", None, None), ("```\n" * 100_001, "", "")),
+    ):
+        with subtests.test(text=text):
+            assert python_answer(after_think(text)) == code
+            assert python_answer(after_think(text), unclosed=True) == cut
 
 
 @pytest.mark.slow
@@ -92,9 +113,79 @@ def test_calls_are_read_in_the_shapes_of_their_datasets(cell, entry_point, case)
     assert (found.function, found.cases) == ("f", (case,))
 
 
+def packed(text: object, protocol: int = 4) -> str:
+    """A cell of LiveCodeBench's private tests."""
+    return base64.b64encode(zlib.compress(pickle.dumps(text, protocol))).decode()
+
+
+def test_the_shapes_of_other_datasets_are_read(subtests):
+    cases = (Case("1 2\n", "3\n"), Case("4", "5"))
+    listed = [{"type": "stdin_stdout", "input": case.stdin, "output": case.expected} for case in cases]
+    for cell in (
+        {"input": ["1 2\n", "4"], "output": ["3\n", "5"]},  # CodeContests
+        {"language": "python", "test_cases": [{**case, "fn_name": None} for case in listed]},  # SYNTHETIC-1
+        json.dumps({"language": "python", "test_cases": json.dumps(listed)}),
+        *(packed(json.dumps(listed), protocol) for protocol in range(6)),  # LiveCodeBench
+    ):
+        with subtests.test(cell=cell):
+            assert read_cases(cell_text(cell)).cases == cases
+    long = [{"input": "é" * 10**6, "output": "1", "testtype": "stdin"}]
+    assert read_cases(packed(json.dumps(long, ensure_ascii=False))).cases == (Case("é" * 10**6, "1"),)
+    calls = {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}]}
+    assert read_cases(cell_text(calls)).cases == (Case("[1]", (2,)),)
+
+
+class Deed:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("import sys; sys.modules['deed'] = 1",)
+
+
+def test_a_pickle_that_is_more_than_one_text_is_not_opened(subtests):
+    good = pickle.dumps('[{"input": "1", "output": "2"}]')
+    raw = {
+        "something else than one text": (
+            *(pickle.dumps(thing) for thing in (Deed(), ["[]"], b"[]", 3, None, Deed)),
+            *(good[:-1] + good[2:], good[:-1] + b"0" + good[2:], good[:-1] + b"cos\nsystem\n."),
+        ),
+        "not opened": (good[:-1], good[:9], b"", b"\x8d" + b"\xff" * 8, b"\x8b\xff\xff\xff\xff", b"V\\ud800\\u1\n."),
+    }
+    for reason, datas in raw.items():
+        for data in datas:
+            with subtests.test(data=data), pytest.raises(UnreadableTests, match=reason):
+                read_cases(base64.b64encode(zlib.compress(data)).decode())
+    for text in ("eJw", "eJwé", packed("[]")[:-8], base64.b64encode(b"x\x9cnothing").decode()):
+        with subtests.test(text=text), pytest.raises(UnreadableTests, match="packed tests are not opened"):
+            read_cases(text)
+    with pytest.raises(UnreadableTests, match="is not a list of"):
+        read_cases(packed("no JSON"))
+    assert "deed" not in sys.modules
+
+
+def test_random_instructions_of_pickles_are_refused_and_do_nothing():
+    source, good = random.Random(0), pickle.dumps("[" * 300)
+    for _ in range(3000):
+        data = bytearray(good[: source.randrange(len(good))] if source.random() < 0.5 else source.randbytes(40))
+        for _ in range(source.randrange(4)):
+            data.insert(source.randrange(len(data) + 1), source.randrange(256))
+        with pytest.raises(UnreadableTests):
+            read_cases(base64.b64encode(zlib.compress(bytes(data), 1)).decode())
+
+
+@pytest.mark.slow
+def test_a_zip_bomb_unpacks_to_no_more_than_the_limit():
+    squeeze = zlib.compressobj(1)
+    bomb = b"".join([*(squeeze.compress(bytes(10**7)) for _ in range(40)), squeeze.flush()])
+    tracemalloc.start()
+    with pytest.raises(UnreadableTests, match="cut off, or more than 100 MB"):
+        read_cases(base64.b64encode(bomb).decode())
+    assert tracemalloc.get_traced_memory()[1] < 250 * 10**6  # Of 400.
+    tracemalloc.stop()
+
+
 def test_tests_that_say_what_nobody_reads_are_refused(subtests):
     for cell, reason in (
         ({"inputs": ["1"], "outputs": ["2"], "checker": "x"}, "the key 'checker'"),
+        ({"language": "cpp", "test_cases": []}, "the key 'language'"),
         ([{"input": "1", "output": "2", "timeout": 3}], "the key 'timeout'"),
         ([{"input": "1", "output": "2", "testtype": "interactive"}], "type 'interactive'"),
         ([{"input": "1", "output": "2", "testtype": "functional"}], "None is no name of one"),

@@ -42,7 +42,7 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "at least 0.1": [{"cpu_s": 0}, {"cpu_s": "2"}],
             "at least 64": [{"memory_mib": 10}],
             "at least 1": [{"output_kib": 0}],
-            "true or false": [{"partial": "yes"}],
+            "true or false": [{"partial": "yes"}, {"unclosed_fence": 1}],
             "compare is 'floats'": [{"compare": "floats"}],
             "from 0 to below 1": [{"tolerance": 1}],
             "setup is for mode 'asserts'": [{"setup": "prompt"}],

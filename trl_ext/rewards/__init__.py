@@ -28,6 +28,7 @@ from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
 from trl_ext.rewards.rules.repetition import Repetition
+from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
 from trl_ext.rewards.scorer import LARGEST
@@ -37,6 +38,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Cosine", "Explanation", "Grammar",
     "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part", "Pattern",
-    "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rule", "RuleColumn", "RuleSet", "SoftOverlong", "Tags",
-    "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs", "redteam", "test",
+    "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
+    "SoftOverlong", "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
+    "redteam", "test",
 ]  # fmt: skip

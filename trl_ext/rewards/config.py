@@ -44,11 +44,12 @@ from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
 from trl_ext.rewards.rules.repetition import Repetition
+from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
     Answer, Call, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
-    Procedural, Relevance, Remote, Repetition, SoftOverlong, Tags,
+    Procedural, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

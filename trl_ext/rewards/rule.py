@@ -9,7 +9,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
 from numbers import Real
 from pathlib import Path
@@ -91,6 +91,8 @@ class Verdict:
     value: float | None
     status: str = "ok"
     detail: str = ""
+    # What the value was made of: a criterion, True where it is met, and the names under which that is logged.
+    parts: tuple[tuple[str, bool, tuple[str, ...]], ...] = ()
 
 
 def as_verdict(found: Any) -> Verdict:
@@ -105,7 +107,7 @@ def as_verdict(found: Any) -> Verdict:
         return Verdict(float(found))
     if found.value is None or type(found.value) is float:
         return found
-    return Verdict(float(found.value), found.status, found.detail)
+    return replace(found, value=float(found.value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

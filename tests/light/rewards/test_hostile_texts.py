@@ -212,6 +212,7 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "relevance": ([{}], {}),
     "remote": ([{"send": []}], {}),
     "repetition": ([{}, {"ngram": 1}], {}),
+    "rubric": ([{"model": "m", "criteria": ["Kind."]}], {}),
     "soft_overlong": ([{"max_completion_len": 9, "soft_punish_cache": 5}], {}),
     "tags": ([{"tags": ["think", "answer"]}], {}),
 }
@@ -221,8 +222,10 @@ NEEDS = {
     "procedural": "reasoning_gym",
     "judge": "openai",
     "remote": "openai",
+    "rubric": "openai",
 }
-RUN = ("code", "judge", "remote")  # by a set: a program or a request for each text
+REPLIES = {"judge": "Score: 5", "remote": b'{"reward": 0.5}', "rubric": '{"met": {"1": true}}'}
+RUN = ("code", *REPLIES)  # by a set: a program or a request for each text
 
 
 def test_every_shipped_rule_meets_hostile_texts():
@@ -258,8 +261,9 @@ def test_what_runs_or_sends_a_text_gives_a_verdict_on_it(name):
     fields, columns = MADE[name]
     tried = texts(seed=1, num=60)
     tried += [f"```python\n{text}\n```" for text in tried[-20:] if "```" not in text]
-    with ChatServer(lambda request: b'{"reward": 0.5}' if name == "remote" else "Score: 5") as server:
-        extra = {"judge": {"base_url": server.url}, "remote": {"url": f"{server.url}/chat/completions"}}.get(name, {})
+    with ChatServer(lambda request: REPLIES[name]) as server:
+        extra = {} if name == "code" else {"base_url": server.url}
+        extra = {"url": f"{server.url}/chat/completions"} if name == "remote" else extra
         rules = RuleSet([SHIPPED[name](**fields[0], **extra)])
         cells = {column: [values[0]] * len(tried) for column, values in columns.items()}
         told = rules.explain_all(["Why?"] * len(tried), tried, None, **cells)

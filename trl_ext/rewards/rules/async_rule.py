@@ -13,13 +13,13 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
 
 from trl_ext.errors import RuleError
@@ -59,6 +59,7 @@ class Calls:
         num_attempts, num_retries: All attempts, and those beyond the first of their call.
         num_failed, last_failure: Rows that have failed, and how the last one did that was asked.
         costs: What the rule has spent, by name.
+        shared: What rows of the batch wait for together (`AsyncRule.once`).
     """
 
     slots: asyncio.Semaphore
@@ -69,6 +70,7 @@ class Calls:
     num_failed: int = 0
     last_failure: str = ""
     costs: Counter[str] = field(default_factory=Counter)
+    shared: dict[Hashable, "asyncio.Future[Any]"] = field(default_factory=dict)
 
     @property
     def given_up(self) -> bool:
@@ -182,16 +184,41 @@ class AsyncRule(Rule):
             raise TypeError(f"spend({unknown[0]}=...) is not declared. Write costs = {(*self.costs, *unknown)!r}.")
         _calls.get().costs.update(costs)
 
-    async def call(self, make: Callable[[], Awaitable[Reply]]) -> Reply:
+    def unread(self, columns: Mapping[str, Any]) -> str:
+        """Return what is wrong with a row's data, empty where nothing is; asked of all rows before the first step."""
+        return ""
+
+    async def once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Await what `make` returns, once for all rows of the batch that come with this key."""
+        shared = _calls.get().shared
+        if key not in shared:
+            shared[key] = asyncio.ensure_future(make())
+        return cast(Result, await shared[key])
+
+    async def call(
+        self, make: Callable[[], Awaitable[Reply]], *others: tuple[Hashable, Callable[[], Awaitable[Reply]]]
+    ) -> Reply:
         """Await what `make` returns: within `concurrency` and `timeout_s`, again when it fails, and counted.
+
+        Args:
+            make: Makes the call.
+            others: Other servers' keys, and what calls them. A server that fails is paused, as at a limit, and the
+                first one that is in no pause is asked.
 
         Raises:
             CallFailed: every attempt failed.
         """
-        calls, pace = _calls.get(), pace_of(self.server_key())
+        calls, makes = _calls.get(), [make, *(other for _, other in others)]
+        paces = [pace_of(self.server_key()), *(pace_of(key) for key, _ in others)]
         num_made = num_free = 0
+        num_asked = [0] * len(paces)
         while True:
             async with calls.slots:
+                now = time.monotonic()
+                left_s = [max(pace.until - now, 0.0) for pace in paces]
+                place = min(range(len(paces)), key=lambda place: (left_s[place], num_asked[place]))
+                num_asked[place] += 1
+                pace = paces[place]
                 await pace.wait()
                 if calls.given_up:
                     raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
@@ -201,22 +228,22 @@ class AsyncRule(Rule):
                 start = time.monotonic()
                 try:
                     async with asyncio.timeout(self.timeout_s):
-                        answer = await make()
+                        answer = await makes[place]()
                 except (*_BUGS, CallFailed):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, what it read.
                     is_limit = code_of(error) == _LIMITED
-                    if is_limit:
+                    if is_limit or (others and may_pass(error)):
                         pace.pause(error, start)
                     if is_limit and num_free < _FREE_LIMITED and may_pass(error):
                         num_free += 1
                         continue
-                    if num_made - num_free > self.retries or not may_pass(error):
+                    if num_made - num_free > max(self.retries, len(others)) or not may_pass(error):
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
                         said = (late or f"{type(error).__name__}: {error}")[:300]
                         raise CallFailed(f"{said} ({num_made} attempt{'s' * (num_made > 1)})") from error
-                    pause_s = 0.0 if is_limit else pause_after(error, num_made - num_free - 1)
+                    pause_s = 0.0 if is_limit or others else pause_after(error, num_made - num_free - 1)
                 else:
                     calls.latencies_s.append(time.monotonic() - start)
                     pace.num_pauses = 0
@@ -295,7 +322,7 @@ def code_of(error: Exception) -> Any:
 def pause_after(error: Exception, attempt: int) -> float:
     """Seconds to wait after the attempt of this number, counted from 0: what the server says, or twice the last."""
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
-    after, pause_s = headers.get("retry-after"), _FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)
+    after, pause_s = headers.get("retry-after"), _FIRST_PAUSE_S * 2 ** min(attempt, 9) * random.uniform(0.5, 1.0)
     for read_s in (
         lambda: float(headers.get("retry-after-ms")) / 1e3,
         lambda: float(after),

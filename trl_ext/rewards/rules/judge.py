@@ -14,9 +14,9 @@ import os
 import re
 import statistics
 import unicodedata
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -28,6 +28,7 @@ from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server, content_key
+from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.text.visible import after_think
 from trl_ext.rewards.totals.shaping import pair_of
@@ -52,6 +53,30 @@ class JudgeReply(NamedTuple):
     text: str | None
     tokens: int
     is_cut: bool
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+class JudgeRequest(NamedTuple):
+    """A request to a judge: its messages, what reads the value in what a reply says, and the reply's schema."""
+
+    messages: list[dict[str, str]]
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any] | None
+
+
+class JudgeServer(NamedTuple):
+    """A model on a server, by the names of the rule's fields."""
+
+    model: str
+    base_url: str
+    api_key_env: str
+    price: Mapping[str, float] | None
+
+    @property
+    def key(self) -> str:
+        """The key for it, empty for none."""
+        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +116,17 @@ class Judge(AsyncRule):
         max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
         where: "after_think" shows the judge what follows the last `</think>`, "all" the whole completion.
         extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+        fallback: Further servers, each with `base_url`, `model`, `api_key_env` or `price` where they differ; a key is
+            sent to no other address unless it says so. The next one is asked where one cannot be reached, answers 5xx,
+            or is paused.
+        price: US dollars for a million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
 
     Example:
         `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
     """
 
     makes_calls: ClassVar[bool] = True
+    given: ClassVar[frozenset[str]] = _GIVEN
 
     model: str
     base_url: str = "http://localhost:8000/v1"
@@ -115,6 +145,22 @@ class Judge(AsyncRule):
     max_chars: int = 50_000
     where: str = "after_think"
     extra_body: Mapping[str, Any] | None = None
+    fallback: Sequence[Mapping[str, Any]] = ()
+    price: Mapping[str, float] | None = None
+
+    @property
+    def servers(self) -> list[JudgeServer]:
+        """The rule's server, and those of `fallback`."""
+        own = JudgeServer(self.model, self.base_url, self.api_key_env, self.price)
+        keyless = own._replace(api_key_env="")
+        return [own, *((keyless if "base_url" in one else own)._replace(**one) for one in self.fallback)]
+
+    @property
+    def costs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What calls cost; `answered_2` counts the calls that the second server answered."""
+        answered = (f"answered_{place + 1}" for place in range(len(self.servers)) if self.fallback)
+        priced = ("cost_usd",) if any(server.price for server in self.servers) else ()
+        return ("tokens", "tokens_in", "tokens_out", *priced, *answered)
 
     @property
     def judges_correctness(self) -> bool:  # type: ignore[override]
@@ -144,9 +190,21 @@ class Judge(AsyncRule):
         raise RuleError(f"Rule '{self.name}': {sentence}")
 
     def _check_server(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
-        check_server(f"Rule '{self.name}'", "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
+        if isinstance(self.fallback, str | Mapping) or not all(
+            isinstance(one, Mapping) and {"base_url", "model"} & one.keys() and one.keys() <= set(JudgeServer._fields)
+            for one in self.fallback
+        ):
+            self._refuse(f"fallback is {self.fallback!r}. Give a list such as [{{base_url: ..., model: ...}}].")
+        owner = f"Rule '{self.name}'"
+        for server in self.servers:
+            if not isinstance(server.model, str) or not server.model:
+                self._refuse(f"model is {server.model!r}. Give the name that the server has for it.")
+            check_server(owner, "base_url", server.base_url, server.api_key_env, "http://localhost:8000/v1")
+            if server.price is not None:
+                if not isinstance(server.price, Mapping) or server.price.keys() != {"input", "output"}:
+                    self._refuse(f"price is {server.price!r}. Give {{input: 0.1, output: 0.4}}, for a million tokens.")
+                for usd in server.price.values():
+                    check_number(self, "price", usd, "dollars of at least 0", lambda usd: usd >= 0)
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):
@@ -156,12 +214,16 @@ class Judge(AsyncRule):
             names = judge_prompt.compiled(self._template)[1]
         except TemplateError as error:
             raise RuleError(f"Rule '{self.name}': the template is not valid Jinja: {error}.") from error
-        both = {"first", "second"}
-        if both & names != (both if self.against else set()) or not (
-            self.against or {"completion", "messages"} & names
+        needed = judge_prompt.NEEDED[self._mode]
+        if (
+            not needed <= names
+            or ({"first", "second"} & names) - needed
+            or (self._mode not in ("pair", "rank") and not {"completion", "messages"} & names)
         ):
-            shown = ", ".join(sorted(names & _GIVEN)) or "nothing"
+            shown = ", ".join(sorted(names & self.given)) or "nothing"
             wanted = "{{ completion }} or {{ messages }}, and with `against` {{ first }} and {{ second }}"
+            if self._mode not in ("alone", "pair"):
+                wanted = "the answer and {{ criteria }}" if self._mode == "rubric" else "{{ answers }}"
             self._refuse(f"the template must show {wanted}; it shows {shown}. Change it.")
 
     def _check_reply(self) -> None:
@@ -200,45 +262,51 @@ class Judge(AsyncRule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        named = [self.gold, self.against, *sorted(judge_prompt.compiled(self._template)[1] - _GIVEN)]
+        named = [self.gold, self.against, *sorted(judge_prompt.compiled(self._template)[1] - self.given)]
         return tuple(dict.fromkeys(filter(None, named)))
 
     def cache_key(self, row: Row) -> Hashable | None:
         """All that the judge is shown."""
-        return self._verdict_at_once(row) or content_key(self._requests(row))
+        return self._verdict_at_once(row) or content_key([one.messages for one in self._requests(row)])
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         at_once = self._verdict_at_once(row)
         if at_once:
             return at_once
-        orders = self._requests(row)
-        asked = [self._ask(messages) for _ in range(self.votes) for messages in orders]
-        replies = await asyncio.gather(*asked, return_exceptions=True)
+        requests = self._requests(row)
+        replies = await asyncio.gather(
+            *(
+                self.once((vote, content_key(asked.messages)), partial(self._ask, asked))
+                for vote in range(self.votes)
+                for asked in requests
+            ),
+            return_exceptions=True,
+        )
         for reply in replies:  # Bugs and failures first: what was refused may be for their sake.
             if isinstance(reply, BaseException):
                 raise reply
         for reply in replies:
             if isinstance(reply, str):
                 return Verdict(self.floor, "refused", reply)
-        shown = [messages[-1]["content"] for messages in orders]
-        return self._verdict([reply for reply in replies if isinstance(reply, JudgeReply)], shown)
+        return self._verdict([reply for reply in replies if isinstance(reply, JudgeReply)], requests)
 
-    def _verdict(self, replies: list[JudgeReply], shown_texts: list[str]) -> Verdict:
-        """The verdict of all replies, those of one vote behind each other, each to one of the texts in turn."""
-        num_orders, texts = len(shown_texts), [reply.text for reply in replies]
-        found = [
-            None if reply.is_cut else self._value(reply.text, shown_texts[place % num_orders], place % num_orders == 1)
-            for place, reply in enumerate(replies)
-        ]
+    def _verdict(self, replies: list[JudgeReply], requests: list[JudgeRequest]) -> Verdict:
+        """The verdict of all replies, those of one vote behind each other, each to one of the requests in turn."""
+        num_orders, texts = len(requests), [reply.text for reply in replies]
+        found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
         if all(value is None for value in found):
-            reply = next((reply for reply in replies if reply.is_cut), replies[0])
-            cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
-            return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
+            return self._no_score(replies)
         values = [self.floor if value is None else value for value in found]
         votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
         shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
         reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
         return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
+
+    def _no_score(self, replies: list[JudgeReply]) -> Verdict:
+        """The verdict where replies hold no score: one that was cut off tells why, else the first."""
+        reply = next((reply for reply in replies if reply.is_cut), replies[0])
+        cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
+        return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
 
     # What the judge is shown ----------------------------------------------------------------------------------------
 
@@ -247,39 +315,68 @@ class Judge(AsyncRule):
         return "pair" if self.against else "alone"
 
     @property
+    def _is_json(self) -> bool:
+        return bool(self.schema) or self._mode == "rubric"
+
+    @property
     def _template(self) -> str:
         return self.template or judge_prompt.TEMPLATES[self._mode]
 
+    def unread(self, columns: Mapping[str, Any]) -> str:
+        """Return which column is empty, if one is."""
+        for column in filter(None, (self.gold, self.against)):
+            cell = columns.get(column)
+            if is_null(cell) or is_blank(judge_prompt.shown_text(cell)):
+                return f"column '{column}' is empty"
+        return ""
+
     def _verdict_at_once(self, row: Row) -> Verdict | None:
         """The verdict on a row that needs no judge; None for all others."""
-        for column in filter(None, (self.gold, self.against)):
-            cell = row.columns.get(column)
-            if is_null(cell) or is_blank(judge_prompt.shown_text(cell)):
-                return Verdict(None, "gold_invalid", f"column '{column}' is empty")
+        if why := self.unread(row.columns):
+            return Verdict(None, "gold_invalid", why)
         text = text_part(row.text, self.where)
         if len(text) > self.max_chars:
             return Verdict(self.floor, "too_long", f"{len(text)} characters")
         return Verdict(self.floor, "no_answer", "the text is blank") if is_blank(text) else None
 
-    def _requests(self, row: Row) -> list[list[dict[str, str]]]:
-        """The messages to send: once, or with `against` in both orders."""
+    def _requests(self, row: Row) -> list[JudgeRequest]:
+        """The requests to send: one, or with `against` one for each order."""
         own = text_part(row.text, self.where)
         given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
         given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
         given["messages"] = [dict(message) for message in row.messages]
-        # Nobody writes a text that holds the digest of itself.
-        code = hashlib.blake2b(json.dumps(given, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
-        shown = [given | {"tag": code}]
-        if self.against:
-            other = given[self.against]
-            shown = [shown[0] | {"first": first, "second": second} for first, second in ((own, other), (other, own))]
-        form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self.schema else "line"
+        shown = self._shown(row, given)
+        # Nobody writes a text that holds the digest of itself. Answers that are compared give it in any order.
+        compared = {"completion", "messages", self.against} if shown[0][0].keys() & {"first", "answers"} else ()
+        parts = [{name: given[name] for name in given if name not in compared}, [names for names, _ in shown]]
+        texts = sorted(json.dumps(part, sort_keys=True, default=str) for part in (parts[0], *parts[1]))
+        code = hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
+        form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self._is_json else "line"
         asked = judge_prompt.system_message(self._mode, self.rubric, form, self.scores, self.choices or ())
         system = {"role": "system", "content": asked}
         template = judge_prompt.compiled(self._template)[0]
-        # No request can hold a lone surrogate.
-        texts = [template.render(names).encode("utf-8", "replace").decode() for names in shown]
-        return [[system, {"role": "user", "content": text}] for text in texts]
+        requests = []
+        for names, read in shown:
+            # No request can hold a lone surrogate.
+            text = template.render({**given, **names, "tag": code}).encode("utf-8", "replace").decode()
+            requests.append(JudgeRequest([system, {"role": "user", "content": text}], read, self._schema_of(names)))
+        return requests
+
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Callable[[Any], Any]]]:
+        """What each request shows besides `given`, with the function that reads the value in what its reply says."""
+        if not self.against:
+            return [({}, self._value_of)]
+        own, other = given["completion"], given[self.against]
+        return [
+            ({"first": own, "second": other}, self._value_of),
+            ({"first": other, "second": own}, partial(self._value_of, is_swapped=True)),
+        ]
+
+    def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The JSON schema of a reply to what shows `names`; None where it may have any form."""
+        if isinstance(self.schema, Mapping):
+            return self.schema
+        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self.schema else None
 
     # What it replies ------------------------------------------------------------------------------------------------
 
@@ -288,39 +385,60 @@ class Judge(AsyncRule):
         if self.choices and not self.pattern:
             words = "|".join(map(regex.escape, sorted(map(str.strip, self.choices), key=len, reverse=True)))
             return rf"(?i)(?:Verdict:\s*+)?({words})\.?"
-        return self.pattern or judge_prompt.PATTERNS[self._mode]
+        return self.pattern or judge_prompt.PATTERNS.get(self._mode, judge_prompt.PATTERNS["alone"])
 
     def server_key(self) -> Hashable:
         """The server's address: judges of one server pause together."""
         return self.base_url
 
-    async def _ask(self, messages: list[dict[str, str]]) -> JudgeReply | str:
+    async def _ask(self, asked: JudgeRequest) -> JudgeReply | str:
         """The reply, or the sentence with which the server refuses the request."""
-        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
-        client = client_of(os.getpid(), self.base_url, key, self.timeout_s)
-        request: dict[str, Any] = {"model": self.model, "messages": messages, "max_completion_tokens": self.max_tokens}
-        if self.temperature is not None:
-            request["temperature"] = self.temperature
-        if self.schema:
-            shipped = judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ())
-            schema = self.schema if isinstance(self.schema, Mapping) else shipped
-            form = {"name": "judgement", "strict": True, "schema": dict(schema)}
-            request["response_format"] = {"type": "json_schema", "json_schema": form}
-        if self.extra_body:
-            request["extra_body"] = dict(self.extra_body)
+        first, *others = (partial(self._send, place, asked) for place in range(len(self.servers)))
+        keys = [(server.base_url, server.model) for server in self.servers[1:]]
         try:
-            reply = await self.call(lambda: send(client, request))
+            return await self.call(first, *zip(keys, others, strict=True))
         except CallFailed as failed:
-            said = str(failed).replace(key, "***") if key else str(failed)
+            said = str(failed)
+            for server in self.servers:
+                said = said.replace(server.key, "***") if server.key else said
             if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return said
             raise CallFailed(said) from None
-        self.spend(tokens=reply.tokens)
+
+    async def _send(self, place: int, asked: JudgeRequest) -> JudgeReply:
+        """The reply of the server of this place, counted."""
+        server = self.servers[place]
+        request = {"model": server.model, "messages": asked.messages, "max_completion_tokens": self.max_tokens}
+        if self.temperature is not None:
+            request["temperature"] = self.temperature
+        if asked.schema is not None:
+            form = {"name": "judgement", "strict": True, "schema": dict(asked.schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": form}
+        if self.extra_body:
+            request["extra_body"] = dict(self.extra_body)
+        reply = await send(client_of(os.getpid(), server.base_url, server.key, self.timeout_s), request)
+        self.spend(tokens=reply.tokens, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
+        if self.fallback:
+            self.spend(**{f"answered_{place + 1}": 1})
+        if server.price:
+            usd = server.price["input"] * reply.tokens_in + server.price["output"] * reply.tokens_out
+            self.spend(cost_usd=usd / 1e6)
+            if not reply.tokens_in + reply.tokens_out:
+                said = (
+                    f"{server.base_url} sends no numbers of tokens in and out (usage): cost_usd leaves its calls out."
+                )
+                warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {said}")
         return reply
 
-    def _value(self, text: str | None, shown: str, is_swapped: bool) -> float | None:
-        """The value of one reply to what was shown, 0.0 to 1.0; None where it holds no score."""
-        said = None if text is None else self._in_json(text, shown) if self.schema else self._in_lines(text, shown)
+    def _value(self, reply: JudgeReply, asked: JudgeRequest) -> Any:
+        """The value of one reply; None where it holds no score."""
+        if reply.is_cut or reply.text is None:
+            return None
+        read, shown = self._in_json if self._is_json else self._in_lines, asked.messages[-1]["content"]
+        return asked.read(read(reply.text, shown))
+
+    def _value_of(self, said: Any, is_swapped: bool = False) -> float | None:
+        """The value of what a reply says, 0.0 to 1.0; None where that is no score."""
         if self.choices:
             words = {word.strip().casefold(): float(value) for word, value in self.choices.items()}
             return words.get(str(said).strip().casefold())
@@ -393,9 +511,10 @@ async def send(client: Any, request: Mapping[str, Any]) -> JudgeReply:
     try:
         found = json.loads(body)
         choice = found["choices"][0]
-        text, tokens = choice["message"].get("content"), (found.get("usage") or {}).get("total_tokens")
+        text, usage = choice["message"].get("content"), found.get("usage") or {}
+        counts = [usage.get(f"{name}_tokens") for name in ("total", "prompt", "completion")]
         is_cut = choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the server's reply is no chat completion: {bytes(body[:100])!r}") from error
-    known_tokens = tokens if isinstance(tokens, int) and 0 <= tokens < 10**9 else 0
-    return JudgeReply(text if isinstance(text, str) else None, known_tokens, is_cut)
+    tokens, *apart = (count if isinstance(count, int) and 0 <= count < 10**9 else 0 for count in counts)
+    return JudgeReply(text if isinstance(text, str) else None, tokens, is_cut, *apart)

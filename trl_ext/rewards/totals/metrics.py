@@ -15,6 +15,7 @@ from trl_ext.rewards.totals.explanation import Part, shortened
 
 LogMetric = Callable[[str, float], None]
 
+_MOST_MET = 100  # series of criteria; a column may hold any number of tags
 _TRACE_CHARS = 200  # of a detail or a cell: every rank sends those of its whole batch
 
 
@@ -27,7 +28,7 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     not_finite_frac; skipped_frac by `when`; gated_frac behind a gate that was not open; cache_frac of rows whose
     verdict was known; p95_ms, within which 95 % of the others were judged; and of an AsyncRule latency_s, the mean
     seconds of a call, with the batch's calls, retries and tokens. Our trainers log a share from the first
-    time on that it is not 0.
+    time on that it is not 0. Of a rubric met_frac, the share of criteria that are met, and met/<title or tag>.
     """
     rows = len(column.verdicts)
     known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
@@ -53,6 +54,11 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
         "p95_ms": percentile(column.ms, 0.95),
         **column.costs,
     }
+    met: dict[str, list[bool]] = {}
+    for _, is_met, labels in (part for verdict in column.verdicts for part in verdict.parts):
+        for name in ("met_frac", *(f"met/{label}" for label in labels)):
+            met.setdefault(name, []).append(is_met)
+    metrics |= {name: statistics.fmean(met[name]) for name in sorted(met)[:_MOST_MET]}
     if rule.gate is not None:
         metrics["gated_frac"] = sum(state != "open" for state in states) / rows
     for name, value in metrics.items():

@@ -16,6 +16,7 @@ from trl_ext.errors import DataError, TrlExtError
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.scorer import gives_batches
 from trl_ext.rewards.totals.shaping import applies
 from trl_ext.trainers.rows.screen import batches
@@ -101,12 +102,13 @@ def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal
 
 
 def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
-    """Return by their numbers rows that the rule is for and that hold what it reads; at most MAX_ROWS_TRIED."""
+    """Return by their numbers rows that the rule is for and that hold what it reads: at most MAX_ROWS_TRIED, or all
+    where the rule is asked about the data alone."""
     names = sorted({"prompt"} & set(dataset.column_names) | set(rule.all_columns))
-    numbers = range(0, len(dataset), -(-len(dataset) // _ROWS_LOOKED_AT))
+    numbers = range(0, len(dataset), 1 if _reads_data(rule) else -(-len(dataset) // _ROWS_LOOKED_AT))
     plain = dataset.with_format(None).select_columns(names).select(numbers) if names else ()
     found = [(number, row) for number, row in zip(numbers, plain, strict=False) if _is_for(rule, row)]
-    return dict(found[:: -(-len(found) // MAX_ROWS_TRIED) or 1])
+    return dict(found if _reads_data(rule) else found[:: -(-len(found) // MAX_ROWS_TRIED) or 1])
 
 
 def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
@@ -114,6 +116,9 @@ def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) ->
     rules = next((one for one in (function, function.rules) if isinstance(one, RuleSet)), None)
     if not rows or rules is None:
         return []
+    if _reads_data(rule):
+        whys = map(rule.unread, rows)  # type: ignore[attr-defined]
+        return [Verdict(None, "gold_invalid", why) if why else Verdict(rule.floor) for why in whys]
     columns = {name: [row.get(name) for row in rows] for name in rule.all_columns}
     try:
         return rules.verdicts_on_data(rule.name, [row.get("prompt") for row in rows], columns)
@@ -126,10 +131,16 @@ def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -
 
     No row is asked about of rules that read no column, cost money or load a model.
     """
-    if not rule.columns or rule.is_async or (gives_batches(rule) and not rule.judges_correctness):
+    costs = rule.is_async and not _reads_data(rule)
+    if not rule.columns or costs or (gives_batches(rule) and not rule.judges_correctness):
         return []
     said = ((verdict.status, verdict.detail) for verdict in verdicts_on(function, rule, rows))
     return [f"{status}: {detail}" if status in _UNREAD else "" for status, detail in said]
+
+
+def _reads_data(rule: Rule) -> bool:
+    """True for a rule that waits for a server, and can tell by a row's data alone whether that can be judged."""
+    return isinstance(rule, AsyncRule) and type(rule).unread is not AsyncRule.unread
 
 
 def _is_fatal(function: Any) -> bool:

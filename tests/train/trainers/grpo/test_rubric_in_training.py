@@ -1,0 +1,90 @@
+"""Rules of judges in a GRPO step: criteria of each row, checked before the first one."""
+
+import json
+import logging
+
+import pytest
+from datasets import Dataset
+
+from tests import tiny
+from tests.chat_server import ChatServer, shown
+from tests.grpo_trainers import trainer
+from trl_ext import RuleSet
+from trl_ext.errors import DataError
+
+pytest.importorskip("openai")
+GOOD = [
+    {"criterion": "Has an even length.", "points": 5, "tags": ["axis:form"]},
+    {"criterion": "Shouts.", "points": -1, "tags": ["axis:tone"]},
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ChatServer() as server:
+        yield server
+
+
+@pytest.fixture
+def rules(tmp_path, server):
+    server.answers(lambda request: json.dumps({"met": {"1": len(shown(request)) % 2 == 0, "2": True}}))
+    file = tmp_path / "rules.yaml"
+    file.write_text(f"rules: [{{rule: rubric, model: m, base_url: '{server.url}', criteria: rubrics}}]\n")
+    return [RuleSet.from_yaml(file)]
+
+
+def data(num_rows=24, **of_rows):
+    """Rows with criteria; `of_rows` gives those of some rows, by their numbers."""
+    cells = [of_rows.get(f"row_{number}", GOOD) for number in range(num_rows)]
+    return Dataset.from_dict({"prompt": [tiny.words(5, 3 + number) for number in range(num_rows)], "rubrics": cells})
+
+
+def test_criteria_of_each_row_are_the_reward_of_a_step(rules, server, tmp_path):
+    subject = trainer(tmp_path, rewards=rules, data=data(), per_device_train_batch_size=8, max_steps=1)
+    subject.train()
+    (log,) = [entry for entry in subject.state.log_history if "reward" in entry]
+    met = log["rules/rubric/met/axis:form"]
+    assert log["rules/rubric/met/axis:tone"] == 1.0 and log["rules/rubric/met_frac"] == pytest.approx((met + 1) / 2)
+    assert log["reward"] == pytest.approx(met * 0.8, abs=1e-6)
+    assert 1 < len(server.requests) <= 8 and "1. Has an even length.\n2. Shouts." in shown(server.requests[0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (None, "reads the column 'rubrics', which is null or NaN in 1 of its 24 rows (row 20)"),
+        (
+            [],
+            "24 rows that it was tried on (row 20): gold_invalid: column 'rubrics': [] is no list",
+        ),
+        ([{**GOOD[0], "points": float("nan")}], "(row 20): gold_invalid: column 'rubrics': number 1 has points=nan"),
+        (
+            [GOOD[0], {"criterion": None, "points": 2, "tags": []}],
+            "(row 20): gold_invalid: column 'rubrics': number 2 has",
+        ),
+        ([GOOD[1]], "(row 20): gold_invalid: column 'rubrics': none has points above 0"),
+    ],
+)
+def test_a_row_whose_criteria_cannot_be_read_is_named_before_the_first_step(
+    cell, said, rules, server, tmp_path, caplog
+):
+    logging.getLogger("trl_ext").propagate = True
+    with caplog.at_level("WARNING"):
+        trainer(tmp_path, rewards=rules, data=data(row_20=cell))
+    assert said in caplog.text and not server.requests
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ([{"criterion": "Kind.", "points": "5"}], "number 1 has points='5'; give a finite number"),
+        ([{"criterion": "Kind.", "points": True}], "number 1 has points=True; give a finite number"),
+        ([{"text": "Kind."}], "number 1 has the criterion None; give a text"),
+        ("Be kind.", "'Be kind.' is no list of 1 to 100 criteria"),
+    ],
+)
+def test_a_column_of_another_shape_ends_the_run_before_the_first_step(cell, said, rules, server, tmp_path):
+    rows = data().remove_columns("rubrics").add_column("rubrics", [cell] * 24)
+    with pytest.raises(DataError, match="rule 'rubric' can read the gold of none of the 24 rows") as failed:
+        trainer(tmp_path, rewards=rules, data=rows)
+    assert f"column 'rubrics': {said}" in str(failed.value) and not server.requests

@@ -1,0 +1,179 @@
+"""Have a judge check an answer by a list of weighted criteria, of the rule or of each row.
+
+Criteria come in the forms of HealthBench (`criterion`, `points`, `tags`) and of Rubrics as Rewards (`description`,
+`weight`, `title`), as entries of YAML or of a column.
+"""
+
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_flag
+from trl_ext.rewards.rules.async_rule import content_key
+from trl_ext.rewards.rules.judge import Judge, JudgeReply, JudgeRequest
+from trl_ext.rewards.rules.judge_prompt import shipped_schema, shown_text
+from trl_ext.rewards.text.prose import is_blank
+from trl_ext.rewards.totals.explanation import shortened
+
+_MOST_CRITERIA, _MOST_CHARS = 100, 5000
+_KEYS = {"criterion", "description", "points", "weight", "title", "tags", "veto"}
+
+
+class Criterion(NamedTuple):
+    """A criterion: its text, the points for meeting it, the names under which it is logged, and True for a veto."""
+
+    text: str
+    points: float
+    labels: tuple[str, ...]
+    veto: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric(Judge):
+    """Points of the criteria that are met over all positive points, clipped to 0..1.
+
+    HealthBench's score of an answer (arXiv:2505.08775, section 2), which clips only the mean of all. A criterion with
+    negative points costs them where it is met. Where a `veto` is not met, or one with negative points is, the value is
+    0.0. A reply without a verdict on each criterion is `no_score`, and criteria of a row that cannot be read
+    `gold_invalid`; all else is as of `judge`.
+
+    Args:
+        criteria: A list of criteria, or the column that holds one in each row. A criterion is a text, which counts 1,
+            or `{criterion: text, points: 5, title: name, tags: [...], veto: false}`; `description` and `weight` are
+            other words for the first two.
+        calls: "one" asks about all criteria at once, "each" about one at a time.
+        reference: Column with an answer that `audit` judges, to find criteria that separate nothing. Empty: none.
+        schema: False sends no JSON schema, for servers that take none; the reply must be JSON all the same.
+    """
+
+    given: ClassVar[frozenset[str]] = Judge.given | {"criteria"}
+    judges_correctness: ClassVar[bool] = True
+
+    criteria: Sequence[Any] | str = field(kw_only=True)
+    calls: str = "one"
+    reference: str = ""
+    schema: bool = True
+    against: str = field(default="", init=False)
+    pattern: str = field(default="", init=False)
+    scores: tuple[float, float] = field(default=(0.0, 1.0), init=False)
+    choices: None = field(default=None, init=False)
+    votes: int = field(default=1, init=False)
+
+    def check(self) -> None:
+        Judge.check(self)
+        check_choice(self, "calls", self.calls, ("one", "each"))
+        check_flag(self, "schema", self.schema)
+        if not isinstance(self.reference, str):
+            self._refuse(f"reference is {self.reference!r}. Give the name of a column, or leave it out.")
+        if not self._column and (why := self._unread_criteria({})):
+            self._refuse(f"{why}.")
+
+    @property
+    def _mode(self) -> str:
+        return "rubric"
+
+    @property
+    def _column(self) -> str:
+        return self.criteria if isinstance(self.criteria, str) else ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, (*Judge.columns.fget(self), self._column))))  # type: ignore[attr-defined]
+
+    @property
+    def ideal_columns(self) -> tuple[str, ...]:
+        return (self.reference,) if self.reference else ()
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        return shown_text(columns.get(self.reference)) or None
+
+    def unread(self, columns: Mapping[str, Any]) -> str:
+        """Return which criterion of the row cannot be read, and why, or which column is empty."""
+        return self._unread_criteria(columns) or Judge.unread(self, columns)
+
+    def _unread_criteria(self, columns: Mapping[str, Any]) -> str:
+        try:
+            self._criteria(columns)
+        except ValueError as error:
+            return f"column '{self._column}': {error}" if self._column else f"criteria: {error}"
+        return ""
+
+    def _criteria(self, columns: Mapping[str, Any]) -> list[Criterion]:
+        return criteria_of(columns.get(self._column)) if self._column else criteria_of(self.criteria, is_strict=True)
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        cell = row.columns.get(self._column)
+        return self._verdict_at_once(row) or content_key([[one.messages for one in self._requests(row)], cell])
+
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Callable[[Any], Any]]]:
+        criteria = self._criteria(row.columns)
+        parts = [criteria] if self.calls == "one" else [[one] for one in criteria]
+        texts = (
+            "\n".join(f"{number}. {' '.join(one.text.split())}" for number, one in enumerate(part, 1))
+            for part in parts
+        )
+        return [({"criteria": text}, partial(_met, part)) for text, part in zip(texts, parts, strict=True)]
+
+    def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        num_criteria = names["criteria"].count("\n") + 1
+        return shipped_schema(self._mode, self.scores, map(str, range(1, num_criteria + 1))) if self.schema else None
+
+    def _verdict(self, replies: list[JudgeReply], requests: list[JudgeRequest]) -> Verdict:
+        found = [self._value(reply, asked) for reply, asked in zip(replies, requests, strict=True)]
+        if None in found:
+            return self._no_score([reply for reply, met in zip(replies, found, strict=True) if met is None])
+        verdicts: list[tuple[Criterion, bool]] = [one for met in found for one in met]
+        points = sum(one.points for one, is_met in verdicts if is_met)
+        is_vetoed = any(one.veto and is_met == (one.points < 0) for one, is_met in verdicts)
+        value = 0.0 if is_vetoed else points / sum(max(one.points, 0.0) for one, _ in verdicts)
+        told = (
+            f"{'met' if is_met else 'NOT met'}{' (veto)' * one.veto} {one.points:g}: {shortened(one.text, 60)}"
+            for one, is_met in verdicts
+        )
+        parts = tuple((one.text, is_met, one.labels) for one, is_met in verdicts)
+        return Verdict(min(max(value, 0.0), 1.0), "ok", "; ".join(told), parts)
+
+
+def _met(criteria: Sequence[Criterion], said: Any) -> list[tuple[Criterion, bool]] | None:
+    """Each criterion with True where a reply says that it is met; None where it leaves one out."""
+    numbers = [str(number) for number in range(1, len(criteria) + 1)]
+    if not isinstance(said, Mapping) or not all(isinstance(said.get(number), bool) for number in numbers):
+        return None
+    return [(one, said[number]) for one, number in zip(criteria, numbers, strict=True)]
+
+
+def criteria_of(entries: Any, is_strict: bool = False) -> list[Criterion]:
+    """Read criteria; ValueError says what is wrong with which.
+
+    Args:
+        entries: The list, of texts and mappings.
+        is_strict: True for the rule's own, where a key that nothing reads is a mistake, and each is logged by its
+            title or number. Those of a column are logged by their tags.
+    """
+    if not isinstance(entries, list | tuple) or not 0 < len(entries) <= _MOST_CRITERIA:
+        raise ValueError(f"{shortened(repr(entries), 80)} is no list of 1 to {_MOST_CRITERIA} criteria")
+    found = []
+    for number, given in enumerate(entries, 1):
+        entry = {"criterion": given, "points": 1} if isinstance(given, str) else given
+        if not isinstance(entry, Mapping) or (is_strict and not entry.keys() <= _KEYS):
+            raise ValueError(f"number {number} is {shortened(repr(given), 80)}, which is no criterion")
+        # `datasets` gives all entries of a column the same keys, None where there was none.
+        entry = {key: cell for key, cell in entry.items() if cell is not None}
+        text = entry.get("criterion", entry.get("description"))
+        if not isinstance(text, str) or is_blank(text) or len(text) > _MOST_CHARS:
+            raise ValueError(f"number {number} has the criterion {shortened(repr(text), 80)}; give a text")
+        key = "points" if "points" in entry or "weight" not in entry else "weight"
+        points, tags, title = entry.get(key), entry.get("tags", ()), entry.get("title", number)
+        veto: Any = entry.get("veto", False)
+        if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
+            raise ValueError(f"number {number} has {key}={points!r}; give a finite number")
+        if not isinstance(tags, list | tuple) or not isinstance(veto, bool):
+            raise ValueError(f"number {number} is {shortened(repr(given), 80)}; tags is a list, veto true or false")
+        labels = [re.sub(r"[^\w.:-]+", "_", str(label))[:60] for label in ((title, *tags) if is_strict else tags)]
+        found.append(Criterion(text, float(points), tuple(labels), veto))
+    if not 0 < sum(max(one.points, 0.0) for one in found) < math.inf:
+        raise ValueError("none has points above 0, so that no answer is better than another")
+    return found

@@ -16,6 +16,7 @@ from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
 from trl_ext.rewards.text.reader import FORMULA, Stated, stated
 from trl_ext.rewards.text.visible import visible
@@ -23,7 +24,7 @@ from trl_ext.rewards.text.visible import visible
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
-_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])")
+_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])|[\u0400-\u04ff\u3040-\ud7af]")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
 _FUNCTION = re.compile(  # in plain text, before its argument
     r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|(?:sin|cos|tan)h|log|exp|theta)"
@@ -32,8 +33,8 @@ _FUNCTION = re.compile(  # in plain text, before its argument
 _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes or no
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
-_ANOTHER = re.compile(r"\s{0,3}[(,;]?\s?(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
+_SENTENCE = re.compile(r"\.(?<=[^\s.]\.)(?<!\.[a-z]\.)(?!(?<=\s[A-Z]\.)\s[a-z])(?:\s|$)")  # not behind "i.e", "42 E"
+_ANOTHER = re.compile(rf"\s{{0,3}}[(,;]?\s?(?:[,;、/]|or\b|and\b|or else\b|{OR})\s{{0,3}}[$\\(0-9-]")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
 _LEAD = re.compile(
     r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?)[\s,:]+){1,3}",
@@ -161,7 +162,7 @@ def _is_prose(text: str) -> bool:
 
 def _unannounced(text: str) -> Stated:
     """Read the whole text, the last formula of the last line, or the last number as the answer."""
-    stripped = text.strip().strip("*`").strip().removeprefix("= ").removeprefix("=")
+    stripped = text.strip().strip("*`\u2705 ").removeprefix("= ").removeprefix("=")
     if _is_expression(stripped) or _ONE_WORD.fullmatch(stripped):
         return _checked(stripped.removesuffix("."), "whole text")
     line = without_contrast(text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
-from trl_ext.rewards.text.numbers import read_gold_number, read_number
+from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
 from trl_ext.rewards.text.prose import normalized
 from trl_ext.rewards.text.reader import AnswerReading, stated
 from trl_ext.rewards.text.visible import visible
@@ -79,14 +79,12 @@ class Answer(Rule):
         if found.value is None:
             return Verdict(self.floor, found.status, found.detail)
         told = f"{found.detail}; gold {gold.detail}"
-        if (
-            self.kind == "number"
-            and gold.value == found.value
-            and _is_left(found.detail)
-            and not _is_left(gold.detail)
-        ):
+        same = gold.value == found.value
+        if self.kind == "number" and same and _is_left(found.detail) and not _is_left(gold.detail):
             return Verdict(self.floor, "ok", f"{told}; left to compute: a quotient of numbers")
-        return Verdict(float(found.value == gold.value), "ok", told)
+        if self.kind == "number":  # "4:30" and "4:30 pm" are the same.
+            same |= str(gold.value)[:-3] == found.value or gold.value == str(found.value)[:-3]
+        return Verdict(float(same), "ok", told)
 
 
 def _is_left(detail: str) -> bool:
@@ -130,6 +128,7 @@ def read_exact(text: str) -> AnswerReading:
 
 
 def _plain(text: str) -> str:
+    text = CLOCK.sub(time_of, text) if ":" in text else text
     return " ".join(normalized(text).casefold().split()).strip(_SURROUNDING)
 
 

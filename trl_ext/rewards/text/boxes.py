@@ -1,5 +1,6 @@
-r"""Read the contents of `\boxed{...}` and of `<answer>...</answer>`, in one pass over the text whatever it holds."""
+r"""Read the contents of `\boxed{...}`, `<answer>...</answer>` and {"answer": ...}, in one pass over any text."""
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -72,13 +73,27 @@ def _outermost(text: str) -> tuple[list[str], int, int] | None:
 
 
 def answer_tags(text: str) -> Enclosed | None:
-    """Return all `<answer>` pairs, without contents where one is not closed or in another; None without any."""
+    """Return all `<answer>` pairs, without contents where one is not closed or in another; or else a JSON object."""
     start = text.rfind("<answer>")
     if start < 0:
-        return None
+        return _json_answer(text) if '"' in text else None
     parts = text.split("<answer>")[1:]
     is_nested = any(part.count("</answer>") > 1 for part in parts)
     if is_nested or "</answer>" not in parts[-1]:
         return Enclosed("<answer>", (), start, len(text), is_nested)
     contents = tuple(part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part)
     return Enclosed("<answer>", contents, start, text.rfind("</answer>") + len("</answer>"))
+
+
+def _json_answer(text: str) -> Enclosed | None:
+    """Return "answer", "final_answer" or "choice" of the JSON object that a text, or its last fence, ends with."""
+    body = (text if text.rstrip().endswith("}") else text.rpartition("```")[0]).rstrip()
+    start = body.rfind("\n{") + 1
+    if not body.startswith("{", start):
+        return None
+    try:  # Numbers stay as they are written.
+        pairs = json.loads(body[start:], object_pairs_hook=tuple, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return None
+    found = tuple(v.strip() for k, v in pairs if k in ("answer", "final_answer", "choice") and isinstance(v, str))
+    return Enclosed("JSON", found, start, len(body)) if found else None

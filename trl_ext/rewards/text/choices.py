@@ -9,21 +9,20 @@ conflict, so listing the options earns nothing; letters that the text denies do 
 import re
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
+from trl_ext.rewards.text.languages import LEADS, LETTER, OR
 from trl_ext.rewards.text.numbers import clean
 from trl_ext.rewards.text.reader import AnswerReading, stated
 
-_OPENING = re.compile(
-    r"[\s(\[*\"'`]*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+([A-J])(?![A-Za-z0-9'])", re.IGNORECASE
+_OPENING = re.compile(LETTER, re.IGNORECASE)
+_ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-J](?![A-Za-z])")
+_SHOWN = re.compile(
+    r"[(\[]([A-J])[)\]]|(?:(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s|选项\s?|\u2705\s?)[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])"
 )
-_ANOTHER = re.compile(
-    r"[)\].*\s]*+(?:,|;|/|&|\||、|\bor\b|\band\b|或|和)\s*+(?>(?:option\s++)?)[(\[*]*+[A-J](?![A-Za-z])"
-)
-_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|\b(?:[Oo]ption|[Cc]hoice):?\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-J])(?:[.)]|\**\s*\Z)")
 _LABELLED = re.compile(r"^[ \t*]{0,9}([A-J])\**(?::|\s-\s)", re.MULTILINE)
 _CONCLUDED = re.compile(
-    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?)\s[*(]{0,3}((?-i:[A-J]))[*).\s]{0,9}\Z",
+    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-J]))[*).\s]{0,9}\Z",
     re.IGNORECASE,
 )
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
@@ -54,12 +53,12 @@ def read_choice(text: str) -> AnswerReading:
 
 def letter_of(content: str) -> AnswerReading:
     """Read the letter that opens an answer, which may have the text of its option behind it."""
-    content = clean(content).strip("'\"` ")
+    content = clean(content).strip("'\"` \u2705")
     match = _OPENING.match(content)
     # A small letter counts only when it is the whole content: "a" opens many a sentence.
     is_word = match is not None and (
-        (match[1].islower() and len(content.strip(" ()[]*.")) != 1)
-        or (match[1] in "AI" and _ARTICLE.match(content, match.end()) is not None)
+        (match["letter"].islower() and len(content.strip(" ()[]*.")) != 1)
+        or (match["letter"] in "AI" and _ARTICLE.match(content, match.end()) is not None)
     )
     if (
         match is None
@@ -71,7 +70,7 @@ def letter_of(content: str) -> AnswerReading:
         return AnswerReading(None, "no_answer", f"no letter A to J at the start of '{content[:60]}'")
     if _ANOTHER.match(content, match.end()):
         return AnswerReading(None, "conflict", f"several letters in '{content[:60]}'")
-    return AnswerReading(match[1].upper(), "ok", match[1].upper())
+    return AnswerReading(match["letter"].upper(), "ok", match["letter"].upper())
 
 
 def _bare(text: str) -> AnswerReading:
@@ -82,7 +81,8 @@ def _bare(text: str) -> AnswerReading:
     letters |= {
         letter
         for letter, match in shown[-_MAX_DENIALS:]
-        if not denied_before(text, match.start()) and not _REJECTED.match(text, match.end())
+        if not denied_before(text, match.start())
+        and not (_REJECTED.match(text, match.end()) or denied_behind(text, match.end()))
     }
     if len(letters) > 1:
         return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
@@ -96,7 +96,7 @@ def _bare(text: str) -> AnswerReading:
         letter = listed[1]
     elif len(labelled) == 1 and (match := _LABELLED.match(text)):  # "A: Paris\nB: Rome" is a list of options.
         letter = match[1]
-    elif match := _CONCLUDED.search(text[-40:]):
+    elif match := _CONCLUDED.search(text[-100:]):
         letter = match[1]
     else:  # The letter that is all of the last line; not where other lines are letters, too.
         last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])

@@ -7,6 +7,8 @@ not work, so the answer is 42", "the answer is 42, not 41".
 
 import re
 
+from trl_ext.rewards.text.languages import DENIES, WRONG
+
 WINDOW = 160  # characters before a value in which a denial is looked for
 
 # Words directly before a value that say that it is another one.
@@ -14,7 +16,7 @@ DENIAL = (
     r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|everything\ but|all\ but|hardly|nowhere\ near"
     r"|(?:other|rather)\ than|instead\ of|except"
     r"|different\ from|differs\ from|opposite\ of|far\ from|unlikely)\b"
-    r"|n['\u2019]t\b|\u2260|(?<![\d!)}])!=|\\neq?\b|不是|不等于|不为|并非|没有|除了)"
+    rf"|n['\u2019]t\b|\u2260|(?<![\d!)}}])!=|\\neq?\b|{DENIES})"
 )
 _FILLER = r"(?:\s(?:\w{2,12}ly|just|even|be|equals?|to|for|the|option|choice|answer|number|value|is))"
 _OPENING = r"(?:\s|[$*_(\[:\\\"'`{])*+"
@@ -37,6 +39,7 @@ _AFTER = re.compile(
     r"|(?:(?:is|was|would|can?|could)(?:\ not|n['\u2019]t)|cannot)\s(?:be\s)?"
     r"(?:the|right|correct|true|it|possible|valid)\b)"
     r"|[)\]}*$\s]{0,6}(?:[:,?]\s?(?:no\b(?!\s\w)|false\b|wrong\b|incorrect\b)|,?\s?or\snot\b)"
+    rf"|[)\]}}*$]{{0,4}}{WRONG}"
     r"|[\s,(*$]{0,9}not(?:\s(?:really|quite|exactly|at\ all|right|correct|true))?\s?(?:[.!?)]|$)",
     re.IGNORECASE,
 )
@@ -51,9 +54,10 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 # One of these stands in every denial; looking for them costs a tenth of the patterns.
 _HINTS = (
-    "no", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ", "opposite", "far from",
-    "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible", "doubt", "deny",
-    "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了",
+    "not", "nor", "no l", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ",
+    "far from", "opposite", "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible",
+    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了",
+    "nicht", "nie", "kein", "pas", "no es", "nunca", "non", "não", "не",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import re
 from fractions import Fraction
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.prose import HALF_WIDTH
 from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
 
@@ -40,7 +41,7 @@ _NAMES = r"(?:sqrt|cbrt|(?:square\s|cube\s)?root|arc(?:sin|cos|tan)|sinh?|cosh?|
 _OPERATES = (
     r"(?>(?:\b(?:plus|minus|times|over|per|divided\ by|multiplied\ by|to\ the|the)\s|[*/\u00d7\u00f7\u00b7\s])*)"
     rf"(?:{_NAMES}(?:\s?[(^{{[0-9_]|\s(?:of\s)?[a-z](?![a-z])|\s(?:of\s)?(?:pi|theta|alpha)\b)"
-    r"|(?:sqrt|cbrt|ln|square\sroot|cube\sroot)(?![a-z])|(?:pi|e|theta|alpha|[nxyz])(?![\w'\u2019-]|\.[a-z])"
+    r"|(?:sqrt|cbrt|ln|square\sroot|cube\sroot)(?![a-z])|(?:pi|e|theta|alpha|[nxyz])(?![\w'\u2019-]|\.\s?[a-z])"
     r"|[a-z]{1,3}\((?!e?s\))|(?:squared|cubed|factorial|doubled|halved|tripled|raised\sto|choose)\b"
     r"|(?:more|less|fewer)\sthan\s[b-z](?![\w'\u2019])|(?<=\bto\sthe\s)(?:power|fourth|fifth|nth|n)\b)"
 )
@@ -53,7 +54,7 @@ _PART = re.compile(
     r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|"
     rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
 )
-_ANOTHER = re.compile(r"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
+_ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{OR})\s*[-+]?[0-9]")
 # May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
     r"[\s*_`\"'\u201c\u2018:(\[~\u2248]*+"
@@ -68,14 +69,15 @@ _LEFT = re.compile(
     r"|(?:[-+*/\u00d7\u00f7\u00b7().,0-9\s%]|\\(?:times|cdot|div)|(?<=[0-9)\s])x(?=\s?[0-9(]))*"
 )
 _MAX_SIDES = 20  # of an equation such as 2 * 3 * 7 = 6 * 7 = 42
-_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)")
+_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)(?!(?<=\s[A-Z]\.)\s[a-z])")  # not behind "E. coli"
 _CLAUSE_END = re.compile(
-    r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before)\b"
+    r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before"
+    r"|with\s(?:an?|the|its|his|her|their)\s(?!remainder))\b"
 )
 _CHANGED = re.compile(
     rf"{DENIAL}|\b(?:plus|minus|halves|thirds|quarters|or|power\ of|(?:multiplied|divided)\ by|raised)\b"
-    rf"|(?<![a-z]){_OPERATES}|\bto\ the\ (?:\w{{1,9}}\ )?(?:power|fourth|fifth|nth)\b|\b{_NAMES}\Z"
-    r"|(?-i:(?<![\w'\u2019-])[eijknpqruvwxyz](?![\w'\u2019-]|\.[a-z]))",
+    rf"|(?<![a-z.]){_OPERATES}|\bto\ the\ (?:\w{{1,9}}\ )?(?:power|fourth|fifth|nth)\b|\b{_NAMES}\Z"
+    r"|(?-i:(?<![\w.'\u2019-])[eijknpqruvwxyz](?![\w'\u2019-]|\.[a-z]))",
     re.IGNORECASE,
 )
 # Words behind a number that multiply it.
@@ -94,6 +96,8 @@ _TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
+CLOCK = re.compile(r"(?i)(?<![0-9:.])([01]?[0-9]|2[0-3]):([0-5][0-9])(?![0-9:.]?[0-9])(?:\s{0,3}([ap])\.?\s?m\b\.?)?")
+_GROUPED = re.compile(r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})+(?![0-9/:^])")  # 1 234
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # in golds; `visible` removes them from completions
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
@@ -146,6 +150,7 @@ def clean(text: str) -> str:
             text = text.replace(mark, plain)
         text = _DEGREES.sub("°", _DELIMITERS.sub(" ", _UNWRAP.sub(r" \1 ", text)))
         text = _FRACTION.sub(_plain_fraction, text)
+    text = _GROUPED.sub(lambda match: "".join(match[0].split()), text)
     return text.replace("{,}", ",").replace("**", "").replace("-$", "-").replace("$", " ").strip()
 
 
@@ -189,6 +194,9 @@ def _fraction(digits: str) -> Fraction:
 
 def _alone(text: str) -> AnswerReading:
     """Read a cleaned text that is one number with at most its sign, percent and unit."""
+    if clock := CLOCK.match(text):  # What may follow a number may follow a time.
+        reading = _alone(_clause("0" + text[clock.end() :]))
+        return reading if reading.value is None else AnswerReading(time_of(clock), "ok", text[:60])
     match = _ALONE.fullmatch(text)
     if match is None:
         half = HALF.match(text)
@@ -209,6 +217,14 @@ def _alone(text: str) -> AnswerReading:
     if value is None or not _is_unit(rest):
         return _part_of(text)
     return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60])
+
+
+def time_of(clock: re.Match[str]) -> str:
+    """Return a time on twelve hours, with "am" or "pm" where that is known: "4:30 pm" for "16:30"."""
+    hour, half = int(clock[1]), (clock[3] or "").lower()
+    if not 0 < hour <= 12:
+        hour, half = abs(hour - 12), "p" if hour else "a"
+    return f"{hour}:{clock[2]}" + (f" {half}m" if half else "")
 
 
 def _is_unit(rest: str) -> bool:
@@ -249,6 +265,8 @@ def last_number(text: str) -> AnswerReading:
 
 
 def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
+    if clock := CLOCK.match(text, match.start()):
+        return AnswerReading(time_of(clock), "ok", clock[0])
     if _PART.match(text, match.end()):
         return _part_of(text[match.start() : match.start() + 60])
     if _APPLIED.search(text[max(0, match.start() - 70) : match.start()]):

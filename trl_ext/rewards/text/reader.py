@@ -1,11 +1,11 @@
 r"""Find where a text states its answer: the one reader of `Answer` and `Math`.
 
-Five anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, `####`, a line that starts with `A:`, and a
-phrase ("the answer is", "Final answer:", a heading "Answer", also in Chinese). The one that comes last rules: a model
-may correct itself, and it earns nothing by giving several answers. Behind a box, a tag or `####` only another of
-these, a "final answer" or a correction ("Wait, the answer is 43") does: models check what they have boxed. A check, a
-condition ("if the answer is 7") and a phrase without a value behind it ("this answer is correct") announce nothing
-where another anchor does. Several boxes, or several tags, are all returned.
+Six anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, {"answer": ...} at the end, `####`, a line that
+starts with `A:`, and a phrase ("the answer is", "Final answer:", a heading "Answer", also in nine other `languages`).
+The one that comes last rules: a model may correct itself, and it earns nothing by giving several answers. Behind a
+box, a tag or `####` only another of these, a "final answer" or a correction ("Wait, the answer is 43") does: models
+check what they have boxed. A check, a condition ("if the answer is 7") and a phrase without a value behind it ("this
+answer is correct") announce nothing where another anchor does. Several boxes, or several tags, are all returned.
 
 Behind a phrase the value may follow at once, behind line breaks, or behind the verb of a sentence ("Final Answer: The
 largest $n$ is 34."). An anchor that is denied (see `denial`) is no answer.
@@ -20,15 +20,16 @@ from operator import itemgetter
 
 from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.languages import ANNOUNCES, ASCII_NOUNS, CHOOSES, ENDS, LETTER, NOUN, NOUNS, RIGHT, UNLESS
 
 MAX_CONTENT = 8_000  # characters behind a phrase that are read
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
-_TO_ENCLOSE = ("\\boxed", "<answer>")
+_TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
 _PHRASE = re.compile(
     r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
     r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-J]\)))"
-    r"|答案(?:应该)?(?:是|为|[:\uff1a])",
+    rf"|{ANNOUNCES}",
     re.IGNORECASE,
 )
 # "this answer is correct" speaks of an answer and gives none.
@@ -44,23 +45,28 @@ _OVERRIDES = re.compile(
     re.IGNORECASE,
 )
 _FINAL = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our)\s){0,2}final\s", re.IGNORECASE)
-_HEADING = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our|final|correct)\s){0,3}answers?[ *_]{0,9}", re.IGNORECASE)
+_HEADING = re.compile(rf"[ *#>_]{{0,9}}(?:(?:the|my|our|final|correct)\s){{0,3}}(?:answers?|{NOUN})[ *_]{{0,9}}", re.I)
+_SPELLED = re.compile(  # "forty-two (42)"
+    r"(?i)(?<![\w-])(?:(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}(?:teen|ty)|hundred"
+    r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
+)
 _CHOSEN = re.compile(
     r"\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
-    r"|(?:go(?:ing)?\swith|opt\sfor)\b)|(?<!不)选(?:择|项)?",
+    r"|(?:go(?:ing)?\swith|opt\sfor|je\schoisis|ich\swähle|elijo|scelgo|escolho)\b)",
     re.IGNORECASE,
 )
-_LETTER = r"[\s(\[*\"']*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'])"
-_OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + _LETTER, re.IGNORECASE)
+_CHOSEN_ABROAD = re.compile(rf"{_CHOSEN.pattern}|{CHOOSES}|(?<!不)选(?:择|\uff1a)?", re.IGNORECASE)
+_OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + LETTER, re.IGNORECASE)
 _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
 )
 _ITS_LETTER = re.compile(r"(?<![A-Za-z0-9'-])([A-J])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z")
+_RIGHT_ABROAD = re.compile(rf"([A-J])(?<![A-Za-z0-9'-][A-J])[)\].*:]{{0,4}}(?i:{RIGHT})")
 # What a box holds where the task leaves a blank: nothing.
 _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
 )
-_SPACE = " \t\r\n,:*=\uff1a"
+_SPACE = " \t\r\n,:*=\uff1a\u00a0\u202f"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
@@ -143,7 +149,7 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
     filled = tuple(dict.fromkeys(content for content in enclosed.contents if not _BLANK.fullmatch(content)))
     if not filled:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
-    return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor == "<answer>" else filled)
+    return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor != "\\boxed" else filled)
 
 
 def _inner(content: str, kind: str) -> str:
@@ -170,7 +176,8 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
     for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
         is_letter = content is not None
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
-        line = without_contrast(line)
+        line = without_contrast(line if line.isascii() else ENDS.sub("", line))
+        line = _SPELLED.sub(r"\1", line) if "(" in line else line
         if is_below and kind != "exact" and not has_value(line, kind) and "\n" in text[end:].strip():
             continue  # A solution of several lines under a heading.
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
@@ -195,17 +202,15 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
     lowered = text.lower()
     if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
         lowered = text
-    for place in _backwards(lowered, "answer", start):
-        match = _PHRASE.match(text, place)
-        if match and not _SPEAKS_OF.search(text[max(0, place - 40) : place]):
-            yield match.end(), place, match[0].strip(), None
-        elif match is None:
-            begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)
-            if ended > 0 and _HEADING.fullmatch(text, begun, ended):
-                yield ended, begun, "answer", None
-    for place in _backwards(text, "答案", start):
-        if match := _PHRASE.match(text, place):
-            yield match.end(), place, match[0], None
+    for noun in ASCII_NOUNS if lowered.isascii() else NOUNS:
+        for place in _backwards(lowered, noun, start):
+            match = _PHRASE.match(text, place)
+            if match and not (_SPEAKS_OF if noun == "answer" else UNLESS).search(text[max(0, place - 40) : place]):
+                yield match.end(), place, match[0].strip(), None
+            elif match is None:
+                begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+                if ended > 0 and _HEADING.fullmatch(text, begun, ended):
+                    yield ended, begun, noun, None
     for place in _backwards(text, "####", start):
         if kind == "exact" or has_value(text[place + 4 : place + 64].lstrip(" #"), kind):
             yield place + 4, place, "####", None
@@ -216,13 +221,15 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
         ):
             yield place + 2, place, "A:", None
     if kind == "choice":
-        found = [*_CHOSEN.finditer(text, start)][-_MAX_PHRASES:]
-        for match in found:
+        chosen = _CHOSEN if text.isascii() and "option" not in lowered else _CHOSEN_ABROAD
+        for match in [*chosen.finditer(text, start)][-_MAX_PHRASES:]:
             if _OPENING_LETTER.match(text, match.end()):
                 yield match.end(), match.start(), match[0], None
         for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
             if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
                 yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
+        for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
+            yield match.end(), match.start(), match[0], match[1]
 
 
 def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
@@ -259,7 +266,7 @@ def _behind_verb(line: str, kind: str) -> str | None:
     sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
     starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT
     ends = [match.end() for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
-    if not ends and kind != "choice" and sentence[:1].isupper():
+    if not ends and kind != "choice" and (sentence[:1].isupper() or not sentence[:1].isascii()):
         # A sentence of its own with one number: "Jane sold it 3 hours ago".
         amounts = [*_ONE_AMOUNT.finditer(sentence)]
         ends = [amounts[0].start()] if len(amounts) == 1 else []

@@ -232,9 +232,26 @@ def test_two_answers_are_no_list_where_the_gold_is_one_and_the_last_box_wins_whe
 
 
 HOSTILE = "answer: |not |not a |the answer to |is wrong that |A:\n|####|I choose |B is |is ".split("|")
+ABROAD = "答案 |答案是不是|선택지는 |Ответ не — |antwort a b c |opción correcta |选项是|forty (4|1 234 |7:00 ".split(
+    "|"
+)
 
 
-@pytest.mark.parametrize("piece", [*HOSTILE, "(A) ", "\nanswer\n", "option ", "answer is 42 is ", "42, not ", "$1$ "])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *HOSTILE,
+        "(A) ",
+        "\nanswer\n",
+        "option ",
+        "answer is 42 is ",
+        *ABROAD,
+        "B 或 ",
+        '\n{"answer": ',
+        "42, not ",
+        "$1$ ",
+    ],
+)
 def test_reading_takes_time_linear_in_the_text(piece):
     row = Row(None, piece * (60_000 // len(piece)), None, {"answer": "42", "letter": "B"})
     rules = [Answer(), Answer(gold="letter", kind="choice"), Math(), Math(gold="letter")]

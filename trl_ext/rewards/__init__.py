@@ -13,6 +13,7 @@ from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
+from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.instructions import Instructions
@@ -36,9 +37,9 @@ from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
 
 __all__ = [
-    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Cosine", "Explanation", "Grammar",
-    "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part", "Pattern",
-    "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
+    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Cosine", "Explanation",
+    "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part",
+    "Pattern", "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
     "SoftOverlong", "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
     "redteam", "test",
 ]  # fmt: skip

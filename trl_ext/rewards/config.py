@@ -29,6 +29,7 @@ from trl_ext.rewards.rule import Rule, place_of, snake_case
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
+from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.instructions import Instructions
@@ -48,8 +49,8 @@ from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Call, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
-    Procedural, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
+    Answer, Call, Code, Compare, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math,
+    Pattern, Procedural, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

@@ -179,6 +179,7 @@ CALLS = ({"input": "1", "output": "1"},)
 MADE: dict[str, tuple[list[dict], dict]] = {
     "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"where": "after_think"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
+    "compare": ([{"model": "m"}], {}),
     "cosine": ([{"max_len": 9, "unit": unit} for unit in ("chars", "words", "tokens")], {}),
     "grammar": ([{}, {"where": "after_think"}], {}),
     "instructions": (
@@ -221,10 +222,11 @@ NEEDS = {
     "json_schema": "jsonschema_rs",
     "procedural": "reasoning_gym",
     "judge": "openai",
+    "compare": "openai",
     "remote": "openai",
     "rubric": "openai",
 }
-REPLIES = {"judge": "Score: 5", "remote": b'{"reward": 0.5}', "rubric": '{"met": {"1": true}}'}
+REPLIES = {"compare": "Better: A", "judge": "Score: 5", "remote": b'{"reward": 0.5}', "rubric": '{"met": {"1": true}}'}
 RUN = ("code", *REPLIES)  # by a set: a program or a request for each text
 
 

@@ -99,7 +99,7 @@ class _Run:
         """Audit one rule over all rows."""
         ideals = [ideal_of(rule, row, index) for index, row in enumerate(self.rows)]
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
-        tally = _Tally(rule)
+        self.tally = tally = _Tally(rule)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
             own = [Comparison(row, row, ideals[row], rule.blank) for row in numbers]
             verdicts = self._verdicts(rule, own)
@@ -137,6 +137,8 @@ class _Run:
             raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
         self.seconds += time.perf_counter() - start
         self.num_verdicts += len(rows)
+        for criterion, is_met, _ in (part for verdict in column.verdicts for part in verdict.parts):
+            self.tally.met.setdefault(criterion, []).append(is_met)
         return column.verdicts
 
 
@@ -145,6 +147,7 @@ class _Tally:
 
     def __init__(self, rule: Rule):
         self.rule = rule
+        self.met: dict[str, list[bool]] = {}  # of each criterion, whether the texts that were judged meet it
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
@@ -188,6 +191,7 @@ class _Tally:
             num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
+            idle_criteria={name: all(met) for name, met in self.met.items() if len({*met}) == 1 < len(met)},
             **{f"num_{name}": self.counts[name] for name in counted},
         )
 

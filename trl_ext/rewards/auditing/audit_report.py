@@ -1,7 +1,7 @@
 """The report of an audit, in counts and as a table."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trl_ext.rewards.totals.explanation import shortened
@@ -66,6 +66,7 @@ class RuleAudit:
         num_alike: Compared golds that earned the ceiling in both directions: two golds that are one to the rule.
         lost_rows: Numbers of all rows whose gold is unreadable or undecided, to leave out of the data.
         failures: The first hundred of the failing verdicts.
+        idle_criteria: The criteria of a rubric that all texts that were judged meet (True), or none (False).
     """
 
     rule: str
@@ -80,6 +81,7 @@ class RuleAudit:
     num_alike: int
     lost_rows: tuple[int, ...]
     failures: tuple[Failure, ...]
+    idle_criteria: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -104,6 +106,9 @@ class RuleAudit:
         for kind in FAULTS:
             found = [failure for failure in self.failures if failure.kind == kind]
             yield from (f"{self.rule}, {failure}" for failure in found[:_SHOWN])
+        for criterion, is_met in self.idle_criteria.items():
+            who = "every answer that was judged meets it" if is_met else "no answer that was judged meets it"
+            yield f"{self.rule}, criterion {shortened(criterion, 60)!r}: {who}, so that it separates nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from trl_ext.rewards.totals.shaping import pair_of
 # What templates are given beside the dataset's columns.
 _GIVEN = frozenset({"prompt", "completion", "messages", "gold", "first", "second", "tag"})
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
-_LONGEST_LINE = 200  # characters of a reply's last line
+_LONGEST_LINE = 500  # characters of a reply's last line
 _LAST_LINES = 3  # in which a score may stand, blank ones not counted
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 _PATTERN_S = 0.5
@@ -385,7 +385,7 @@ class Judge(AsyncRule):
         if self.choices and not self.pattern:
             words = "|".join(map(regex.escape, sorted(map(str.strip, self.choices), key=len, reverse=True)))
             return rf"(?i)(?:Verdict:\s*+)?({words})\.?"
-        return self.pattern or judge_prompt.PATTERNS.get(self._mode, judge_prompt.PATTERNS["alone"])
+        return self.pattern or judge_prompt.PATTERNS[self._mode]
 
     def server_key(self) -> Hashable:
         """The server's address: judges of one server pause together."""

@@ -149,6 +149,22 @@ def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> 
         raise ConfigError("All rewards have the weight 0, so that nothing is learnt. Give one of them a weight.")
 
 
+def check_groups(functions: Sequence[Any], args: Any) -> None:
+    """Raise ConfigError where a rule that reads groups would see none, or such as processes share: parts of them."""
+    sets = _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])
+    names = [rule.name for rules in sets for rule in rules.rules if rule.reads_group]
+    eval_size = (args.num_generations_eval or args.num_generations) if args.eval_strategy != "no" else 1
+    for size, rows in (
+        (args.num_generations, args.generation_batch_size // args.world_size),
+        (eval_size, args.per_device_eval_batch_size),
+    ):
+        if names and (rows % size or args.num_generations == 1):
+            raise ConfigError(
+                f"Rule '{names[0]}' reads the group of a completion, num_generations={size}, and a process has {rows} "
+                "rows of a batch: it needs whole groups of 2 or more. Change the batch or num_generations."
+            )
+
+
 def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
     """Return the reward function or reward model behind a guard; another module is returned as it is."""
     if isinstance(function, CompletionScorer):

@@ -37,7 +37,14 @@ from trl_ext.trainers.grpo.generation import can_log_images, check_generated, ge
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.reward_models import with_scorers
-from trl_ext.trainers.grpo.rewards import RewardCalls, check_weights, per_rule, start_scoring, total_rewards
+from trl_ext.trainers.grpo.rewards import (
+    RewardCalls,
+    check_groups,
+    check_weights,
+    per_rule,
+    start_scoring,
+    total_rewards,
+)
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
@@ -92,6 +99,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
+        check_groups(self.given_rewards, args)
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         drawing = check_curriculum(args) if self.memory_kind == "grpo" else None

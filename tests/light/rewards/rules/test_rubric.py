@@ -7,7 +7,7 @@ import pytest
 
 from tests.chat_server import ChatServer, shown
 from trl_ext.errors import ConfigError, RuleError
-from trl_ext.rewards import Rubric, RuleSet
+from trl_ext.rewards import Rubric, RuleSet, audit
 from trl_ext.rewards.config import build_rules
 from trl_ext.rewards.rules import async_rule
 
@@ -215,3 +215,15 @@ def test_fields_that_cannot_work_are_told(subtests):
 def test_a_rubric_is_written_to_yaml_and_read_again():
     rules = RuleSet([rubric(calls="each", rubric="Strictly."), rubric("rubrics", name="own")])
     assert RuleSet.from_dict(rules.to_dict()) == rules
+
+
+def test_an_audit_names_the_criteria_that_separate_nothing():
+    SERVER.answers(reads)
+    criteria = ["Says please.", {"criterion": "Says thanks.", "points": 1}, {"criterion": "Shouts.", "points": -1}]
+    rows = [{"prompt": f"p{n}", "best": f"Answer {n}, please{', thanks' * (n % 2)}."} for n in range(4)]
+    report = audit(RuleSet([rubric(criteria, reference="best")]), rows)
+    assert report.rules[0].idle_criteria == {"Says please.": True, "Shouts.": False} and not report.ok
+    assert "rubric, criterion 'Says please.': every answer that was judged meets it" in str(report)
+    assert "rubric, criterion 'Shouts.': no answer that was judged meets it" in str(report)
+    with pytest.raises(ConfigError, match="cannot name which completion would be right"):
+        audit(RuleSet([rubric(criteria)]), rows)

@@ -1,0 +1,122 @@
+"""Have a judge compare the completions of a group: two at a time, or all of them in one order."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, ClassVar
+
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
+from trl_ext.rewards.rules.async_rule import AsyncRule
+from trl_ext.rewards.rules.judge import Judge
+from trl_ext.rewards.text.prose import is_blank, text_part
+
+_OTHER = "the other completion"  # the column in which the row of a pair has it
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(Judge):
+    """The share of the group's other completions that this one beats; one that is as good counts a half.
+
+    Equal texts are as good as each other, and a completion without others is 0.5. One that is blank or too long is not
+    shown, and loses to all. An order or a pair without a readable reply is lost by all of its completions, which are
+    `no_score` where they have no other; all else is as of `judge`.
+
+    Args:
+        method: "pairs" asks about two completions at a time, in both orders; "rank" shows all of them, and asks for
+            their order.
+        opponents: With "pairs", the number of others that each meets, even: those next to it in a ring, in which all
+            stand by a digest of their text. 0: all others.
+    """
+
+    given: ClassVar[frozenset[str]] = Judge.given | {"answers"}
+    reads_group: ClassVar[bool] = True
+    judges_correctness: ClassVar[bool] = False
+
+    method: str = "pairs"
+    opponents: int = 0
+    against: str = field(default=_OTHER, init=False)
+    scores: tuple[float, float] = field(default=(0.0, 1.0), init=False)
+    choices: None = field(default=None, init=False)
+
+    def check(self) -> None:
+        check_choice(self, "method", self.method, ("pairs", "rank"))
+        check_whole(self, "opponents", self.opponents)
+        if self.opponents % 2 or (self.opponents and self.method == "rank"):
+            self._refuse(f"opponents is {self.opponents}. Give an even number, and none with method rank.")
+        Judge.check(self)
+
+    @property
+    def _mode(self) -> str:
+        return "pair" if self.method == "pairs" else "rank"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for name in Judge.columns.fget(self) if name != _OTHER)  # type: ignore[attr-defined]
+
+    def unread(self, columns: Mapping[str, Any]) -> str:
+        return Judge.unread(self, {_OTHER: "-", **columns})
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        return AsyncRule.cache_key(self, row)
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        at_once = self._verdict_at_once(row)
+        if at_once or self.method == "rank":
+            return at_once or await Judge.score(self, row)
+        texts = self._texts(row)
+        own, near = texts.index(text_part(row.text, self.where)), self.opponents // 2
+        all_meet = not near or 2 * near >= len(texts) - 1
+        steps = range(1, len(texts)) if all_meet else [step for step in range(-near, near + 1) if step]
+        met = [texts[(own + step) % len(texts)] for step in steps]
+        pairs = (replace(row, group=(), columns={**row.columns, _OTHER: text}) for text in met)
+        verdicts = await asyncio.gather(*(Judge.score(self, pair) for pair in pairs))
+        if all(verdict.status != "ok" for verdict in verdicts):
+            return next((verdict for verdict in verdicts if verdict.status == "refused"), verdicts[0])
+        results = {text: verdict.value or 0.0 for text, verdict in zip(met, verdicts, strict=True)}
+        told = ", ".join(f"{value:.3g}" for value in results.values())
+        return Verdict(self._share(row, results), "ok", f"against {len(met)} others: {told}")
+
+    def _is_shown(self, text: str) -> bool:
+        return len(text) <= self.max_chars and not is_blank(text)
+
+    def _texts(self, row: Row) -> list[str]:
+        """The group's different texts that are shown, in an order that is the same for all of its rows."""
+        texts = {text_part(one.text, self.where) for one in (row, *row.group)}
+        return sorted(
+            filter(self._is_shown, texts), key=lambda text: hashlib.blake2b(text.encode("utf-8", "replace")).digest()
+        )
+
+    def _share(self, row: Row, results: Mapping[str, float]) -> float:
+        """The mean result against the others, given by their text; those that met nobody are left out."""
+        known = {text_part(row.text, self.where): 0.5, **results}
+        others = (text_part(one.text, self.where) for one in row.group)
+        return fmean(known.get(text, 1.0) for text in others if text in known or not self._is_shown(text))
+
+    def _verdict_at_once(self, row: Row) -> Verdict | None:
+        at_once = Judge._verdict_at_once(self, row)
+        if at_once or _OTHER in row.columns:
+            return at_once
+        if not row.group:
+            return Verdict(0.5, "ok", "alone in its group")
+        return None if len(self._texts(row)) > 1 else Verdict(self._share(row, {}), "ok", "no other is to be judged")
+
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Callable[[Any], Any]]]:
+        if self.method == "pairs":
+            return Judge._shown(self, row, {**given, _OTHER: row.columns[_OTHER]})
+        texts = self._texts(row)
+        return [({"answers": texts}, partial(self._in_order, row, texts))]
+
+    def _in_order(self, row: Row, texts: list[str], said: Any) -> float | None:
+        """The value of a row by an order such as "2 > 1 = 3"; None where it leaves one out."""
+        ranks = {number.strip(): rank for rank, same in enumerate(str(said).split(">")) for number in same.split("=")}
+        numbers = [str(number) for number in range(1, len(texts) + 1)]
+        if sorted(numbers) != sorted(number.strip() for number in re.split("[>=]", str(said))):
+            return None
+        own = ranks[numbers[texts.index(text_part(row.text, self.where))]]
+        places = (ranks[number] for number in numbers)
+        results = {text: (own < place) + (own == place) / 2 for text, place in zip(texts, places, strict=True)}
+        return self._share(row, results)

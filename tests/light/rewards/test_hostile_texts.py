@@ -177,7 +177,7 @@ GOLDS = (
 CALLS = ({"input": "1", "output": "1"},)
 # The fields of each rule, several where they change what is read, and the columns that it reads.
 MADE: dict[str, tuple[list[dict], dict]] = {
-    "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"where": "after_think"}], {"answer": GOLDS}),
+    "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"kind": "qa"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
     "compare": ([{"model": "m"}], {}),
     "cosine": ([{"max_len": 9, "unit": unit} for unit in ("chars", "words", "tokens")], {}),

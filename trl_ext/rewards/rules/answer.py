@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
+from trl_ext.rewards.text.open_answers import accepted, judge_open
+from trl_ext.rewards.text.prompt import prompt_text
 from trl_ext.rewards.text.prose import normalized
 from trl_ext.rewards.text.reader import AnswerReading, stated
 from trl_ext.rewards.text.visible import visible
@@ -33,7 +36,10 @@ class Answer(Rule):
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
             list of them, each of which is right.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
-            punctuation, "choice" letters A to J (`choices`).
+            punctuation, "choice" letters A to J (`choices`), "qa" answers to open questions (`open_answers`), whose
+            gold may be a mapping with `value` and `aliases`.
+        match: For "qa": "contains" pays a sentence that holds an accepted answer, "exact" an answer with no other
+            words (SQuAD's exact match), "f1" the words in common, by SQuAD's F1.
         where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
             without think tags); "all" reads the whole completion.
 
@@ -48,9 +54,13 @@ class Answer(Rule):
     gold: str = "answer"
     kind: str = "number"
     where: str = "after_think"
+    match: str = "contains"
 
     def check(self) -> None:
-        check_choice(self, "kind", self.kind, tuple(_READERS))
+        check_choice(self, "kind", self.kind, (*_READERS, "qa"))
+        check_choice(self, "match", self.match, ("contains", "exact", "f1"))
+        if self.kind != "qa" and self.match != "contains":
+            raise RuleError(f"Rule '{self.name}': match is for kind: qa, and kind is '{self.kind}'. Leave one out.")
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_column(self, "gold", self.gold)
 
@@ -60,15 +70,20 @@ class Answer(Rule):
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
         """Return the (first) gold's own text, announced; None for a blank one, neither text nor a number."""
-        gold = next(iter(golds_of(columns[self.gold]) or ()), "").strip()
+        gold = next(iter(self._golds(columns[self.gold]) or ()), "").strip()
         return announced(gold, self.kind) if gold else None
 
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.gold]
-        golds = golds_of(cell)
+        golds = self._golds(cell)
         if golds is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
+        if self.kind == "qa":
+            return judge_open(visible(row.text, self.where), golds, prompt_text(row.prompt, last=True), self.match)
         return best(self._against(gold, row) for gold in golds)
+
+    def _golds(self, cell: Any) -> list[str] | None:
+        return accepted(cell) if self.kind == "qa" else golds_of(cell)
 
     def _against(self, text: str, row: Row) -> Verdict:
         """Judge the row by one of its accepted golds."""
@@ -100,7 +115,7 @@ def announced(gold: str, kind: str) -> str:
         >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
         ('The answer is 18', '<answer>$18$</answer>', 'B) Paris')
     """
-    found = stated(gold, kind, trusted=True)
+    found = None if kind == "qa" else stated(gold, kind, trusted=True)
     content = found.contents[-1] if found and found.contents else gold
     if found is not None and not found.encloses:
         return f"The answer is {content}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
@@ -61,6 +62,7 @@ class Code(Rule):
         base_url: Address of Piston (".../api/v2") or SandboxFusion.
         api_key_env: Environment variable with the service's key.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
+        numpy: True lets code and tests import the NumPy that is installed here, and no other package.
         cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Code
             that sleeps may take five times as many seconds.
         memory_mib: Largest address space of the process, in MiB.
@@ -90,6 +92,7 @@ class Code(Rule):
     base_url: str | None = None
     api_key_env: str | None = None
     require: str = "L1"
+    numpy: bool = False
     cpu_s: float = 2.0
     memory_mib: int = 512
     output_kib: int = 64
@@ -107,16 +110,18 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': setup is for mode 'asserts'. Leave it out.")
         if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
-        for key in ("partial", "unclosed_fence"):
+        for key in ("partial", "unclosed_fence", "numpy"):
             check_flag(self, key, getattr(self, key))
         check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
         check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
-        check_whole(self, "memory_mib", self.memory_mib, 64)
+        check_whole(self, "memory_mib", self.memory_mib, 256 if self.numpy else 64)  # NumPy takes 110 itself.
         check_whole(self, "output_kib", self.output_kib, 1)
         if self.sandbox != "local":
             self._check_remote()
         elif self.base_url is not None or self.api_key_env is not None:
             raise RuleError(f"Rule '{self.name}': base_url and api_key_env are for sandboxes elsewhere. Give sandbox.")
+        if self.numpy and importlib.util.find_spec("numpy") is None:
+            raise RuleError(f"Rule '{self.name}': numpy is true, and NumPy is not installed. Run pip install numpy.")
         self.check_level()
 
     def _check_remote(self) -> None:
@@ -124,8 +129,8 @@ class Code(Rule):
         where = f"Rule '{self.name}': sandbox is '{self.sandbox}'"
         if self.mode == "asserts":
             raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
-        if self.require != "L1":
-            raise RuleError(f"{where}, and require is for the local one. Leave it out.")
+        if self.require != "L1" or self.numpy:
+            raise RuleError(f"{where}, and require and numpy are for the local one. Leave them out.")
         if (self.sandbox == "e2b") == (self.base_url is not None):
             raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it to all but e2b.")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
@@ -151,13 +156,8 @@ class Code(Rule):
         return f"{fence}python\n{program}\n{fence}"
 
     def cache_key(self, row: Row) -> Hashable:
-        tests = cases.cell_text(row.columns[self.tests])
-        return (
-            tests,
-            self._entry_point(row),
-            self._setup(row),
-            python_answer(after_think(row.text), self.unclosed_fence),
-        )
+        code = python_answer(after_think(row.text), self.unclosed_fence)
+        return cases.cell_text(row.columns[self.tests]), self._entry_point(row), self._setup(row), code
 
     def score(self, row: Row) -> Verdict:
         try:
@@ -186,7 +186,7 @@ class Code(Rule):
         if self.sandbox != "local":
             return
         try:
-            level, trouble = api.sandbox_level()
+            level, trouble = api.sandbox_level(site=self._limits.site)
         except api.SandboxTrouble as error:
             raise RuleError(f"Rule '{self.name}': {error}. It needs Linux 5.3 or later.") from error
         if level < _LEVELS.index(self.require):
@@ -216,16 +216,17 @@ class Code(Rule):
 
     @property
     def _limits(self) -> api.JobLimits:
-        return api.JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
+        found = importlib.util.find_spec("numpy") if self.numpy else None
+        site = str(Path(found.origin).parents[1]) if found and found.origin else ""
+        return api.JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib, site)
 
     def _cases(self, source: bytes, found: cases.Cases) -> Verdict:
         """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
             source = cases.calling(source, found.function)
-        run: Callable[[bytes, bytes, api.JobLimits], api.Outcome] = api.run_program
-        if self.sandbox != "local":
-            run = RemoteSandbox(self.sandbox, self.base_url, self.api_key_env).run
+        remote = RemoteSandbox(self.sandbox, self.base_url, self.api_key_env)
+        run: Callable[..., api.Outcome] = api.run_program if self.sandbox == "local" else remote.run
         for index, case in enumerate(found.cases):
             outcome = run(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
             reason = self._ending(outcome) or self._wrong(outcome, case, found.function is not None)

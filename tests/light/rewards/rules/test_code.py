@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 
+from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.sandbox import api
 from trl_ext.rewards.isolation.sandbox.cases import (
     Case,
@@ -28,7 +29,7 @@ from trl_ext.rewards.text.visible import after_think
 
 @pytest.fixture(autouse=True)
 def any_level(monkeypatch):
-    monkeypatch.setattr(api, "sandbox_level", lambda: (2, ""))
+    monkeypatch.setattr(api, "sandbox_level", lambda **_: (2, ""))
 
 
 def test_the_last_closed_python_block_behind_the_thinking_is_the_code(subtests):
@@ -364,6 +365,12 @@ def test_equal_code_and_tests_share_a_verdict():
 @pytest.mark.parametrize("output", [b"", b"[1]", b"null", b"[1, 2]", b'["x", "", false]', b"\xff", b"{}"])
 def test_a_report_that_is_none_passes_no_test(output):
     assert read_report(output)[0] == 0
+
+
+def test_numpy_has_to_be_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RuleError, match="numpy is true, and NumPy is not installed"):
+        Code(numpy=True)
 
 
 def test_columns_are_the_tests_and_the_entry_point():

@@ -42,7 +42,9 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "at least 0.1": [{"cpu_s": 0}, {"cpu_s": "2"}],
             "at least 64": [{"memory_mib": 10}],
             "at least 1": [{"output_kib": 0}],
-            "true or false": [{"partial": "yes"}, {"unclosed_fence": 1}],
+            "true or false": [{"partial": "yes"}, {"unclosed_fence": 1}, {"numpy": "1.26"}],
+            "at least 256": [{"numpy": True, "memory_mib": 128}],
+            "Leave them out": [{"sandbox": "e2b", "numpy": True}],
             "compare is 'floats'": [{"compare": "floats"}],
             "from 0 to below 1": [{"tolerance": 1}],
             "setup is for mode 'asserts'": [{"setup": "prompt"}],
@@ -52,7 +54,7 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "base_url is None": [{"sandbox": "piston"}],
             "Give it to all but e2b": [{"sandbox": "e2b", **URL}],
             "would take the expected values there": [{"sandbox": "piston", **URL, "mode": "asserts"}],
-            "require is for the local one": [{"sandbox": "piston", **URL, "require": "L2"}],
+            "require and numpy are for the local one": [{"sandbox": "piston", **URL, "require": "L2"}],
             "variable 'NO_SUCH_KEY' is not set": [{"sandbox": "piston", **URL, "api_key_env": "NO_SUCH_KEY"}],
         },
     ),
@@ -147,7 +149,7 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
     [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] is Procedural)) for one in REFUSED],  # a long import
 )
 def test_fields_that_cannot_work_are_refused(kind, refused, subtests, monkeypatch):
-    monkeypatch.setattr(api, "sandbox_level", lambda: (2, ""))
+    monkeypatch.setattr(api, "sandbox_level", lambda **_: (2, ""))
     if kind is Math:
         pytest.importorskip("math_verify")
     if kind is Procedural:

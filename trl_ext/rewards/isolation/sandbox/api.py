@@ -6,9 +6,8 @@
     2      and users, processes, network, mounts and shared memory of its own (namespaces)
 
 The highest level that works on the machine is found by trying, logged once, and kept. Jobs run in forks of a server
-process (`server`); each thread that runs a job at the same time as others uses a server of its own. As many jobs
-compute at a time as there are processors to spare; one that sleeps lets the next begin. Linux 5.3 or later, 5.13 for
-level 1.
+process (`server`), one at a time in each. As many jobs compute at a time as there are processors to spare; one that
+sleeps lets the next begin. Linux 5.3 or later; level 1 needs 5.13.
 """
 
 import atexit
@@ -40,9 +39,9 @@ def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHE
     return _run(roles, [source, job], limits, at_most)
 
 
-def sandbox_level(at_most: int = HIGHEST_LEVEL) -> tuple[int, str]:
+def sandbox_level(at_most: int = HIGHEST_LEVEL, site: str = "") -> tuple[int, str]:
     """The level that this machine gives, and what the next one lacks. Starts a server on the first call."""
-    with _borrowed(at_most) as server:
+    with _borrowed(at_most, site) as server:
         return server.level, server.trouble
 
 
@@ -50,7 +49,7 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
     for _ in range(2):
         with ExitStack() as turn:
             turn.enter_context(_computing)
-            with _borrowed(at_most) as server:
+            with _borrowed(at_most, limits.site) as server:
                 try:
                     return server.run(roles, contents, limits, on_sleep=turn.close)
                 except ConnectionError as error:
@@ -62,9 +61,9 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
 
 
 @contextmanager
-def _borrowed(at_most: int) -> Iterator[ServerProcess]:
+def _borrowed(at_most: int, site: str) -> Iterator[ServerProcess]:
     """Take an idle server, or a new one, and give it back unless it is lost or the job raised."""
-    server = _take(at_most)
+    server = _take(at_most, site)
     try:
         yield server
     except BaseException:
@@ -82,17 +81,17 @@ _computing = threading.Semaphore(default_workers())
 _logged = False
 
 
-def _take(at_most: int) -> ServerProcess:
+def _take(at_most: int, site: str) -> ServerProcess:
     global _logged
     with _lock:
         for server in reversed(_idle):  # The one whose memory is in use.
-            if server.at_most == at_most:
+            if server.kind == (at_most, site):
                 _idle.remove(server)
                 return server
     if sys.platform != "linux":
         raise SandboxTrouble(f"The sandbox does not start on {sys.platform}")
     try:
-        server = ServerProcess(at_most)
+        server = ServerProcess(at_most, site)
     except OSError as error:
         raise SandboxTrouble(f"The sandbox does not start: {error}") from error
     if not _logged:

@@ -129,7 +129,7 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
         calls, function = _kind_of(cell, entry_point)
     else:
         raise _unreadable("stdio", cell)
-    if not _is_filled(inputs) or not _is_filled(outputs) or len(inputs) != len(outputs):
+    if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs) > 0):
         raise _unreadable("stdio", cell)
     if not calls:
         inputs, outputs = (
@@ -193,7 +193,7 @@ arguments = [
     if isinstance(argument, dict) and all(key.lstrip("-").isdecimal() for key in argument) else argument
     for argument in arguments
 ]
-sys.stdout.write("\\n" + json.dumps(getattr(owner, {name})(*arguments)) + "\\n")
+sys.stdout.write("\\n" + json.dumps(getattr(owner, {name})(*arguments), default=lambda value: value.tolist()) + "\\n")
 """
 _STARS = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator builtins "
@@ -363,12 +363,8 @@ def _unpacked(text: str) -> str:
     return texts[0]
 
 
-def _is_filled(values: Any) -> bool:
-    return isinstance(values, list) and bool(values)
-
-
 def _texts(values: Any) -> bool:
-    return _is_filled(values) and all(isinstance(value, str) for value in values)
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
 
 
 def _unreadable(mode: str, cell: Any) -> UnreadableTests:

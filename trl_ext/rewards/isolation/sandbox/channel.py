@@ -14,6 +14,7 @@ import json
 import operator
 import os
 import struct
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -297,6 +298,9 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
         return [kind.__name__, value.hex()]
     if kind is complex:
         return ["complex", [value.real, value.imag]]
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        plain = encode(value.tolist(), export)
+        return ["array", [value.dtype.str, plain]] if kind.__name__ == "ndarray" else plain
     if kind is range:
         return ["range", [hex(bound) for bound in (value.start, value.stop, value.step)]]
     return export(value)
@@ -315,6 +319,8 @@ def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
     if tag in ("dict", "counter"):
         pairs = {decode(key, bring): decode(item, bring) for key, item in content}
         return Counter(pairs) if tag == "counter" else pairs
+    if tag == "array":
+        return sys.modules["numpy"].array(decode(content[1], bring), content[0])
     if tag in _BUILD_MANY:
         return _BUILD_MANY[tag](decode(item, bring) for item in content)
     if tag in _BUILD:

@@ -42,6 +42,7 @@ class JobLimits:
     cpu_s: float
     memory_mib: int
     output_bytes: int
+    site: str = ""  # the folder in which NumPy lies, for programs that may import it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Outcome:
 class ServerProcess:
     """A server process and the socket to it. One thread at a time."""
 
-    def __init__(self, at_most: int) -> None:
-        self.at_most, self.owner = at_most, os.getpid()
+    def __init__(self, at_most: int, site: str) -> None:
+        self.kind, self.owner = (at_most, site), os.getpid()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = _start(theirs.fileno(), at_most)
+            self.process = _start(theirs.fileno(), at_most, site)
         hello = self._receive(_START_S)
         self.level, self.trouble = int(hello["level"]), str(hello["trouble"])
         self.folder = str(hello["folder"])
@@ -80,7 +81,9 @@ class ServerProcess:
         """
         wall_s = limits.cpu_s * WALL_PER_CPU
         job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
-        with _Descriptors() as kept, _Descriptors() as given:
+        kept: list[int] = []
+        given: list[int] = []
+        try:
             for content in contents:  # Each in a file without a name, open at its start.
                 given.append(os.memfd_create("job"))
                 with open(given[-1], "wb", closefd=False) as file:
@@ -91,8 +94,12 @@ class ServerProcess:
                 given.append(writing)
             given += [side.detach() for side in socket.socketpair()]
             socket.send_fds(self.control, [json.dumps(job).encode()], given)
-            given.close()
+            while given:
+                os.close(given.pop())
             return self._follow(kept, limits.output_bytes, time.monotonic() + _CROWDED * wall_s + _GRACE_S, on_sleep)
+        finally:
+            for number in kept + given:
+                os.close(number)
 
     def _follow(self, kept: Sequence[int], most: int, deadline: float, on_sleep: Callable[[], Any]) -> Outcome:
         """Collect output until the reply; what is more than `most` bytes ends the job."""
@@ -149,26 +156,15 @@ class ServerProcess:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class _Descriptors(list[int]):
-    """Descriptors that are closed together."""
-
-    def __enter__(self) -> "_Descriptors":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        while self:
-            os.close(self.pop())
-
-
-def _start(control: int, at_most: int) -> subprocess.Popen[bytes]:
+def _start(control: int, at_most: int, site: str) -> subprocess.Popen[bytes]:
     """A clean interpreter: no site packages, no user's settings, nothing inherited but the socket."""
     # Sets of text iterate in an order that depends on the hash seed; same code, same verdict.
-    environment = {"PYTHONHASHSEED": "0"} | {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
+    # One thread: NumPy's would take address space from each program, and bar the server from its namespaces.
+    environment = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment |= {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
     root = str(Path(__file__).parents[3])
-    command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _START, root, str(control), str(at_most)]
+    command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _START, root]
+    command += [str(control), str(at_most), site]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import sysconfig
+from collections.abc import Sequence
 
 from trl_ext.rewards.isolation.kernel import call
 
@@ -28,8 +29,8 @@ def version() -> int:
     return call("syscall", _CREATE, None, 0, _VERSION_FLAG)
 
 
-def open_rules() -> int:
-    """A descriptor of the rule set, to be made once and used by many processes."""
+def open_rules(packages: Sequence[str] = ()) -> int:
+    """A descriptor of the rule set, made once for many processes; what lies in `packages` is readable, too."""
     abi = version()
     # Fields: rights over files, over ports (from 4: bind and connect), scopes (from 6: abstract sockets, signals).
     fields = [(1 << _FILE_RIGHTS.get(abi, _FILE_RIGHTS_NEWEST)) - 1] + [3] * (abi >= 4) + [3] * (abi >= 6)
@@ -38,7 +39,7 @@ def open_rules() -> int:
     # Python's own library, less what pip installed where that lies elsewhere, and what its modules link to.
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
     linked = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-    for path in (*sorted(filter(None, standard)), os.path.join(sys.base_prefix, "lib"), *linked):
+    for path in (*sorted(filter(None, standard)), os.path.join(sys.base_prefix, "lib"), *linked, *packages):
         _allow(rules, path, _READ | _READ_DIR if os.path.isdir(path) else _READ)
     for path in ("/dev/null", "/dev/zero", "/dev/urandom"):
         _allow(rules, path, _READ | _WRITE * (path == "/dev/null"))

@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,13 +41,14 @@ _PRELOADED = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys textwrap typing"
 ).split()
+_NUMPY = "numpy numpy.random numpy.fft numpy.linalg numpy.polynomial".split()
 
 
 class Server:
     """Serves jobs on a SEQPACKET socket, one job or reply a message, until its other end closes."""
 
-    def __init__(self, control: socket.socket, at_most: int) -> None:
-        self.control = control
+    def __init__(self, control: socket.socket, at_most: int, packages: Sequence[str]) -> None:
+        self.control, self.packages = control, packages
         self.rules = -1
         self.folder = ""
         self.level, self.trouble = self._enter(at_most)
@@ -64,7 +66,7 @@ class Server:
         if level >= 1 and (refused := trouble_in_fork(_try_sandbox)):
             level, trouble = 0, refused
         if level >= 1:
-            self.rules = open_rules()
+            self.rules = open_rules(self.packages)
             os.chdir("/")
         else:
             self.folder = tempfile.mkdtemp(prefix="sandbox-")
@@ -253,12 +255,17 @@ def trouble_in_fork(attempt: Any) -> str:
 
 
 def main() -> None:
-    """`python -c ... SOCKET AT_MOST`: serve on an inherited socket."""
+    """`python -c ... SOCKET AT_MOST SITE`: serve on an inherited socket; NumPy lies in SITE, or is left out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; its end ends this one.
-    for name in _PRELOADED:
+    site = sys.argv[3]
+    sys.path.append(site)
+    for name in _PRELOADED + _NUMPY * bool(site):
         importlib.import_module(name)
+    sys.path.pop()  # What else lies there is not for programs.
+    if site:
+        sys.modules["numpy"].random.seed(0)  # Same code, same verdict, as with `random`.
     die_first()
     control = socket.socket(fileno=int(sys.argv[1]))
-    server = Server(control, int(sys.argv[2]))
+    server = Server(control, int(sys.argv[2]), [f"{site}/numpy", f"{site}/numpy.libs"] if site else [])
     gc.freeze()
     server.serve()

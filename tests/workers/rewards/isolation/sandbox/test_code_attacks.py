@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+import numpy
 import pytest
 
 from trl_ext.rewards.isolation.sandbox import api as sandbox
@@ -16,6 +18,7 @@ from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.code import Code
 
 SECRET = "expected-7394512"
+SITE = str(Path(numpy.__file__).parents[1])
 STDIO = [{"input": "7", "output": f"{SECRET}\n1\n2"}]
 CALLS = ["assert f(7) == 'expected-7394512'", "assert f(8) == [1, 2]"]
 RESULTS = {"fn_name": "f", "inputs": [[7], [8]], "outputs": [SECRET, [1, 2]]}
@@ -209,6 +212,51 @@ def test_the_sandbox_forbids(deed, level, listener, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "there").read_text() == "secret"
 
 
+SHUT_WITH_NUMPY = SHUT | {
+    "read by NumPy": "numpy.fromfile('{folder}/there', numpy.uint8)",
+    "map by NumPy": "numpy.memmap('{folder}/there', mode='r')",
+    "write by NumPy": "numpy.zeros(3).tofile('{folder}/written')",
+    "load what it links to": "numpy.ctypeslib.load_library('_C', '{site}/torch')",
+    "another package": "import sys\nsys.path.append('{site}')\nimport packaging",
+    "a file of another package": "open('{site}/packaging/__init__.py').read()",
+    "list the packages": "import os\nos.listdir('{site}')",
+}
+
+
+@pytest.mark.parametrize("deed", SHUT_WITH_NUMPY)
+def test_the_sandbox_forbids_it_with_numpy(deed, listener, tmp_path):
+    needs_level(1)
+    (tmp_path / "there").write_text("secret")
+    code = SHUT_WITH_NUMPY[deed].replace("{port}", str(listener)).replace("{folder}", str(tmp_path))
+    code = code.replace("{pid}", str(os.getpid())).replace("{site}", SITE)
+    limits = sandbox.JobLimits(1.0, 256, 1024, SITE)
+    outcome = sandbox.run_program(f"import numpy\nprint('THERE')\n{code}\nprint('DONE')".encode(), b"", limits)
+    assert outcome.code != 0 and b"DONE" not in outcome.output, outcome
+    assert outcome.ended == "exit" and (b"THERE" in outcome.output or outcome.code < 0), outcome
+    assert os.listdir(tmp_path) == ["there"] and (tmp_path / "there").read_text() == "secret"
+
+
+@pytest.mark.parametrize("trick", EVERYWHERE)
+def test_no_trick_earns_anything_with_numpy(trick):
+    assert judged(EVERYWHERE[trick], "asserts", numpy=True).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        ("x = numpy.ones((600, 600))\nwhile True: x @ x", "cpu"),
+        ("import time\ntime.sleep(60)", "wall"),
+        ("x = []\nwhile True: x.append(numpy.ones(2**17))", "exit"),
+        ("numpy.ones(2**40)", "exit"),
+        ("while True: print(numpy.arange(100))", "output"),
+    ],
+)
+def test_a_limit_holds_with_numpy(code, ended):
+    outcome = sandbox.run_program(f"import numpy\n{code}".encode(), b"", sandbox.JobLimits(CPU_S, 256, 65536, SITE))
+    assert outcome.ended == ended and (ended != "exit" or "Memory" in outcome.note), outcome
+    assert outcome.cpu_s < 2 * CPU_S
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_no_secret_of_the_environment_is_there(level, monkeypatch):
     needs_level(level)
@@ -304,7 +352,7 @@ def test_a_server_that_a_program_kills_costs_the_program_its_reward_and_nobody_e
 
 
 def test_a_level_that_the_machine_lacks_refuses_the_rule(monkeypatch):
-    monkeypatch.setattr("trl_ext.rewards.isolation.sandbox.api.sandbox_level", lambda: (0, "seccomp: no"))
+    monkeypatch.setattr("trl_ext.rewards.isolation.sandbox.api.sandbox_level", lambda **_: (0, "seccomp: no"))
     with pytest.raises(ValueError, match="require is L1, and this machine gives L0 \\(seccomp: no\\)"):
         Code()
     assert Code(require="L0").require == "L0"

@@ -1,12 +1,16 @@
 """Code: right programs pass, wrong ones do not, in both modes and at every level of the sandbox."""
 
 import json
+from pathlib import Path
 
+import numpy
 import pytest
 
+from trl_ext.rewards.isolation.sandbox import api
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.code import Code
 
+SITE = str(Path(numpy.__file__).parents[1])
 SUM = [{"input": "1 2\n", "output": "3\n"}, {"input": "40 2\n", "output": "42\n"}]
 
 
@@ -277,6 +281,48 @@ def test_what_the_tests_import_is_there_and_is_not_of_the_candidates_making():
     assert "numpy" in verdict.detail
     fake = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x):\n    return 0"
     assert asserted(fake, "assert math.isclose(f(1), 0.5)").value == 0.0
+
+
+NUMPY = [
+    ("def f(x):\n    return np.array(x) * 2", "import numpy as np", "assert np.allclose(f([1, 2]), [2, 4])", 1.0),
+    ("def f(x):\n    return np.mean(x)", "import numpy as np", "assert f([1, 2]) == 1.5", 1.0),
+    ("def f(x):\n    return np.eye(2)", "import numpy as np", "assert f(0).shape == (2, 2) and f(0)[1, 1] == 1", 1.0),
+    ("def f(x):\n    return np.array([1j])", "import numpy as np", "assert (f(0) == np.array([1j])).all()", 1.0),
+    ("def f(x):\n    return np.sum(x)", "", "assert f(np.arange(4)) == 6", 1.0),
+    ("def f(x):\n    return np.zeros(2)", "import numpy as np", "assert np.allclose(f([1, 2]), [2, 4])", 0.0),
+    (
+        "class A(np.ndarray):\n    def __eq__(s, o): return np.True_\n    def all(s): return True\n"
+        "def f(x):\n    return np.zeros(2).view(A)",
+        "import numpy as np",
+        "assert (f(1) == np.array([2, 4])).all()",
+        0.0,
+    ),
+    (
+        "np.allclose = lambda *a: True\ndef f(x):\n    return 5",
+        "import numpy as np",
+        "assert np.allclose(f(1), 1)",
+        0.0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "setup", "test", "value"), NUMPY)
+def test_numpy_is_there_on_both_sides_where_it_is_asked_for(code, setup, test, value):
+    columns = {"tests": [test], "setup": setup or "import numpy as np"}
+    row = Row(None, f"```python\nimport numpy as np\n{code}\n```", None, columns)
+    rule = Code(mode="asserts", setup="setup", cpu_s=1.0, numpy=True)
+    assert (rule.score(row).value, rule.score(row).status) == (value, "ok"), rule.score(row)
+
+
+def test_programs_and_calls_use_numpy_and_its_chance_is_the_same_in_every_run():
+    total = "import numpy as np\nprint(np.array(input().split(), int).sum())"
+    assert judged(total, [{"input": "1 2", "output": "3"}], numpy=True).value == 1.0
+    call = {"fn_name": "f", "inputs": [[[3, 1]]], "outputs": [[1, 3]]}
+    assert judged("import numpy as np\ndef f(x):\n    return np.sort(x)", call, numpy=True).value == 1.0
+    assert judged("def f(x):\n    return {1, 3}", call, numpy=True).value == 0.0
+    drawn = b"import numpy\nprint(numpy.random.rand(), numpy.random.randint(100))"
+    limits = api.JobLimits(1.0, 512, 1024, SITE)
+    assert api.run_program(drawn, b"", limits).output == api.run_program(drawn, b"", limits).output != b""
 
 
 def test_partial_gives_the_share_of_tests_passed_and_a_time_limit_ends_the_row():

@@ -20,7 +20,7 @@ _LANGUAGES = (
     ("réponse", r"(?:est|serait)\b(?:\s(?:donc|alors)\b)?", "l['’]option", r"\sest\s(?:la\s)?(?:bonne|correct|juste)",
      r"n['’]est\s(?:donc\s)?pas\b", r"\s(?:est\s(?:fau|incorr)|n['’]est\spas)", r"\b(?:ou(?:\sbien)?|et)\b", "vérifi"),
     ("antwort|lösung", r"(?:ist|lautet|beträgt|wäre)\b(?:\s(?:also|daher|somit)\b)?|(?<=ist\sdie\santwort)", "",
-     r"\sist\s(?:die\s)?(?:richtig|korrekt)", r"(?:nicht|nie(?<!\wnie)|kein\w{0,6})\b", r"\sist\s(?:falsch|nicht)",
+     r"\sist\s(?:die\s)?(?:richtig|korrekt)", r"(?:nicht|nie(?<!\wnie)|kein\w{0,7})\b", r"\sist\s(?:falsch|nicht)",
      r"\b(?:oder|und|bzw)\b\.?", "prüf|wenn|falls"),
     ("respuesta", r"(?:es|sería|será)\b", "opción", r"\ses\s(?:la\s)?(?:correct|respuesta)",
      r"(?:no(?<!\wno)|nunca)\ses\b", r"\s(?:es\s(?:incorrect|fals)|no\ses)", r"[ouye]\s", "verific|comprob"),
@@ -35,7 +35,8 @@ NOUN, _LINK, _OPTION, RIGHT, DENIES, WRONG, OR, _CHECK = (
 )
 NOUNS = ("answer", *NOUN[3:-1].split("|"))
 ASCII_NOUNS = tuple(noun for noun in NOUNS if noun.isascii())
-ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:\s[^\s.,:;!?]{{1,14}}){{0,4}}?\s?(?:[:=\uff1a]|{_LINK})"
+_WORD = r"(?:\s[^\s.,:;!?]{1,14})"
+ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\uff1a]|{_WORD}{{0,4}}?\s?{_LINK})"
 UNLESS = re.compile(rf"{_CHECK}[^\n.:,\uff0c\u3002]{{0,14}}\Z", re.IGNORECASE)
 CHOOSES = (
     rf"(?:option|alternative|{_OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1a]|{_LINK})"  # "the correct option is"

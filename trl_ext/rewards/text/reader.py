@@ -178,11 +178,14 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
         line = without_contrast(line if line.isascii() else ENDS.sub("", line))
         line = _SPELLED.sub(r"\1", line) if "(" in line else line
-        if is_below and kind != "exact" and not has_value(line, kind) and "\n" in text[end:].strip():
-            continue  # A solution of several lines under a heading.
+        follows = is_letter or kind == "exact" or has_value(line, kind)
+        is_heading = is_below and "\n" in text[end:].strip()
+        is_abroad = not is_letter and anchor[:6].lower() not in ("answer", "####", "a:")
+        if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and kind in ("number", "maths")):
+            continue  # It stands before a solution, as "Lösung:" does.
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
             return _denied(anchor)
-        if is_letter or kind == "exact" or has_value(line, kind):
+        if follows:
             return Stated(anchor, (line,))
         behind = _behind_verb(line, kind)
         if behind is not None:
@@ -266,7 +269,7 @@ def _behind_verb(line: str, kind: str) -> str | None:
     sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
     starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT
     ends = [match.end() for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
-    if not ends and kind != "choice" and (sentence[:1].isupper() or not sentence[:1].isascii()):
+    if not ends and kind != "choice" and sentence[:1].isupper():
         # A sentence of its own with one number: "Jane sold it 3 hours ago".
         amounts = [*_ONE_AMOUNT.finditer(sentence)]
         ends = [amounts[0].start()] if len(amounts) == 1 else []

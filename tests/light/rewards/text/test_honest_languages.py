@@ -256,3 +256,28 @@ def test_talk_of_an_answer_in_other_languages_announces_nothing():
     ):
         assert number_of(text) == (1.0, "ok"), text
         assert number_of(text, "7")[0] == 0.0, text
+
+
+SOLUTIONS = (
+    "解答：首先，3*4=12。然后 12+30=42。所以一共42个。",
+    "答：小明原来有12个苹果，又买了30个，所以现在有42个。",
+    "Lösung:\n\n1. 3 * 4 = 12\n2. 12 + 30 = 42\n\nSie hat also 42 Äpfel.",
+    "Lösung: Sie kauft 12 Äpfel.\nDann bekommt sie 30.\nInsgesamt hat sie 42 Äpfel.",
+    "Réponse : Elle achète 12 pommes, puis 30 autres. Elle a donc 42 pommes.",
+    "Respuesta: Primero, 3 * 4 = 12. Luego 12 + 30 = 42. Tiene 42 manzanas.",
+    "La respuesta se obtiene sumando: 12 + 30 = 42.",
+    "Ответ можно найти так: 3 * 4 = 12, и 12 + 30 = 42. Всего 42 яблока.",
+    "Die Antwort ist nicht schwer zu finden: 12 + 30 = 42.",
+    "解答：\n1日に12個、30日で…\n合計は42個です。",
+    "答え：まず、3×4=12です。次に、12+30=42です。よって42個です。",
+    "이 문제의 답은 다음과 같습니다.\n\n12+30=42\n\n따라서 42개입니다.",
+    "Per trovare la risposta sommiamo 12 e 30: il totale è 42.",
+    "Resposta: Primeiro, 3 * 4 = 12. Depois 12 + 30 = 42.",
+)
+
+
+@pytest.mark.parametrize("text", SOLUTIONS)
+def test_a_word_for_answer_that_stands_before_a_solution_announces_nothing(text):
+    row = Row(None, text, None, {"answer": "42"})
+    assert [rule.score(row).value for rule in RULES["number"]] == [1.0, 1.0]
+    assert number_of(text, "12")[0] == 0.0

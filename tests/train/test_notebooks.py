@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from tests.conftest import ROOT
 from tests.multi.warm import warm_python
 from tests.nightly import daily
+from tests.other_python import python_with
 
 # Its kernel is a fresh one: transformers asks at its import whether it is in a notebook.
 WATCHED = "04_ppo.ipynb"
@@ -90,18 +91,28 @@ def hidden(path):
     return {module for module, names in modules if not kept & set(map(canonicalize_name, names))} - {"trl_ext"}
 
 
+def lacking(path):
+    """The packages of the notebook's own line of pip that this environment does not have."""
+    there = {canonicalize_name(name) for names in packages_distributions().values() for name in names}
+    return [name for name in named(first_cell(path))[1] if canonicalize_name(name) not in {*there, "jupyter"}]
+
+
 TODAY = NOTEBOOKS[date.today().toordinal() % 3 :: 3]  # a third, another one each day
 
 
 @pytest.mark.parametrize("path", daily(NOTEBOOKS, *TODAY), ids=lambda path: path.name)
 def test_notebook_runs(path, tmp_path, monkeypatch):
+    absent = lacking(path)
+    python = python_with(absent, "TRL_EXT_OTHER_PYTHON", tmp_path / "venv") if absent else ""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
     kernel = AsyncKernelManager(kernel_name="python3")
-    if path.name != WATCHED:
+    if path.name != WATCHED and not absent:
         kernel.kernel_spec.argv = [str(warm_python()), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (tmp_path / "hide.py").write_text(f"HIDDEN = {hidden(path)}\n{HIDE}")
+    if absent:
+        kernel.kernel_spec.argv[0] = python
+    (tmp_path / "hide.py").write_text(f"HIDDEN = {set() if absent else hidden(path)}\n{HIDE}")
     kernel.kernel_spec.argv += [f"--IPKernelApp.exec_files={tmp_path / 'hide.py'}"]
     try:
         NotebookClient(notebook, km=kernel, timeout=900, resources=where).execute()

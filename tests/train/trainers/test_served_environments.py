@@ -9,6 +9,7 @@ from transformers.utils import get_json_schema
 
 import trl_ext
 from tests import grpo_trainers, tiny, tool_task
+from tests.documents import BLOCKS
 from tests.environment_servers import ADD, EnvClient, Game, GymServer
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, RuleSet
@@ -205,3 +206,19 @@ def test_a_server_that_dies_in_turn_two_costs_the_row_its_floor_and_many_end_the
         RuleError, match=r"On rank 0 the reward 'environment'.*\n.*lost their environment, more than 5%"
     ):
         run(lambda path, number: 503 if number == 3 else None, steps=8)  # the first 20 steps' share is one whole batch
+
+
+def test_the_page_trains_as_printed(server, tmp_path, monkeypatch):
+    """With a tiny model for the printed one, the stand-in's address, and one step."""
+    (block,) = [b for b in BLOCKS if b.page == "docs/running/environments.md" and "GRPOTrainer(" in b.text]
+    text = block.text.replace("http://127.0.0.1:8000", server.url).replace("max_steps=100", "max_steps=1, **few")
+    model, tokenizer = tiny.model("llama", vocab_size=len(tool_task.WORDS)), tool_task.tokenizer()
+    text = text.replace('"Qwen/Qwen2.5-0.5B-Instruct",', "model, processing_class=tokenizer, reward_funcs=")
+    text = text.replace("    GRPOConfig(", "    args=GRPOConfig(").replace("    Dataset", "    train_dataset=Dataset")
+    few = dict(tiny.QUIET_ON_CPU, num_generations=2, per_device_train_batch_size=4, save_strategy="no")
+    monkeypatch.chdir(tmp_path)
+    names = {"model": model, "tokenizer": tokenizer, "few": few}
+    before = len(server.asked)
+    exec(text, names)
+    assert names["trainer"].state.global_step == 1
+    assert {path for path, *_ in server.asked[before:]} >= {"/seed_session", "/verify"}

@@ -219,7 +219,9 @@ def openenv(
 
 def _fields(seen: Any) -> str:
     """An observation's fields as JSON, without OpenEnv's own; a text as it is."""
-    seen = seen.model_dump(exclude={"reward", "metadata"}) if hasattr(seen, "model_dump") else seen
+    seen = seen.model_dump() if hasattr(seen, "model_dump") else seen
+    if isinstance(seen, dict):
+        seen = {name: cell for name, cell in seen.items() if name not in ("reward", "metadata")}
     return seen if isinstance(seen, str) else json.dumps(seen, default=str)
 
 

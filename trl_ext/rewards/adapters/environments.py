@@ -200,9 +200,13 @@ def openenv(
             if self._is_done:
                 return "error: the episode has ended"
             try:
-                result = self._session.step(arguments if isinstance(action, Mapping) else action(**arguments))
-            except Exception as error:
-                if type(error).__name__ == "ValidationError" or "VALIDATION_ERROR" in str(error):  # the model's doing
+                taken = arguments if isinstance(action, Mapping) else action(**arguments)
+            except (TypeError, ValueError) as error:  # which the model's arguments bring about, as below
+                return f"error: {error}"
+            try:
+                result = self._session.step(taken)
+            except RuntimeError as error:
+                if "VALIDATION_ERROR" in str(error):
                     return f"error: {error}"
                 raise
             self.earned[-1] = _number(result.reward or 0.0)

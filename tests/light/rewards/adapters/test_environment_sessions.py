@@ -248,6 +248,37 @@ def test_a_client_that_raises_loses_the_row_and_its_session_is_closed(monkeypatc
     assert not EnvClient.open
 
 
+class Asked:
+    """An action of a package: its own errors are the model's doing, as those that a server finds in an action."""
+
+    @staticmethod
+    def model_json_schema() -> dict:
+        return {**ADD, "properties": {**ADD["properties"], "metadata": {}}, "description": "Add two numbers."}
+
+    def __new__(cls, **arguments: Any) -> Any:
+        if "a" not in arguments:
+            raise ValueError("a is missing")
+        return arguments
+
+
+def test_arguments_that_an_action_or_the_server_refuses_are_the_models(monkeypatch):
+    made = openenv(EnvClient, Asked, "http://127.0.0.1:9", tool="add", reset_with=["level"])()
+    assert list(inspect.signature(made.add).parameters) == ["a", "b"] and made.add.__doc__.startswith(
+        "Add two numbers."
+    )
+    made.reset(level=2)
+    assert made.add(b=1) == "error: a is missing"
+
+    def refuses(self: Any, action: dict) -> None:
+        raise RuntimeError("Server error: Invalid message (code: VALIDATION_ERROR)")
+
+    monkeypatch.setattr(EnvClient, "step", refuses)
+    assert made.add(a="x").startswith("error: Server error: Invalid message") and not made.lost
+    made.reset(level=2)
+    assert not made.lost and made.earned == []
+    made._close()
+
+
 def test_rows_of_other_environments_are_not_scored():
     made = adds()
     rows = [played(made, TWO_TURNS), TWO_TURNS]

@@ -11,13 +11,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import Any, ClassVar
 from urllib import request
 from urllib.error import HTTPError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.adapters.tool_methods import NO_TOOLS, with_tools
+from trl_ext.rewards.adapters.tool_methods import with_tools
 from trl_ext.rewards.isolation.workers.breaker import MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import check_server
 from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
@@ -25,6 +26,7 @@ from trl_ext.rewards.rules.remote import as_responses
 
 logger = logging.getLogger("trl_ext.rewards")
 MOST_LOST = 0.05  # of the rows of 20 steps
+_ADDRESSES = ("seed_session", "verify", "aggregate_metrics", "run", "mcp")  # of NeMo-Gym's servers, that are no tools
 _GONE = "error: the environment is gone"
 
 
@@ -59,7 +61,9 @@ class Environment:
 
     def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return _GONE if self.lost else ask(*arguments)
+            found = _GONE if self.lost else ask(*arguments)
+            # No tokenizer takes a lone surrogate.
+            return found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
         except Exception as error:  # whatever a client raises costs this row, and is counted
             self.lost = f"{type(error).__name__}: {error}"[:300]
             return _GONE
@@ -67,7 +71,8 @@ class Environment:
     def _close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            session.close()
+            with suppress(Exception):  # of a connection that is lost
+                session.close()
 
 
 class EnvironmentReward:
@@ -109,9 +114,9 @@ class EnvironmentReward:
         earned, rewards = iter(environment.earned), []
         for message in (one for one in completion if one["role"] == "assistant"):
             calls = [call["function"] for call in message.get("tool_calls") or () if call["type"] == "function"]
+            calls = [call for call in calls if call["name"] in list(environment.tools)]
             # Those that TRL handed to the environment. It runs none of the last turn that it allows.
-            ours = [one for one in calls if one["name"] in environment.tools and isinstance(one["arguments"], Mapping)]
-            rewards.append(sum(next(earned, 0.0) for _ in ours))
+            rewards.append(sum(next(earned, 0.0) for call in calls if isinstance(call.get("arguments"), Mapping)))
         rewards[-1] += last
         return rewards
 
@@ -135,7 +140,8 @@ def nemo_gym(
 
     def ask(opener: Any, path: str, body: Any = None, refusals: Sequence[int] = ()) -> Any:
         headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {os.environ[api_key_env].strip()}"} if api_key_env else {}
+        # Without a line break, of which an error would show the key.
+        headers |= {"Authorization": f"Bearer {''.join(os.environ[api_key_env].split())}"} if api_key_env else {}
         data = None if body is None else json.dumps(body, default=str).encode()
         return _reply(opener, request.Request(f"{url.rstrip('/')}/{path}", data, headers), timeout_s, refusals)
 
@@ -148,7 +154,7 @@ def nemo_gym(
             reply = ask(self._session, name, arguments, REFUSALS)  # which the model's arguments bring about
             if turn_reward and isinstance(reply, dict) and turn_reward in reply:
                 self.earned[-1] = _number(reply[turn_reward])
-            return reply if isinstance(reply, str) else json.dumps(reply)
+            return reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
 
         def _end(self, prompt: Any, completion: Any) -> float:
             return _number(ask(self._session, "verify", as_responses(prompt, completion) | self._row)["reward"])
@@ -158,7 +164,7 @@ def nemo_gym(
     try:
         page = ask(_opener(), "openapi.json")
         listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
-        names = tools or [name for name in listed if name.isidentifier() and name not in NO_TOOLS]
+        names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
         bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RuleError(f"{url} does not list such tools: {error!r}. Start it, or give the tools' schemas.") from error
@@ -226,7 +232,7 @@ def _fields(seen: Any) -> str:
     seen = seen.model_dump() if hasattr(seen, "model_dump") else seen
     if isinstance(seen, dict):
         seen = {name: cell for name, cell in seen.items() if name not in ("reward", "metadata")}
-    return seen if isinstance(seen, str) else json.dumps(seen, default=str)
+    return seen if isinstance(seen, str) else json.dumps(seen, default=str, ensure_ascii=False)
 
 
 class _Stay(request.HTTPRedirectHandler):

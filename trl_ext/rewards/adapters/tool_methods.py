@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from trl_ext.errors import RuleError
 
-# What TRL calls itself, and what else a NeMo-Gym server has.
-NO_TOOLS = ("reset", "get_reward", "seed_session", "verify", "aggregate_metrics", "run", "mcp")
+_TAKEN = ("reset", "get_reward", "earned", "lost", "tools")  # by TRL and by `Environment`
 _TYPES: dict[Any, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
 _Part = inspect.Parameter
 
@@ -36,7 +35,7 @@ def _method(name: str, about: str, schema: Mapping[str, Any], page: Any) -> Call
     def method(self: Any, /, **arguments: Any) -> str:
         return self._call(name, arguments)
 
-    if not name.isidentifier() or name.startswith("_") or name in NO_TOOLS:
+    if not name.isidentifier() or name.startswith("_") or name in _TAKEN:
         raise ValueError(f"{name!r} is taken, or no name")
     schema = _resolved(schema, page)
     fields, needed = schema.get("properties", {}), schema.get("required", ())

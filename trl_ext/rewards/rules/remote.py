@@ -149,7 +149,7 @@ def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str
         elif text or not made:
             output.append({**said, "content": [{"type": "output_text", "text": text, "annotations": []}]})
         for function in (call["function"] for call in made):
-            arguments = {"name": function["name"], "arguments": json.dumps(function["arguments"])}
+            arguments = {"name": function["name"], "arguments": json.dumps(function.get("arguments"))}
             output.append({"type": "function_call", "call_id": f"call_{next(calls)}", **arguments})
     asked = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     response = {"id": "response", "created_at": 0.0, "model": "policy", "object": "response", "output": output}

@@ -92,6 +92,7 @@ def test_types_of_arguments_are_those_of_the_schema():
     "tools, said",
     [
         ([{"name": "reset"}], "'reset' is taken"),
+        ([{"name": "lost"}], "'lost' is taken"),
         ([{"name": "_secret"}], "'_secret' is taken, or no name"),
         ([{"name": "do it"}], "'do it' is taken, or no name"),
         ([{"name": "go", "parameters": {"properties": {"from": {}}}}], "'from'"),
@@ -190,8 +191,25 @@ def test_an_environment_that_dies_costs_its_row_the_floor(what, where):
         assert len(server.asked) == asked + 3
 
 
+def test_no_call_of_the_model_ends_more_than_itself():
+    """TRL answers a call without arguments, or of a name that is none, by itself."""
+    odd = [{"name": "add"}, {"name": "add", "arguments": "1, 2"}, {"name": ["add"], "arguments": {}}]
+    calls = [{"type": "function", "function": function} for function in odd]
+    with GymServer() as server:
+        made = nemo_gym(server.url)()
+        made.reset(prompt=PROMPT, level=2)
+        assert scored(EnvironmentReward(), (made, [turn(*calls), turn(text="3")])) == [[0.0, 0.2]]
+
+
+def test_what_a_server_says_reaches_the_model_in_its_script_and_the_tokenizer_whole():
+    with GymServer(lambda path, number: b'{"said": "\\u4e2d\\ud800"}' if path == "/add" else None) as server:
+        made = nemo_gym(server.url)()
+        made.reset(prompt=PROMPT, level=2)
+        assert made.add(a=1, b=2) == '{"said": "\u4e2d?"}' and not made.lost
+
+
 def test_a_key_is_sent_and_never_shown(monkeypatch):
-    monkeypatch.setenv("GYM_KEY", "secret-7")
+    monkeypatch.setenv("GYM_KEY", "secret-\n7")
     with GymServer(lambda path, number: 503 if path == "/verify" else None) as server:
         made = nemo_gym(server.url, api_key_env="GYM_KEY")()
         scored(EnvironmentReward(), (made, played(made, TWO_TURNS)))
@@ -243,6 +261,8 @@ def test_a_client_that_raises_loses_the_row_and_its_session_is_closed(monkeypatc
     completion = played(made, TWO_TURNS)
     assert scored(EnvironmentReward(), (made, completion)) == [[0.25, 0.0]]
     monkeypatch.setattr(EnvClient, "step", lambda self, action: 1 / 0)
+    ends = EnvClient.close
+    monkeypatch.setattr(EnvClient, "close", lambda self: [ends(self), 1 / 0])
     completion = played(made, TWO_TURNS)
     assert scored(EnvironmentReward(-0.5), (made, completion)) == [-0.5] and "ZeroDivisionError" in made.lost
     assert not EnvClient.open

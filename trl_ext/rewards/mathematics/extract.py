@@ -24,7 +24,7 @@ from trl_ext.rewards.text.visible import visible
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
-_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])|[\u0400-\u04ff\u3040-\ud7af]")
+_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])|[\xe0-\xf6\u0400-\u04ff\u3040-\ud7af]")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
 _FUNCTION = re.compile(  # in plain text, before its argument
     r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|(?:sin|cos|tan)h|log|exp|theta)"

@@ -19,7 +19,7 @@ from trl_ext.rewards.text.visible import visible
 
 # The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
 _QUOTIENT = re.compile(r"(?<![\d.,])(\d{1,40})\s?/\s?(\d{1,40})(?![\d.,])")
-_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
+_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026\u300c\u300d\u300e\u300f\xab\xbb\u201e"
 
 
 @dataclass(frozen=True, slots=True)

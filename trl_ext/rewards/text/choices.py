@@ -16,17 +16,17 @@ from trl_ext.rewards.text.reader import AnswerReading, stated
 _OPENING = re.compile(LETTER, re.IGNORECASE)
 _ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-J](?![A-Za-z])")
 _SHOWN = re.compile(
-    r"[(\[]([A-J])[)\]]|(?:(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s|选项\s?|\u2705\s?)[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])"
+    r"[(\[]([A-J])[)\]]|(?:(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s|选项\s?)[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])"
 )
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
-_LISTED = re.compile(r"\s*\**([A-J])(?:[.)]|\**\s*\Z)")
+_LISTED = re.compile(r"\s*\**([A-J])(?:[.)\u3002]|\**\s*\Z)")
 _LABELLED = re.compile(r"^[ \t*]{0,9}([A-J])\**(?::|\s-\s)", re.MULTILINE)
 _CONCLUDED = re.compile(
     r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-J]))[*).\s]{0,9}\Z",
     re.IGNORECASE,
 )
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
-_TERM = re.compile(r"[\^_(']|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
+_TERM = re.compile(r"[\^_']|\((?![^\x00-\x7f])|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
 _MAX_DENIALS = 64  # letters that are shown, from the end on, whose denial is looked for
 # "a" and "I" are words as well: a letter only where no small word follows but one that goes on behind an answer.
 _ARTICLE = re.compile(r"\s+(?!(?:because|since|as|and|or|which|is|was|with|for|but|not|rather)\b)[a-z]")
@@ -47,8 +47,7 @@ def read_choice(text: str) -> AnswerReading:
     readings = [letter_of(content) for content in found.contents]
     if len({reading.value for reading in readings}) > 1:
         return AnswerReading(None, "conflict", f"'{found.anchor}': several letters")
-    value, status, detail = readings[-1].value, readings[-1].status, readings[-1].detail
-    return AnswerReading(value, status, f"'{found.anchor}': {detail}")
+    return AnswerReading(readings[-1].value, readings[-1].status, f"'{found.anchor}': {readings[-1].detail}")
 
 
 def letter_of(content: str) -> AnswerReading:

@@ -56,8 +56,8 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 _HINTS = (
     "not", "nor", "no l", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ",
     "far from", "opposite", "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible",
-    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了",
-    "nicht", "nie", "kein", "pas", "no es", "nunca", "non", "não", "не",
+    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "nie ", "kein", "n'est",
+    "n\u2019est", "pense pas", "no es", "no puede", "no creo", "nunca", "non è", "não", "не",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def denied_before(text: str, end: int) -> bool:
     lowered = before.lower()
     if not any(hint in lowered for hint in _HINTS):
         return False
-    return _DIRECT.search(before) is not None or _CLAIM.search(before) is not None
+    return _DIRECT.search(before, max(0, len(before) - 100)) is not None or _CLAIM.search(before) is not None
 
 
 def denied_behind(text: str, start: int) -> bool:

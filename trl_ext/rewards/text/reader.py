@@ -55,7 +55,7 @@ _CHOSEN = re.compile(
     r"|(?:go(?:ing)?\swith|opt\sfor|je\schoisis|ich\swähle|elijo|scelgo|escolho)\b)",
     re.IGNORECASE,
 )
-_CHOSEN_ABROAD = re.compile(rf"{_CHOSEN.pattern}|{CHOOSES}|(?<!不)选(?:择|\uff1a)?", re.IGNORECASE)
+_CHOSEN_ABROAD = re.compile(rf"{_CHOSEN.pattern}|{CHOOSES}|(?<!不)选(?:择|\uff1a)?|\u2705", re.IGNORECASE)
 _OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + LETTER, re.IGNORECASE)
 _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
@@ -145,7 +145,7 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
     if not enclosed.contents:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is not closed")
     if not trusted and (denied_before(text, enclosed.start) or denied_behind(text, enclosed.end)):
-        return _denied(anchor)
+        return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
     filled = tuple(dict.fromkeys(content for content in enclosed.contents if not _BLANK.fullmatch(content)))
     if not filled:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
@@ -160,10 +160,6 @@ def _inner(content: str, kind: str) -> str:
     if found is not None:
         return found.contents[0] if found.contents else "?"
     return content if has_value(content, kind) else _behind_verb(content, kind) or content
-
-
-def _denied(anchor: str) -> Stated:
-    return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
 
 
 def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Stated | None:
@@ -184,7 +180,7 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
         if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and kind in ("number", "maths")):
             continue  # It stands before a solution, as "Lösung:" does.
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
-            return _denied(anchor)
+            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
         if follows:
             return Stated(anchor, (line,))
         behind = _behind_verb(line, kind)
@@ -205,7 +201,7 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
     lowered = text.lower()
     if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
         lowered = text
-    for noun in ASCII_NOUNS if lowered.isascii() else NOUNS:
+    for noun in [one for one in (ASCII_NOUNS if lowered.isascii() else NOUNS) if lowered.find(one, start) >= 0]:
         for place in _backwards(lowered, noun, start):
             match = _PHRASE.match(text, place)
             if match and not (_SPEAKS_OF if noun == "answer" else UNLESS).search(text[max(0, place - 40) : place]):
@@ -224,7 +220,7 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
         ):
             yield place + 2, place, "A:", None
     if kind == "choice":
-        chosen = _CHOSEN if text.isascii() and "option" not in lowered else _CHOSEN_ABROAD
+        chosen = _CHOSEN_ABROAD if not text.isascii() or "option" in lowered or "alternativa" in lowered else _CHOSEN
         for match in [*chosen.finditer(text, start)][-_MAX_PHRASES:]:
             if _OPENING_LETTER.match(text, match.end()):
                 yield match.end(), match.start(), match[0], None

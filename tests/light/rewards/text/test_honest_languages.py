@@ -122,6 +122,81 @@ LANGUAGES = {
         "Paris",
     ),
 }
+# Written down when the words of the languages stood, to see what these leave out.
+LETTERS = (
+    "综上所述，B选项是正确的。", "因此，本题答案为B。", "所以正确答案是：**B**", "根据以上分析，应选择B。", "因此答案选择B选项。", "【答案】B", "答案：B\n\n解析：A选项错误，因为……", "【答案】B\n【解析】C项错误。", "故答案选B。",
+    "故本题选B。", "答案是 (B) 巴黎。", "最终答案：\\boxed{B}", "正确答案应该是B", "A、C、D错误，故选B。", "选项A不正确，选项C不正确，所以选项B是正确答案。", "我认为答案是B，理由如下：A不对。", "正确答案为选项B：巴黎。",
+    "因此选项B正确", "只有B符合题意。", "综上，选B。", "答案：选B", "答案：B. 巴黎", "B。因为地球是圆的。", "B. 巴黎", "选B，因为A错误。", "所以，B为正确答案。", "答案就是B啦！", "正确的是B。",
+    "したがって、正解は**B**です。", "正解は B（東京）です。", "正解はBの東京です。", "答えはB。理由は…", "よって、答えは選択肢Bである。", "正しいのはBです。", "Bが正しい選択肢です。", "したがって、Bが最も適切です。", "【答え】B",
+    "答え B", "正答はBです。", "解答: (B)", "最も適切な選択肢はBです。", "Aは誤り。よって答えはB。", "정답은 **B**입니다.", "정답은 B) 서울입니다.", "답은 (B)입니다.",
+    "올바른 답은 B입니다. 왜냐하면 A는 틀렸기 때문입니다.", "따라서 정답은 B번입니다.", "정답: B. 서울", "정답은 B", "그러므로 B가 정답이다.", "최종 답변: B", "따라서, 올바른 선택은 B입니다.", "정답은 보기 B입니다.",
+    "Правильный ответ: **B**.", "Ответ: B) Москва", "Правильный ответ — вариант B.", "Верный вариант: B", "Итак, правильный вариант ответа — B.",
+    "Ответ: B, так как A неверно.", "Таким образом, верным является вариант B.", "Правильный ответ - B.", "Ответом является вариант B.",
+    "Вариант B является правильным.", "La bonne réponse est donc la réponse B.", "La réponse est (B) Paris.", "Réponse : B) Paris",
+    "La réponse correcte est **B**.", "Donc, la bonne réponse est : B", "C'est la réponse B.", "L'option correcte est B.",
+    "L'option B est la bonne réponse.", "La bonne réponse est B car A est faux.", "Je choisis la réponse B.", "Réponse B.",
+    "Par conséquent, B est correct.", "Die richtige Antwort lautet: B", "Richtige Antwort: B", "Die Antwort ist (B) Berlin.",
+    "Antwort: B) Berlin", "Die richtige Antwort ist daher B.", "Somit ist B die richtige Antwort.", "Daher ist die richtige Antwort B.",
+    "Richtig ist Antwort B.", "Richtig ist B.", "Ich entscheide mich für B.", "Die korrekte Option ist B.", "Die Lösung ist B.", "Antwort B",
+    "Antwort: B, weil A falsch ist.", "La respuesta correcta es **B**.", "Respuesta: B) Madrid", "La respuesta es (B).",
+    "Por lo tanto, la opción correcta es la B.", "Opción B.", "La alternativa correcta es B.", "La respuesta correcta es la letra B.",
+    "Respuesta correcta: B.", "Elegiría la opción B.", "La correcta es la B.", "La respuesta correcta es: b)", "La risposta corretta è **B**.",
+    "Risposta: B) Roma", "Risposta corretta: B", "L'opzione corretta è la B.", "La risposta esatta è B.",
+    "Quindi la risposta corretta è l'opzione B.", "A resposta correta é **B**.", "Resposta: B) Lisboa", "Resposta correta: B", "Alternativa B",
+    "A alternativa correta é a letra B.", "Portanto, a resposta correta é a opção B.", "Letra B.", "A opção correta é B.", "{\"answer\":\"B\"}",
+    "{\"choice\": \"B\"}", "```json\n{\"answer\": \"(B)\"}\n```", "{\"answer\": \"B) Paris\"}",
+    "{\"explanation\": \"A: no\\nC: no\", \"answer\": \"B\"}", "{\"final_answer\": \"B. Paris\"}\n", "✅ **B) Paris**", "✅ (B)",
+    "Based on the passage, B.", "Based on the reasoning above, B) Paris.", "Based on the analysis, the best option is B.", "✅ Final answer: B",
+    "```\n{\n \"answer\": \"B\"\n}\n```\n",
+)
+NUMBERS = (
+    "【答案】42", "答案：42个", "所以小明还剩42元。", "答：小明还剩42元。", "因此总共需要42天", "最后结果是42。", "结果为 42", "答案：$42$ 元", "答案为：42。", "一共是 42 个。", "综上，答案是42千克。",
+    "故答案为：$42$。", "所以 x 的值是 42。", "答案：四十二（42）", "共42人。", "合計42円です。", "答えは 42個 になります。", "よって答えは42km。", "答えは \\(42\\) です。", "答え：42人",
+    "したがって、$x = 42$ となる。", "【答え】42", "よって、彼女は42ドルを稼ぎます。", "答えは42である。", "答えは 42 。", "정답은 $42$ 입니다.", "총 42개입니다.", "따라서 그녀는 42달러를 법니다.", "답: $42",
+    "답은 42명입니다.", "그러므로 정답은 42이다.", "최종 답변: 42", "정답은 42 입니다", "따라서 x = 42이다.", "Ответ: $42$.", "Всего: 42 яблока.", "Ответ: 42 км/ч",
+    "Итого: 42.", "Ответ: у Джанет 42 доллара.", "Значит, ответ 42.", "Она зарабатывает 42 доллара.", "Ответ: \\(42\\)", "Получаем 42.",
+    "La réponse est donc $42$.", "Elle gagne 42 $ par jour.", "Réponse : 42 €", "Le résultat est 42.", "Au total, il y a 42 pommes.",
+    "La réponse finale est $\\boxed{42}$.", "Il reste 42 euros à Marie.", "Réponse : elle gagne 42 euros.", "Die Antwort ist: **42**",
+    "Antwort: 42 Äpfel", "Insgesamt hat sie 42 Euro.", "Das Ergebnis ist 42.", "Sie verdient 42 Dollar pro Tag.",
+    "Antwort: Sie verdient 42 Dollar.", "Die Lösung lautet 42.", "Also ist x = 42.", "La respuesta es $42$ dólares.", "Gana 42 dólares al día.",
+    "En total hay 42 manzanas.", "Respuesta: 42 manzanas", "Por lo tanto, x = 42.", "Respuesta: ella gana 42 dólares.", "El resultado es 42.",
+    "La risposta è 42 euro.", "In totale ci sono 42 mele.", "Risposta: 42 km", "Il risultato è 42.", "A resposta é 42 reais.",
+    "No total, são 42.", "Resposta: 42 maçãs", "O resultado é 42.", "The answer is a total of forty-two (42) eggs.", "Forty two (42) apples.",
+    "The answer is 42 with a remaining budget of $3.", "{\"answer\": \"42\"}", "{\"answer\": 42, \"unit\": \"km\"}", "{\"answer\": \"42 km\"}",
+    "```json\n{\"reasoning\": \"6*7\", \"final_answer\": 42}\n```", "✅ The answer is 42.", "✅ **42**", "The answer is 42 (forty-two).",
+    "There are forty-two (42) of them.",
+)
+WORDS = {
+    "北京": ("答案是北京。", "答案：北京", "正确答案是：北京。", "中国的首都是北京。答案：北京", "答案为“北京”。",),
+    "東京": ("答えは東京です。", "正解は「東京」です。", "答え：東京", "答えは東京。", "日本の首都は？答えは東京になります。",),
+    "서울": ("정답은 서울입니다.", "정답: 서울", "답은 '서울'입니다.", "정답은 **서울**입니다.",),
+    "Москва": ("Ответ: Москва.", "Правильный ответ — Москва.", "Ответ: **Москва**",),
+    "Paris": ("La réponse est Paris.", "Réponse : **Paris**", "La bonne réponse est « Paris ».", "{\"answer\": \"Paris\"}",),
+    "Berlin": ("Die Antwort ist Berlin.", "Antwort: **Berlin**", "Die richtige Antwort lautet „Berlin“.", "Die Antwort lautet: Berlin",),
+    "Madrid": ("La respuesta es Madrid.", "Respuesta: «Madrid»", "La respuesta correcta es: Madrid.",),
+    "Roma": ("La risposta è Roma.", "Risposta: Roma",),
+    "Lisboa": ("A resposta é Lisboa.", "Resposta: Lisboa.",),
+}
+# The letter is denied, or one of several.
+NOT_CHOSEN = (
+    "选项B是错误的。", "B选项错误，C选项正确。", "正确答案不是B，而是C。", "不选B", "答案不是B", "除了B都对。", "B和C都对。", "A或B", "选项B不对。", "B项不正确", "答案B错误", "B肯定不对", "答案：不是B",
+    "答案可能是B，也可能是C", "答案：B/C", "答案：B、C", "选B或者C", "选BC", "答案：BC", "A、B、C、D", "选项：A. 巴黎 B. 伦敦", "故不选B。", "B不是正确答案。", "答案不应该是B。", "我不认为答案是B。",
+    "答案并不是B。", "正解はBではなくCです。", "BではなくCが正解です。", "Bは不正解です。", "Bは正しくない。", "正解はBかCです。", "正解はBとCです。", "Bではない。", "答えはBとは限らない。", "答えはBではない。",
+    "Bが正解ではない。", "정답은 B가 아니라 C입니다.", "B는 정답이 아닙니다.", "정답은 B 또는 C입니다.", "B가 정답이 아닙니다.", "정답은 B, C입니다.", "B는 오답입니다.", "정답이 B인지 모르겠습니다.",
+    "Ответ не B, а C.", "Правильный ответ не B.", "Вариант B неверный.", "B — неправильный ответ.", "Ответ: B или C", "Ответ: B, C",
+    "Ответ: не B", "B неверно.", "Я не думаю, что ответ B.", "Неправильный ответ: B", "La bonne réponse n'est pas B mais C.",
+    "L'option B est incorrecte.", "La réponse B est fausse.", "Réponse : B ou C", "Réponse : pas B", "Ce n'est pas B.",
+    "La réponse n'est ni B ni C.", "Mauvaise réponse : B", "La réponse est soit B soit C.", "Je ne pense pas que la réponse soit B.",
+    "Die Antwort ist nicht B, sondern C.", "B ist falsch, C ist richtig.", "Antwort B ist falsch.", "Option B ist falsch.", "Antwort: B oder C",
+    "Nicht B.", "Die Antwort ist weder B noch C.", "Falsche Antwort: B", "Ich glaube nicht, dass die Antwort B ist.",
+    "Die richtige Antwort ist keine von A, B.", "Die Antwort ist entweder B oder C.", "B ist nicht richtig.", "Antwort: nicht B",
+    "La respuesta no es B sino C.", "La opción B es incorrecta.", "Respuesta: B o C", "No es B.", "La respuesta no puede ser B.",
+    "Respuesta incorrecta: B", "B no es correcta.", "No creo que la respuesta sea B.", "La respuesta es B y C.", "La risposta non è B ma C.",
+    "L'opzione B è sbagliata.", "Risposta: B o C", "B non è corretta.", "La risposta B è errata.", "A resposta não é B, mas C.",
+    "A alternativa B está incorreta.", "Resposta: B ou C", "B não é a resposta correta.", "A alternativa B é falsa.", "Não é a letra B.",
+    "{\"answer\": \"not B\"}", "{\"answer\": \"B or C\"}", "{\"wrong\": \"B\"}", "{\"answer\": null, \"other\": \"B\"}", "❌ B", "✅ B ✅ C",
+    "✅ B or C", "Based on this, not B.", "Based on this, A or B.",
+)
 # fmt: on
 RIGHT, WRONG = {"number": "42", "choice": "B"}, {"number": "43", "choice": "C"}
 RULES = {
@@ -281,3 +356,20 @@ def test_a_word_for_answer_that_stands_before_a_solution_announces_nothing(text)
     row = Row(None, text, None, {"answer": "42"})
     assert [rule.score(row).value for rule in RULES["number"]] == [1.0, 1.0]
     assert number_of(text, "12")[0] == 0.0
+
+
+def test_honest_completions_that_the_words_were_not_made_for_are_paid():
+    tried = [("choice", text, "B") for text in LETTERS] + [("number", text, "42") for text in NUMBERS]
+    tried += [("exact", text, word) for word, texts in WORDS.items() for text in texts]
+    verdicts = {(text, kind): paid(kind, text, gold)[: 1 + (kind != "exact")] for kind, text, gold in tried}
+    refused = [key for key, values in verdicts.items() for value in values if not value]
+    assert sum(map(len, verdicts.values())) >= 436
+    assert len(refused) / sum(map(len, verdicts.values())) <= 8 / 218, refused
+    for kind, text, _ in tried:
+        for other in {"choice": "ACD", "number": ("43", "4", "2", "7"), "exact": ("Zagreb",)}[kind]:
+            assert not any(paid(kind, text, other)), (text, other)
+
+
+@pytest.mark.parametrize("text", NOT_CHOSEN)
+def test_a_letter_that_is_denied_or_one_of_several_is_not_paid(text):
+    assert paid("choice", text, "B")[:2] == [False, False]

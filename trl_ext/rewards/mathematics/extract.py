@@ -44,7 +44,7 @@ _NEARLY = re.compile(
     r",?\s(?:which\sis|or)\s(?:about|approximately|roughly|around)\s[0-9.]+\Z"
 )  # `3 pi, or about 9.42`
 _OR = re.compile(r",?\s*\(?\s*\bor\b\s*")
-_AND = re.compile(r"\b(?:and|or)\b")
+_AND = re.compile(rf"\b(?:and|or)\b|(?![ouye]\s){OR}")
 _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 

@@ -3,9 +3,8 @@
 # ruff: noqa: RUF001  Cyrillic letters look like Latin ones.
 import re
 
-# A row is a language: Chinese, Japanese, Korean, Russian, French, German, Spanish, Italian, Portuguese. Columns, as
-# alternatives: "answer" in small letters and without patterns; "is"; "option"; " is correct"; "is not"; " is wrong";
-# "or", "and"; what before "answer" shows that nothing is announced: "check", "if".
+# Rows: Chinese, Japanese, Korean, Russian, French, German, Spanish, Italian, Portuguese. Columns: "answer" (small, no
+# pattern); "is"; "option"; " is correct"; "is not"; " is wrong"; "or"; what before "answer" takes it back: "check".
 # fmt: off
 _LANGUAGES = (
     ("答案|答", "应?该?就?[是为选]", "(?:正确的)?选项|正确的", r"(?:选?项)?\s?[是为]?正确",
@@ -31,10 +30,9 @@ _LANGUAGES = (
      r"\s(?:è\s(?:sbagliat|errat|fals)|non\sè)", r"\b(?:od|ed|oppure)\b", ""),
     ("resposta", r"(?:é|seria)\b", r"(?:a\s)?(?:alternativa|opção|letra)", r"\s(?:é|está)\s(?:a\s)?(?:corret|cert|r)",
      r"não\sé(?:\sa\sletra)?", r"\s(?:é\s(?:incorret|fals|errad)|não\sé|está\sinc)", r"ou\s", ""),
-    ("", r"(?=[\s*(]{0,3}(?-i:[A-J])[.)*\u3002]{0,4}\s*(?:\n|\Z))", "", "", "", "", "", ""),  # a letter ends the line
 )
 # fmt: on
-NOUN, _LINK, _OPTION, RIGHT, DENIES, WRONG, OR, _CHECK = (
+NOUN, _LINK, OPTION, RIGHT, DENIES, WRONG, OR, _CHECK = (
     f"(?:{'|'.join(filter(None, column))})" for column in zip(*_LANGUAGES, strict=True)
 )
 NOUNS = ("answer", *NOUN[3:-1].split("|"))
@@ -42,7 +40,7 @@ ASCII_NOUNS = tuple(noun for noun in NOUNS if noun.isascii())
 _WORD = r"(?:\s(?!inc|err|sbag|fal)[^\s.,:;!?]{1,14})"
 ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\uff1a】]|{_WORD}{{0,4}}?\s?{_LINK})"
 UNLESS = re.compile(rf"{_CHECK}[^\n.:,\uff0c\u3002]{{0,14}}\Z", re.IGNORECASE)
-CHOOSES = rf"(?:option|alternative|{_OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1a]|{_LINK})"
-LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{_OPTION}|(?:la|die)\s|l['’])\s*+){{0,2}})"
+CHOOSES = rf"(?:option|alternative|{OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1a]|{_LINK})"
+LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTION}|(?:la|die)\s|l['’])\s*+){{0,2}})"
 LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'\u00c0-\u024f])"
 ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다|이?에요|예요)[.\u3002!*]{0,4}\s*\Z|\u3002.*")  # "is"

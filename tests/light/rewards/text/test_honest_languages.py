@@ -373,3 +373,9 @@ def test_honest_completions_that_the_words_were_not_made_for_are_paid():
 @pytest.mark.parametrize("text", NOT_CHOSEN)
 def test_a_letter_that_is_denied_or_one_of_several_is_not_paid(text):
     assert paid("choice", text, "B")[:2] == [False, False]
+
+
+def test_the_parts_of_a_list_are_joined_by_any_languages_and():
+    for text in ("答案是3和5。", "答案为 x=3 或 x=5。", "Ответ: 3 и 5", "Antwort: x = 3 oder x = 5", "答え：3と5"):
+        assert Math().score(Row(None, text, None, {"answer": "3, 5"})).value == 1.0, text
+        assert Math().score(Row(None, text, None, {"answer": "3"})).value == 0.0, text

@@ -8,7 +8,7 @@ MAX_GOLD_CHARS = 8_000
 MAX_TOKENS = 600  # of an extracted answer
 MAX_GOLD_TOKENS = 2_000
 MAX_NESTING = 64  # brackets inside brackets
-MAX_DIGITS = 1_000  # decimal digits of any number that the answer stands for
+MAX_DIGITS = 2_000  # decimal digits of any number that the answer stands for
 MAX_PARTS = 32  # of a list, a set or a union
 MAX_MATRIX = 8  # rows and columns
 

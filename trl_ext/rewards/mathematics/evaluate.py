@@ -22,6 +22,8 @@ from trl_ext.rewards.mathematics.size import GROWING, exact_value, size
 from trl_ext.rewards.mathematics.tokens import Tokens
 
 _NUM_POINTS = 4  # The last one has negative variables.
+_ROUNDED_POINTS = range(_NUM_POINTS, 36)
+_MAX_ROUNDED = 50
 _SPARE_DIGITS = 20
 _MAX_COST = 400  # calls at 100 digits; a tenth of a second
 _MAX_GAMMA_DIGITS = 100  # The gamma function needs seconds for the first value to a thousand digits.
@@ -37,6 +39,7 @@ class Value:
         exact: The rational value; None without one.
         digits: Upper bound of the decimals that the expression spells.
         names: Its variables.
+        rounding: True when a variable is rounded, so that many points, most of them whole, say what few do not.
         branching: True when a logarithm or root of a variable is in it, so that negative points say nothing.
         num_calls: Number of powers and functions to evaluate; 0 with an exact value.
         gamma: True for a factorial or binomial of other than whole numbers.
@@ -46,6 +49,7 @@ class Value:
     exact: Fraction | None
     digits: int
     names: frozenset[str]
+    rounding: bool
     branching: bool
     num_calls: int
     gamma: bool
@@ -59,15 +63,16 @@ def value_of(tokens: Tokens) -> Value:
     exact = exact_value(node)
     nodes = list(walk(node))
     names = frozenset(one[1] for one in nodes if one[0] == "var")
-    if any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes):
-        raise Unreadable("a variable that is rounded: a few points prove nothing about it")
+    rounding = any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes)
+    if rounding and any(one[0] == "num" and max(abs(one[1]).as_integer_ratio()) > _MAX_ROUNDED for one in nodes):
+        raise Unreadable("a variable that is rounded, and large numbers: points prove nothing about it")
     # A logarithm, an inverse function, a power that is not whole.
     cuts = [one for one in nodes if one[0] == "call" and (one[1] in ("log", "ln") or one[1].startswith("arc"))]
     cuts += [one for one in nodes if one[0] == "pow" and (one[2][0] != "num" or one[2][1].denominator != 1)]
     branching = any(map(has_variable, cuts))
     calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
     gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)
-    return Value(node, exact, digits, names, branching, len(calls), gamma)
+    return Value(node, exact, digits, names, rounding, branching, len(calls), gamma)
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -130,7 +135,7 @@ def _precision(left: Value, right: Value) -> int:
 def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
     """Yield both values at each point: one point without variables, no negative one for roots and logarithms."""
     count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
-    for index in range(count):
+    for index in range(count) if not (left.rounding or right.rounding) else _ROUNDED_POINTS:
         a, b = _at_point(left, index, digits), _at_point(right, index, digits)
         # A cached value belongs to the context of the thread that computed it.
         yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
@@ -158,6 +163,9 @@ def _at_point(value: Value, index: int, digits: int) -> Any:
     for name in value.names:  # Between 0.7 and 1.4, so `x^{2023}` stays small, and fixed by its name.
         digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
         place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
+        if index >= _NUM_POINTS:  # up to about 700, whole for each second point and where a letter mostly is
+            place = place * 2 ** (index % 10)
+            place = context.ceil(place) if index % 2 or name in "jkmnpqN" else place
         point[name] = -place if index == _NUM_POINTS - 1 else place
     try:
         found = context.mpc(_evaluate(value.node, context, point))

@@ -12,7 +12,6 @@ import re
 from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison.equal import compare
 from trl_ext.rewards.mathematics.comparison.gate import check_answer
-from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
@@ -94,7 +93,7 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
         return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if multiple == "all_equal":
         return Stated(anchor, tuple(filled))
-    if len({_cheap_value(content) for content in filled}) == 1 or all(_equal(filled[-1], one) for one in filled[:-1]):
+    if all(_equal(filled[-1], one) for one in filled[:-1]):
         return Stated(anchor, (filled[-1],))
     if multiple == "list":
         return Stated(anchor, (", ".join(content.strip("$ ") for content in filled),))
@@ -102,21 +101,8 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
     return Stated(anchor, (), "conflict", f"different answers in '{anchor}': {shown}")
 
 
-def _cheap_value(content: str) -> object:
-    """Return a key that is equal for boxes of one value: the exact number, else the tokens, else the text."""
-    try:
-        tokens = tokenize(content)
-    except (Unreadable, TooComplex):
-        return content
-    try:
-        exact = value_of(tokens).exact
-    except (Unreadable, TooComplex):
-        return tokens
-    return tokens if exact is None else exact
-
-
 def _equal(left: str, right: str) -> bool:
-    """Return True when each of two boxes is right where the other one is the gold."""
+    """Return True when each of two answers is right where the other one is the gold."""
     try:
         tokens = tokenize(left), tokenize(right)
         for one in tokens:
@@ -134,7 +120,7 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
     if is_list and not _is_prose(parts := _AND.sub(",", sentence.replace("$", " "))):
         return _checked(parts, anchor)
     first, *others = _OR.split(sentence, maxsplit=2)
-    if len(others) == 1 and _cheap_value(first.strip("$ ")) == _cheap_value(others[0].strip("$ ).")):
+    if len(others) == 1 and _equal(first.strip("$ "), others[0].strip("$ ).")):
         return _checked(first, anchor)
     formula = FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):

@@ -12,17 +12,23 @@ words     \text{east}
 scalar    everything else, an expression of `parse`
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 from trl_ext.rewards.mathematics.bounds import MAX_MATRIX, MAX_PARTS, TooComplex
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, split
 
-RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx"})
+SET_RELATIONS = {"\\subset": "\\supset", "\\subseteq": "\\supseteq", "\\subsetneq": "\\supsetneq"}
+RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx", *SET_RELATIONS, *SET_RELATIONS.values()})
 ACCENTS = frozenset({"\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline", "\\overline"})
-_AROUND_POINTS = frozenset({"|", "\\angle", "\\overline", "\\triangle", "_", "{", "}"})
+_AROUND_POINTS = frozenset({"|", "\\angle", "\\overline", "\\triangle", "_", "{", "}", "\\cap", "\\complement"})
+_FILLING = re.compile(r"\bis an?\b|\b(?:the|is|are|it|must be)\b|[.!,]")
+_IF = frozenset({WORDS + "if", WORDS + "when", WORDS + "for", "."})
+_OPENS = (WORDS + "for", WORDS + "where", "\\forall")
+_OPERATORS = RELATIONS | {"\\cdot"}  # An answer that starts with one is text.
 _COMMA = frozenset({","})
 _COLON = frozenset({":"})
 _CUP = frozenset({"\\cup"})
@@ -59,14 +65,15 @@ class Form:
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer; raise TooComplex for too many parts."""
     tokens = tokens[1:] if tokens[:1] in (("+",), ("\\approx",), (WORDS + "only",)) else tokens
+    if tokens[1:2] == ("|",) and (condition := _builder(tokens)):  # `x | x > 1`, whose braces are lost
+        return condition
     listed = [part for _, part in split(tokens, _COMMA)]
     if len(listed) > 1:
-        listed = [part for part in listed if part and not _is_domain(part)]
+        listed = [part for part in listed if part and (part[0] == "\\forall" or not _is_domain(part))]
         if len(listed) > 1:
             return _form("list", tokens, (), _expanded(listed))
         tokens = listed[0] if listed else tokens
-    opens = (WORDS + "for", WORDS + "where")
-    places = (place for place, token in enumerate(tokens) if place and token.startswith(opens))
+    places = (place for place, token in enumerate(tokens) if place and token.startswith((*_OPENS, "(")))
     tokens = tokens[: next((place for place in places if _is_domain(tokens[place:])), None)]
     if "\\in" in tokens:
         place = tokens.index("\\in")
@@ -74,13 +81,15 @@ def form_of(tokens: Tokens) -> Form:
             tokens = tokens[place + 1 :]
     for kind, marks in (("union", _CUP), ("relation", RELATIONS)):
         parts = split(tokens, marks)
-        if len(parts) > 1:
+        if len(parts) > 1 and any(part for _, part in parts):
             return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
     return (
         _ratio(tokens)
         or _numeral(tokens)
         or _bracketed(tokens)
+        or _labelled(tokens)
         or _matrix(tokens)
+        or _cases(tokens)
         or _plus_minus(tokens)
         or _plain(tokens)
     )
@@ -105,8 +114,8 @@ def is_variable(tokens: Tokens) -> bool:
 
 
 def is_name(tokens: Tokens) -> bool:
-    """Return True when tokens name a quantity: an unknown, `|AB|`, `T(10)`, `V_1 : V_2`, `\\frac{NO}{BO}`, words."""
-    if is_variable(tokens):
+    """Return True when tokens name a quantity: an unknown, `|AB|`, `P(X = 2)`, `V_1:V_2`, `\\frac{NO}{BO}`, words."""
+    if is_variable(tokens) or (tokens[-4:-2] == ("_", "{") and tokens[-2][1:] in ("max", "min")):
         return True
     if len(tokens) == 1 and tokens[0].startswith(WORDS):
         return not _NO_NAME & {*tokens[0][1:].split()}
@@ -120,7 +129,7 @@ def is_name(tokens: Tokens) -> bool:
     if len(bare) > 1 and all(len(token) == 1 and token.isupper() for token in bare):
         return True  # points
     if len(tokens) > 3 and is_symbol(tokens[0]) and tokens[0] not in ("x", "y", "z") and tokens[1] == "(":
-        return closes_at(tokens, 1) == len(tokens) - 1 and all(one not in RELATIONS for one in tokens)
+        return closes_at(tokens, 1) == len(tokens) - 1 and (tokens[0] == "P" or not RELATIONS & {*tokens})
     return False
 
 
@@ -134,9 +143,11 @@ def words_of(tokens: Tokens) -> str | None:
 
 def _is_domain(tokens: Tokens) -> bool:
     """Return True for what says of a parameter which numbers it stands for, and for nothing else."""
+    if tokens[:1] == ("(",) and closes_at(tokens, 0) == len(tokens) - 1:
+        tokens = tokens[1:-1]
     if len(tokens) > 2 and is_symbol(tokens[0]) and tokens[1] == "\\in":
         return tokens[2].startswith("\\mathbb")
-    if not tokens or tokens[0].split()[0] not in (WORDS + "for", WORDS + "where"):
+    if not tokens or tokens[0].split()[0] not in _OPENS:
         return False
     return all(_is_of_domain(token) for token in tokens)
 
@@ -144,7 +155,7 @@ def _is_domain(tokens: Tokens) -> bool:
 def _is_of_domain(token: str) -> bool:
     if token.startswith(WORDS):
         return len(token) == 2 or {*token[1:].split()} <= _DOMAIN_WORDS
-    return token in _DOMAIN_SIGNS or token.startswith("\\mathbb") or is_symbol(token)
+    return token in _DOMAIN_SIGNS or token.startswith(("\\mathbb", "\\forall")) or is_symbol(token)
 
 
 def _ratio(tokens: Tokens) -> Form | None:
@@ -167,7 +178,11 @@ def _expanded(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
 
 
 def _numeral(tokens: Tokens) -> Form | None:
-    """Read digits with the base of their number behind them; None for anything else."""
+    """Read digits with the base of their number behind them, or a residue class; None for anything else."""
+    value, base = tokens[-3:-2], tokens[-1:]
+    if tokens[-2:-1] == ("\\pmod",) and value and tokens[:-3] in ((), ("-",)):
+        if all(one.isdecimal() and len(one) < 10 for one in (*value, *base)) and int(base[0]):
+            return Form("numeral", tokens, (str(int("".join(tokens[:-2])) % int(base[0])), "mod " + base[0]))
     if tokens[-4:-2] != ("_", "{") or tokens[-1] != "}" or not tokens[-2].isdigit():
         return None
     digits = tokens[1:-5] if tokens[0] == "(" and tokens[-5] == ")" else tokens[:-4]
@@ -187,15 +202,28 @@ def _bracketed(tokens: Tokens) -> Form | None:
         return None
     opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
     parts = tuple(part for _, part in split(inner, _COMMA))
-    if opening == "\\{" and closing == "\\}":
+    if (opening == "\\{" and closing == "\\}") or (opening == "{" and (len(parts) > 1 or inner[1:2] == ("|",))):
         if not inner:
             return Form("words", ("\\emptyset",))
         return _builder(inner) or _form("set", tokens, (), _expanded(parts))
+    if (opening, closing) == ("(", ")") and len(parts) == 1 and RELATIONS & {*inner}:
+        return form_of(inner)
     if closing in _TUPLES.get(opening, ()) and len(parts) > 1:
         if "\\pm" in inner:
             return _form("list", tokens, (), tuple((opening, *one, closing) for one in _signed(inner)))
         return _form("tuple", tokens, (opening, closing), parts)
     return None
+
+
+def _labelled(tokens: Tokens) -> Form | None:
+    """Read the point `A(1, 2)` as the relation `A = (1, 2)`; None for anything else, such as `F(x, y)`."""
+    place = tokens.index("(") if "(" in tokens else 0
+    if not place or not tokens[0].isupper() or not is_variable(tokens[:place]):
+        return None
+    point = _bracketed(tokens[place:])
+    if point is None or not point.parts or all(map(is_variable, point.parts)):
+        return None
+    return Form("relation", tokens, ("=",), (tokens[:place], tokens[place:]))
 
 
 def _builder(inner: Tokens) -> Form | None:
@@ -224,6 +252,16 @@ def _matrix(tokens: Tokens) -> Form | None:
     return Form("matrix", tokens, shape, tuple(cell for row in rows for cell in row))
 
 
+def _cases(tokens: Tokens) -> Form | None:
+    """Read the pieces of a function as pairs of a value and its condition, and a system as a list of relations."""
+    if tokens[:1] != ("\\begin{cases}",) or closes_at(tokens, 0) != len(tokens) - 1:
+        return None
+    inner = ["," if token == "&" else token for token in tokens[1:-1] if token not in _IF]
+    pairs = pairwise((*inner, "\\\\"))
+    rows = split(tuple(one for one, after in pairs if one != "," or after not in (",", "\\\\")), _ROWS)
+    return _form("list", tokens, (), tuple(("(", *row, ")") for _, row in rows if row))
+
+
 def _plus_minus(tokens: Tokens) -> Form | None:
     r"""Read `1 \pm 2` as a list of its values; None for anything else."""
     values = _signed(tokens) if "\\pm" in tokens or "\\mp" in tokens else ()
@@ -248,10 +286,13 @@ def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
 
 def _plain(tokens: Tokens) -> Form:
     """Read words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
-    if tokens and tokens[0].startswith("\\mathbb") and len(tokens) == 1:
+    content = tuple(_FILLING.sub(" ", token) if token.startswith(WORDS) else token for token in tokens)
+    pairs = tuple(zip(tokens[::2], tokens[1::2], strict=False))
+    if len(pairs) > 1 and len(tokens) % 2 == 0 and all(is_number(a) and b.startswith(WORDS) for a, b in pairs):
+        return Form("list", tokens, (), pairs)  # `2 hours 12 minutes`
+    is_set = len(tokens) == 1 and tokens[0].startswith(("\\mathbb", "\\emptyset"))
+    if is_set or tokens in (("\\infty",), ("-", "\\infty")) or (tokens and tokens[0] in _OPERATORS):
         return Form("words", tokens)
-    if tokens in (("\\emptyset",), ("\\infty",), ("-", "\\infty")):
-        return Form("words", tokens)
-    if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(tokens):
-        return Form("words", tokens)
+    if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(content):
+        return Form("words", content)
     return Form("words" if len(tokens) > 2 and words_of(tokens) else "scalar", tokens)

@@ -12,7 +12,7 @@ TOKEN = re.compile(
     r"|\\(?:begin|end)\s*\{[A-Za-z*]+\}|\\mathbb\s*(?:\{[A-Z]\}|[A-Z])"
     r"|\\[A-Za-z]+|\\."
     r"|[0-9]+(?:\.[0-9]+|\.(?=[/*)]))?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?|\.[0-9]+"
-    r"|(?P<run>[A-Za-z]{2,})|\S",
+    r"|(?P<run>[^\W\d_\u2460-\u2473]{2,})|\S",
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
@@ -25,16 +25,22 @@ _ORDINAL = re.compile(
     r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))"
 )
 # What JSON, Python and LaTeX leave of a command where a backslash was written once too often or too seldom.
-_DOUBLED = re.compile(
-    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|le|leq|ge|geq|neq?|pi|cdot|times|infty|cup|in|pm|circ"
-    r"|theta|alpha|sin|cos|tan|ln|log|bigg?|Bigg?)(?![A-Za-z]))"
-)
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z{}])")  # where no line can break
+_POWER = re.compile(r"([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s?\^\s?\{?([23])\}?")  # `\text{m/s^2}`
 _QUAD = re.compile(r"\\q?quad(?=[A-Za-z])")
-_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes)|\r(?=ho|ight)")
+_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes|ext(?:[a-z]{3,9})?\{|extcirc)|\r(?=ho|ight)")
 _CONTROL_LETTERS = {"\x0c": "\\f", "\x08": "\\b", "\t": "\\t", "\r": "\\r"}
 _JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
 _RAISED = re.compile(r"<su([pb])>([^<]{0,99})</su[pb]>")
 _DOLLAR_PAIR = re.compile(r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])")
+_NO_BRACKET = re.compile(r"\\(?:left|right)\s?\.")
+_RATE = re.compile(r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])")
+_HALF_DAYS = {"a": " morning ", "p": " afternoon "}
+_HALF_DAY = re.compile(  # behind a time with a colon, or with full stops
+    r"(?i)(?:(?<=:[0-9][0-9])|(?<=[0-9])(?=\W{0,6}(?:text|mathrm|mbox)?\W{0,3}[ap]\.\s?m))"
+    r"((?:[\s~]|\\[ ,;]|\\(?:text|mathrm|mbox)\s?\{)*)([ap])\.?\s?m(?![A-Za-z])\.?"
+)
+_CIRCLED = re.compile("[\u2460-\u2473](?:[\\s,\u3001]{0,3}[\u2460-\u2473]){1,19}")
 _ARRAY = re.compile(r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}")
 _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 
@@ -50,13 +56,15 @@ _SIGNS = {
         "∪": "\\cup", "∩": "\\cap", "∈": "\\in", "∅": "\\emptyset", "²": "^{2}", "³": "^{3}", "½": "\\frac{1}{2}",
         "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "α": "\\alpha", "β": "\\beta", "θ": "\\theta", "λ": "\\lambda",
         "≈": "\\approx", "∀": "\\forall", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "∶": ":",
-        "φ": "\\phi", "⌊": "\\lfloor", "⌋": "\\rfloor", "⌈": "\\lceil", "⌉": "\\rceil",
+        "⊆": "\\subseteq", "⊇": "\\supseteq", "⊂": "\\subset", "⊃": "\\supset", "⊊": "\\subsetneq", "∠": "\\angle",
+        "∁": "\\complement", "∃": "\\exists", "¬": "\\neg", "′": "'", "℃": "\\degree C", "…": "\\ldots", "ρ": "\\rho",
+        "ω": "\\omega", "φ": "\\phi", "⌊": "\\lfloor", "⌋": "\\rfloor", "⌈": "\\lceil", "⌉": "\\rceil",
     }.items()},
 }  # fmt: skip
 
 _DROPPED = frozenset(
     "\\left \\right \\big \\Big \\bigg \\Bigg \\bigl \\bigr \\Bigl \\Bigr \\displaystyle \\textstyle \\limits \\quad"
-    " \\qquad \\! \\, \\; \\: \\> ~ \\( \\) \\[ \\] \\boldmath".split()
+    " \\qquad \\middle \\! \\, \\; \\: \\> ~ \\( \\) \\[ \\] \\boldmath".split()
 ) | {"\\ ", "$", "\\\n"}
 _SPELLING = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
@@ -66,6 +74,8 @@ _SPELLING = {
     "\\%": "%", "\\varnothing": "\\emptyset", "\\dots": "\\ldots", "\\cdots": "\\ldots", "\\circ": "\\degree",
     "\\simeq": "\\approx", "\\doteq": "\\approx", "\\mid": "|", "\\colon": ":", "\\ratio": ":",
     "\\backslash": "\\setminus", "\\infin": "\\infty", "\\oslash": "\\emptyset", ";": ",", "\\lor": ",", "\\land": ",",
+    "\\textcirc": "\\degree", "\\equiv": "=", "\\mod": "\\pmod", "\\overrightarrow": "\\vec", "\\tg": "\\tan",
+    "\\ctg": "\\cot", "\\arctg": "\\arctan", "\\varsubsetneq": "\\subsetneq", "\\subsetneqq": "\\subsetneq",
 }  # fmt: skip
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi gcd lcm max min".split()
@@ -74,22 +84,25 @@ _RUNS = {"infinity": "\\infty", "inf": "\\infty", "and": ",", "or": ",", "theta"
 _UNITS = frozenset(
     "cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr hrs min sec rad kmh pct am pm day Day".split()
 )
-_SHORT_WORDS = frozenset("for all any are the has not but".split())  # never a product of letters
+_SHORT = "for all any are the has not but one two six ten odd yes no".split()
+_SHORT_WORDS = frozenset((*_SHORT, *map(str.capitalize, _SHORT), "It", "He"))  # never a product of letters
 
 
 def plain(text: str) -> str:
     """Write signs as commands, broken commands whole, thousands without separators, a currency's dollar as `\\$`."""
+    text = text.replace("\\u00B0", "\\degree ")
     if not text.isascii():
-        text = text.translate(_SIGNS)
+        text = _CIRCLED.sub(_listed, text).translate(_SIGNS)
     if "\\" in text or not text.isprintable():
-        text = _QUAD.sub(" ", text)
-        text = _DOUBLED.sub(r"\\", _CONTROL.sub(lambda match: _CONTROL_LETTERS[match[0]], text))
+        text = _CONTROL.sub(lambda match: _CONTROL_LETTERS[match[0]], _QUAD.sub(" ", text))
+        text = text if "\\begin" in text else _DOUBLED.sub(r"\\", text)
     if "<" in text or ">" in text or "!" in text:
         text = _RAISED.sub(lambda match: f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}", text)
         # `2!=2` is a factorial, `x != 2` is not.
         text = text.replace(">=", " \\geq ").replace("<=", " \\leq ").replace(" !=", " \\neq ")
     text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
-    text = _LATEX_THOUSANDS.sub("", text)
+    text = _LATEX_THOUSANDS.sub("", _NO_BRACKET.sub("", text))
+    text = _HALF_DAY.sub(lambda match: match[1] + _HALF_DAYS[match[2].lower()], _RATE.sub(r" \\text{\1\2/\3}", text))
     if _DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
     if not _BRACKETED.search(text):  # (1,000) is a pair, 1,000 is a number.
@@ -103,6 +116,12 @@ def plain(text: str) -> str:
     if not (len(whole) > 1 and whole.startswith("$") and whole.endswith("$") and not whole.endswith("\\$")):
         text = re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
     return text
+
+
+def _listed(match: re.Match[str]) -> str:
+    """Return circled numbers that ascend as a list; others, whose order says something, stay."""
+    numbers = [ord(sign) - 0x245F for sign in match[0] if sign >= "\u2460"]
+    return ", ".join(map(str, numbers)) if numbers == sorted(numbers) else match[0]
 
 
 def spelled(match: re.Match[str], before: str) -> list[str]:
@@ -131,10 +150,14 @@ def _text(content: str, bold: bool) -> list[str]:
         return listed[1:]
     if words in _FUNCTIONS:
         return _run(words, "")
+    if words in ("circ", "tg", "ctg", "arctg"):  # `\text{circ}` for `\circ`
+        return [_SPELLING["\\" + words]]
+    if power := _POWER.fullmatch(words):
+        return [WORDS + power[1].casefold(), "^", power[2]]
     letter = re.fullmatch(r"\(?([A-Za-z])\)?", words)
     if letter:
         return [letter[1] if bold else WORDS + letter[1]]
-    if re.search(r"[0-9]", words) or not re.search(r"[^\W\d_]", words):
+    if re.search(r"[0-9\\]", words) or not re.search(r"[^\W\d_]", words):
         return [token for match in TOKEN.finditer(words) for token in spelled(match, "")]
     return [WORDS + words.casefold()]
 
@@ -148,7 +171,8 @@ def _run(run: str, before: str) -> list[str]:
     if run in _RUNS:
         return [_RUNS[run]]
     behind_value = bool(before) and (is_number(before) or before in ("}", ")") or before.startswith(WORDS))
-    if len(run) > 3 or (run in _UNITS and behind_value) or run in _SHORT_WORDS or before.startswith(WORDS):
+    is_word = len(run) > 3 or not run.isascii() or run in _SHORT_WORDS or before.startswith(WORDS)
+    if is_word or (run in _UNITS and behind_value):
         return [WORDS + run.casefold()]
     return list(run)
 

@@ -61,7 +61,7 @@ def tokenize(text: str) -> Tokens:
     tokens = _joined_words(tokens)
     while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):  # The punctuation that ends a sentence.
         tokens.pop()
-    while tokens and tokens[0] in ("+", ":", ",", "`"):
+    while len(tokens) > 1 and tokens[0] in ("+", ":", ",", "`", "="):
         tokens.pop(0)
     found = tuple(tokens)
     while found[:1] == ("{",) and closes_at(found, 0) == len(found) - 1:

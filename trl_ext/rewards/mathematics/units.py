@@ -21,7 +21,7 @@ _SAME = {
     "kilogram": "kg", "gram": "g", "milligram": "mg", "ounce": "oz", "liter": "l", "litre": "l", "milliliter": "ml",
     "millilitre": "ml", "hr": "hour", "h": "hour", "min": "minute", "sec": "second", "s": "second", "mph": "mile/hour",
     "kph": "km/hour", "kmh": "km/hour", "radian": "rad", "square": "sq", "cubic": "cu", "men": "man", "women": "woman",
-    "people": "person", "children": "child",
+    "people": "person", "children": "child", "am": "morning", "pm": "afternoon",
 }  # fmt: skip
 _ANGLE_FUNCTIONS = frozenset({"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"})
 _LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
@@ -111,7 +111,7 @@ def _unit(tail: Tokens) -> str | None:
         if not token.startswith(WORDS):
             parts.append(_SIGNS.get(token, token))
             continue
-        words = re.split(r"[\s.-]+", token[1:].strip(" ."))
+        words = re.findall(r"[^\s.-]+", token[1:].replace("/", " per "))
         if len(words) > _MAX_WORDS or not all(
             word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS) for word in words
         ):

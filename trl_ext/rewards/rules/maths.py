@@ -13,7 +13,7 @@ from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_
 from trl_ext.rewards.mathematics.extract import announced_gold, extract
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.literal import unfit
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
@@ -21,6 +21,12 @@ from trl_ext.rewards.text.prompt import asked_forms, stands_in
 from trl_ext.rewards.text.reader import Stated
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
+_LEAD = re.compile(r"\s*\\?t?ext\{[^{}]{0,40}answer[^{}]{0,9}(?::|\bis)\s*\}", re.IGNORECASE)
+_DEBRIS = re.compile(r"[\\^\s]+\Z")  # `45^`, a backslash
+_OPTION = re.compile(  # `(D) [1, 2]`, and no other option behind it
+    r"(?s)\s*(?:\\?t?ext(?:bf)?\s?\{)?(?:\(([A-J])\)|([A-J])\.|([B-J]):)\s*\}?(?:\\[,;:\s]|\s)+(?=\S)"
+    r"(?!.*(?<![A-Za-z])[A-J](?:\)|\.\s|:))"
+)
 _MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compared.
 _LETTERS = tuple("ABCDEFGHIJ")
 _BY_TEXT = frozenset({"same text", "letter"})
@@ -29,20 +35,18 @@ _COPIED = "copied from the prompt"
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """A gold answer; `problem` says why it cannot be read and is empty where it can."""
+    """A gold answer, its column's text, option and kind; `problem` says why it cannot be read, if it cannot."""
 
     text: str
     tokens: Tokens
     problem: str = ""
-
-    @property
-    def kind(self) -> str:
-        """How an answer to it is looked for: "letter" for A to J, "list" where several boxes may be its parts."""
-        return _kind(self.tokens)
+    column: str = ""
+    letter: str = ""
+    kind: str = "scalar"
 
 
-@lru_cache(maxsize=4096)
 def _kind(tokens: Tokens) -> str:
+    """Return how an answer is looked for: "letter" for A to J, "list" where several boxes may be its parts."""
     if _letter(tokens) in _LETTERS:
         return "letter"
     try:
@@ -60,10 +64,14 @@ def read_gold(text: str) -> Gold:
     one box or one announced answer (`... #### 18`). Where nothing is announced, the whole text is the answer and never
     the first or last number in it, which would reward a fragment of `3\sqrt{13}`.
     """
-    stated = announced_gold(text)
+    letter, bare = _option(_LEAD.sub("", text, count=1))
+    stated = announced_gold(bare)
     if stated is not None and stated.status != "ok":
         return Gold(text, (), f"{stated.status}: {stated.detail}")
-    answer = text if stated is None else stated.contents[0]
+    answer = _DEBRIS.sub("", bare if stated is None else stated.contents[0])
+    answer = re.sub(r"\\text\{[^{}]*\Z", r"\g<0>}", answer)
+    surplus = answer.count("}") - answer.count("\\}") - answer.count("{") + answer.count("\\{")
+    answer = answer[:-1] if surplus > 0 and answer.endswith("}") else answer
     if len(answer) > MAX_GOLD_CHARS:
         return Gold(text, (), f"longer than {MAX_GOLD_CHARS} characters")
     try:
@@ -72,10 +80,17 @@ def read_gold(text: str) -> Gold:
     except (Unreadable, TooComplex) as error:
         return Gold(answer, (), str(error))
     num_words = len(_WORD.findall(answer))
-    problem = f"prose of {num_words} words without an announced answer" if num_words > _MAX_WORDS else ""
+    is_solution = num_words > _MAX_WORDS and any(map(is_number, tokens))
+    problem = f"prose of {num_words} words without an announced answer" if is_solution else ""
     if tokens in ((WORDS + "nan",), ("n", "a", "n")):
         problem = "not a number"
-    return Gold(answer, tokens, problem if tokens else "empty")
+    return Gold(answer, tokens, problem if tokens else "empty", text.strip(), letter, _kind(tokens))
+
+
+def _option(text: str) -> tuple[str, str]:
+    """Return D and `[1, 2]` of the option `(D) [1, 2]`; "" and the text for anything else."""
+    found = _OPTION.match(text)
+    return (found[1] or found[2] or found[3], text[found.end() :]) if found else ("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ class Math(Rule):
     `text.reader` and `mathematics.extract` say where the answer is looked for, `read_gold` how a gold may be written,
     `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
     and never a clock, is `too_long` or `too_complex` and earns 0.0. A gold that can be compared with nothing but its
-    own text (`a_0 + \\ldots + a_n`, a sentence), which its text tells, leaves other answers `undecided`.
+    own text (`a_0 + \\ldots + a_n`, a sentence) leaves answers `undecided`, except numbers that it does not hold.
 
     In the train profile an answer earns 0.0 that has the gold's value and leaves work undone (`form`): one with a
     number still to be computed (`15 \\times 23`, `\\sum_{k=1}^{9} k`) unless the gold has one too, one that is not
@@ -201,7 +216,12 @@ class Math(Rule):
         return Verdict(1.0, "ok", f"{told}; {path}")
 
     def _match(self, gold: Gold, answer: str, asked: frozenset[str]) -> Match:
-        tokens = tokenize(answer)
+        if answer.strip() == gold.column:
+            return Match(True, "same text")
+        letter, value = _option(answer)
+        tokens = tokenize(value if letter == gold.letter else answer)
+        if gold.letter and _letter(tokens) == gold.letter:
+            return Match(True, "letter")
         if not tokens:
             raise Unreadable("empty")
         if tokens == gold.tokens:

@@ -1,10 +1,15 @@
-"""Golds against answers of every kind, drawn at random: a completion is marked, and never ends a run."""
+"""25,000 pairs of golds and answers, drawn at random: each is marked, and none raises an error."""
 
+import json
 import random
 
 import pytest
 
+from tests.light.rewards.mathematics.test_math_golds import GOLDS
 from trl_ext import RuleSet
+from trl_ext.rewards import Math, Row
+
+pytest.importorskip("math_verify")
 
 RULES = RuleSet.from_dict({"rules": [{"rule": "math", "gold": "answer"}]})
 WRITTEN = (
@@ -63,11 +68,26 @@ def test_named_values_against_one_number_are_no_points():
     assert RULES(prompts=["q"] * 2, completions=[completion] * 2, answer=["6", "(1,5),(5,1)"]) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_pair_of_gold_and_answer_ends_a_run(seed):
-    rng = random.Random(seed)
-    golds = [worn(rng.choice(WRITTEN), rng) or "6" for _ in range(1000)]
-    golds = [gold if gold.strip() else "6" for gold in golds]
-    completions = [rng.choice(BOXES).format(worn(rng.choice(WRITTEN), rng)) for _ in golds]
-    values = RULES(prompts=["q"] * len(golds), completions=completions, answer=golds)
-    assert len(values) == 1000 and set(values) <= {0.0, 1.0, None}
+def mark(golds, answers, rng, count):
+    """Mark pairs of a gold and an answer, some of them worn; any exception is the test's."""
+    rules = (Math(), Math(profile="eval"))
+    values = []
+    for _ in range(count):
+        gold, answer = (worn(text, rng) if rng.random() < 0.5 else text for text in map(rng.choice, (golds, answers)))
+        row = Row(None, rng.choice(BOXES).format(answer), None, {"answer": gold or "6"})
+        values.append(rules[rng.random() < 0.01].score(row).value)
+    assert set(values) == {0.0, 1.0, None}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_pair_of_made_golds_and_answers_raises_an_error(seed):
+    made = [*WRITTEN, *GOLDS, *(answer for pair in GOLDS.values() for answers in pair for answer in answers)]
+    mark(made, made, random.Random(seed), 2500)
+
+
+def test_no_pair_of_real_golds_raises_an_error(data_dir):
+    rows = [json.loads(line) for line in (data_dir / "math500_first250.jsonl").open(encoding="utf-8")]
+    real = [row["answer"] for row in rows]
+    with (data_dir / "gsm8k_train.jsonl").open(encoding="utf-8") as lines:
+        real += [json.loads(line)["answer"].rpartition("#### ")[2] for line, _ in zip(lines, range(250), strict=False)]
+    mark(real, [*real, *WRITTEN], random.Random(0), 5000)

@@ -237,7 +237,25 @@ def test_a_right_answer_is_right_in_another_spelling(answer, gold):
     assert value(f"Therefore \\boxed{{{answer}}}", gold) == 1.0
 
 
-def test_a_rounded_variable_is_not_compared_at_points():
-    gold = r"\lfloor \frac{2n}{3} \rfloor + 1"
-    assert value(box(gold), gold) == 1.0 and value(box(r"\lfloor \frac{2n}{4} \rfloor + 1"), gold) is None
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        (
+            r"\lfloor \frac{2n}{3} \rfloor + 1",
+            r"1+\left\lfloor 2n/3\right\rfloor",
+            r"\lfloor \frac{2n}{4} \rfloor + 1",
+        ),
+        (r"\lceil n/2\rceil+1", r"\left\lfloor \frac{n+1}{2}\right\rfloor + 1", r"\lfloor n/2 \rfloor + 1"),
+        (r"\lfloor x \rfloor", r"\lfloor x+1 \rfloor - 1", "x"),
+        (r"\lceil x \rceil", r"-\lfloor -x \rfloor", r"\lfloor x \rfloor + 1"),
+        (r"\lfloor n/20 \rfloor", r"\lfloor \frac{2n}{40} \rfloor", r"\lfloor n/21 \rfloor"),
+    ],
+)
+def test_a_rounded_variable_is_compared_at_many_points(gold, right, wrong):
+    assert [value(box(answer), gold) for answer in (gold, right, wrong, "0")] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_rounded_variable_beside_large_numbers_is_not_compared_at_points():
+    gold = r"\lfloor n/1000 \rfloor"
+    assert [value(box(answer), gold) for answer in (gold, "0", r"\lfloor n/999 \rfloor")] == [1.0, None, None]
     assert value(box(r"\lfloor n \rfloor"), "0") == 0.0

@@ -10,8 +10,10 @@ near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
@@ -19,22 +21,30 @@ from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
 from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
-from trl_ext.rewards.mathematics.form import Form, form_of, is_name, is_variable, words_of
+from trl_ext.rewards.mathematics.form import SET_RELATIONS, Form, form_of, is_name, is_variable, words_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
 _UNORDERED = frozenset({"list", "set"})
 _WRITTEN_EXACTLY = frozenset({"\\frac", "/", "\\sqrt", "\\pi"})  # An answer with one of these is no decimal.
 _ROUNDED_DIGITS = 3
+_HALF_DAYS = frozenset({WORDS + "morning", WORDS + "afternoon"})
 _PARAMETERS = frozenset("kmn")
+_COUNTS = re.compile(
+    r"zero|no|none|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:four|fif|six|seven|eigh|nin|ten)th"
+    r"|\w+(?:teen|ty|illion)|dozen|hundred|thousand|first|second|third|half|both|twice|double|single|only|unique|pair"
+)
+_OPERATORS = frozenset({"\\frac", "/", "\\sqrt", "^", "+", "-", "\\cdot", "!", ":"})
+_ENGLISH = frozenset("the is are and of not such that can cannot has have does all any with must exist".split())
 _SETS = {"\\emptyset": "nosolution", "\\mathbb{R}": "allrealnumbers", "\\infty": "infinitelymany"}
 _SAME_WORDS = {
     "nosolutions": "nosolution", "nosolutionexists": "nosolution", "noneexist": "nosolution", "emptyset": "nosolution",
-    "allreals": "allrealnumbers", "therealnumbers": "allrealnumbers", "realnumbers": "allrealnumbers",
-    "infinite": "infinitelymany", "dne": "doesnotexist", "undefined": "doesnotexist",
+    "allreals": "allrealnumbers", "realnumbers": "allrealnumbers", "true": "yes", "false": "no",
+    "infinite": "infinitelymany", "dne": "doesnotexist", "undefined": "doesnotexist", "notpossible": "impossible",
 }  # fmt: skip
 _FLIPPED = {
     "<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq", "\\approx": "\\approx",
+    **SET_RELATIONS, **{right: left for left, right in SET_RELATIONS.items()},
 }  # fmt: skip
 _ALL_NUMBERS = ("(", "-", "\\infty", ",", "\\infty", ")")
 
@@ -44,7 +54,7 @@ class Match:
     """The result of a comparison.
 
     `same` is True when the answer is the gold, False when it is not, and None when nothing but the gold's own text can
-    be compared with it, which its text alone tells. `path` names the test that decided, or says what is not read.
+    be compared with it. `path` names the test that decided, or says what is not read.
     """
 
     same: bool | None
@@ -68,7 +78,25 @@ def compare(gold: Tokens, answer: Tokens) -> Match:
         if why_undecided(gold):
             return Match(None, why_undecided(gold))
         raise
-    return found if found.same or not why_undecided(gold) else Match(None, why_undecided(gold))
+    reason = why_undecided(gold)
+    if found.same or not reason:
+        return found
+    return _DIFFERENT if _is_other_number(gold, answer) else Match(None, reason)
+
+
+def _is_other_number(gold: Tokens, answer: Tokens) -> bool:
+    """Return True for a number where the gold, which is not read, is a statement or a list that does not hold it."""
+    words = {word for token in gold if token.startswith(WORDS) for word in token[1:].split()}
+    numbers = {token for at, token in enumerate(gold) if is_number(token) and gold[at - 2 : at] != ("_", "{")}
+    if any(map(_COUNTS.fullmatch, words)) or (words and numbers and _OPERATORS & {*gold}):
+        return False
+    try:
+        exact, form = value_of(split_unit(answer)[0]).exact, form_of(gold)
+        if exact is None or not (form.kind in ("list", "set", "tuple") or (len(words) > 1 and _ENGLISH & words)):
+            return False
+        return exact not in map(Fraction, numbers) if words else not any(match(x, answer).same for x in form.parts)
+    except (Unreadable, TooComplex):
+        return False
 
 
 @lru_cache(maxsize=4096)  # Asked again for every completion that is not the gold.
@@ -84,13 +112,16 @@ def why_undecided(gold: Tokens) -> str:
 def _undecided(gold: Tokens) -> str:
     form = form_of(gold)
     if form.kind == "words":
-        num_words = sum(len(token.split()) for token in form.tokens)
-        return f"prose of {num_words} words" if num_words > _MAX_PROSE_WORDS else ""
+        num_words = sum(len(token[1:].split()) if token.startswith(WORDS) else 1 / 3 for token in form.tokens)
+        return f"prose of {num_words:.0f} words" if num_words >= _MAX_PROSE_WORDS + 1 else ""
     if form.kind == "numeral" or (form.tokens[:1] == ("\\angle",) and is_name(form.tokens)):
         return ""
     if form.parts:
-        return next((reason for reason in map(_undecided, form.parts) if reason), "")
+        unnamed = [part for part in form.parts if form.kind != "relation" or not is_name(part)]
+        return next((reason for reason in map(_undecided, unnamed) if reason), "")
     value, _ = split_unit(form.tokens)
+    if value != form.tokens and form_of(value).kind != "scalar":  # `4:30` of `4:30\\text{ p.m.}`
+        return _undecided(value)
     try:
         found = value_of(value)
     except Unreadable as error:
@@ -119,14 +150,14 @@ def match(gold: Tokens, answer: Tokens) -> Match:
     if "words" in kinds and "relation" not in kinds:
         words = _words(left)
         return _SAME_TEXT if words is not None and words == _words(right) else _DIFFERENT
-    if "numeral" in kinds:
-        return Match(left.kind == right.kind and left.signs == right.signs, "digits of a base")
     if "relation" in kinds:
         return _match_relations(left, right)
+    if "numeral" in kinds:
+        return Match(left.kind == right.kind and left.signs == right.signs, "digits of a base")
+    if kinds == {"scalar"} or (kinds == {"scalar", "ratio"} and _HALF_DAYS & {*left.tokens, *right.tokens}):
+        return _match_scalars(left.tokens, right.tokens)
     if "ratio" in kinds:
         return _match_ratios(left, right)
-    if kinds == {"scalar"}:
-        return _match_scalars(left.tokens, right.tokens)
     return _match_parts(left, right)
 
 
@@ -197,7 +228,7 @@ def _quotient(top: Tokens, bottom: Tokens) -> Tokens:
 
 
 def _is_lowest(form: Form) -> bool:
-    numbers = [int(part[0]) for part in form.parts if len(part) == 1 and part[0].isdigit() and len(part[0]) < 10]
+    numbers = [int(part[0]) for part in form.parts if len(part) == 1 and part[0].isdecimal() and len(part[0]) < 10]
     return form.kind != "ratio" or len(numbers) < len(form.parts) or math.gcd(*numbers) == 1
 
 

@@ -1,12 +1,14 @@
-"""Worker of test_rule_ranks: GRPO on two ranks whose rules normalise, or score nothing on one rank or on both.
+"""Worker of test_rule_ranks: GRPO on two ranks whose rules normalise, score nothing on one rank or both, or compare.
 
 Each rank's rewards differ, so that a batch that is not pooled shows in the statistics of rules.
 """
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -14,9 +16,10 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from tests import tiny
+from tests.chat_server import ChatServer
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
-from trl_ext.errors import DataError
-from trl_ext.rewards import Call, Length, Row, Rule, Verdict
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import Call, Compare, Length, Row, Rule, Verdict
 
 torch.set_num_threads(1)
 
@@ -36,9 +39,8 @@ class AbstainsOn(Rule):
         return Verdict(None if torch.distributed.get_rank() in self.ranks else 1.0, "ok")
 
 
-def trainer_with(folder: str, rules: RuleSet) -> GRPOTrainer:
-    args = GRPOConfig(
-        folder,
+def trainer_with(folder: str, rules: Any, num_different: int = 5, **changes: Any) -> GRPOTrainer:
+    settings = dict(
         use_cpu=True,
         bf16=False,
         report_to="none",
@@ -52,7 +54,8 @@ def trainer_with(folder: str, rules: RuleSet) -> GRPOTrainer:
         eval_strategy="steps",
         eval_steps=3,
     )
-    prompts = Dataset.from_dict({"prompt": [tiny.words(*range(3, 4 + n % 5)) for n in range(16)]})
+    args = GRPOConfig(folder, **settings | changes)
+    prompts = Dataset.from_dict({"prompt": [tiny.words(*range(3, 4 + n % num_different)) for n in range(16)]})
     return GRPOTrainer(
         tiny.model("llama"), rules, args, prompts, prompts.select([0, 1]), processing_class=tiny.tokenizer()
     )
@@ -77,6 +80,35 @@ def unscored(folder: str, ranks: tuple[int, ...]) -> list[str]:
     return gather_object([f"{trainer.state.global_step} steps"])
 
 
+def compared(folder: str) -> dict:
+    """Train with completions that are compared, and compare those of both ranks once more in one process."""
+    batches: list[tuple] = []
+
+    def longer(request: dict) -> str:
+        first, second = re.findall(r"<answer-\w-\w+>\n(.*)\n</answer-", request["messages"][1]["content"])
+        return f"Better: {'A' if len(first) > len(second) else 'B' if len(first) < len(second) else 'tie'}"
+
+    with ChatServer(longer) as server:
+        rule = Compare("m", base_url=server.url)
+
+        def reward(prompts, completions, **_):
+            batches.append((prompts, completions, RuleSet([rule])(prompts=prompts, completions=completions)))
+            return batches[-1][2]
+
+        trainer_with(folder, reward, num_different=16).train()  # equal prompts in a batch are one group
+        per_rank = gather_object([batches])
+        both = [
+            [first + second for first, second in zip(*ranks, strict=True)] for ranks in zip(*per_rank, strict=True)
+        ]
+        alone = [RuleSet([rule])(prompts=prompts, completions=completions) for prompts, completions, _ in both]
+    refused = ""
+    try:
+        trainer_with(folder, RuleSet([rule]), per_device_train_batch_size=1)
+    except ConfigError as error:
+        refused = str(error)
+    return {"by_rank": [values for *_, values in both], "alone": alone, "refused": gather_object([refused])}
+
+
 if __name__ == "__main__":
     folder = sys.argv[1]
     facts = {
@@ -84,6 +116,7 @@ if __name__ == "__main__":
         "resumed": normalised(f"{folder}/resumed", f"{folder}/whole/checkpoint-{SAVED_AT}"),
         "one": unscored(f"{folder}/one", (0,)),
         "both": unscored(f"{folder}/both", (0, 1)),
+        "compared": compared(f"{folder}/compared"),
     }
     state = PartialState()
     if state.is_main_process:

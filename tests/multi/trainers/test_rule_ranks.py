@@ -1,4 +1,7 @@
-"""Rules on two ranks: running statistics equal on both and after a resume; what scored nothing is judged together."""
+"""Rules on two ranks: running statistics equal on both and after a resume; what scored nothing is judged together.
+
+Groups are compared as in one process.
+"""
 
 import json
 
@@ -39,3 +42,10 @@ def test_a_rule_that_scores_on_no_rank_ends_both_with_one_sentence(facts):
     first, second = facts["both"]
     assert first == second
     assert f"'abstains_on' scored none of the {ROWS_PER_STEP} completions of the first step" in first
+
+
+def test_groups_are_compared_as_in_one_process_and_none_is_shared(facts):
+    found = facts["compared"]
+    assert found["by_rank"] == found["alone"] and len(found["alone"]) > NUM_STEPS
+    assert {value for batch in found["alone"] for value in batch} > {0.0, 1.0}
+    assert "whole groups of 2 or more" in found["refused"][0] and found["refused"][0] == found["refused"][1]

@@ -15,7 +15,7 @@ import re
 import statistics
 import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -45,6 +45,7 @@ _DETAIL_CHARS = 300
 # HTTP codes that a completion may bring about, since it is too long or is filtered. They earn the floor, and count as
 # failures all the same, since a wrong configuration brings them about for every row.
 REFUSALS = (400, 403, 413, 422, 451)
+_OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # what `fallback` may change
 
 
 class JudgeReply(NamedTuple):
@@ -63,20 +64,6 @@ class JudgeRequest(NamedTuple):
     messages: list[dict[str, str]]
     read: Callable[[Any], Any]
     schema: Mapping[str, Any] | None
-
-
-class JudgeServer(NamedTuple):
-    """A model on a server, by the names of the rule's fields."""
-
-    model: str
-    base_url: str
-    api_key_env: str
-    price: Mapping[str, float] | None
-
-    @property
-    def key(self) -> str:
-        """The key for it, empty for none."""
-        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +103,9 @@ class Judge(AsyncRule):
         max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
         where: "after_think" shows the judge what follows the last `</think>`, "all" the whole completion.
         extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
-        fallback: Further servers, each with `base_url`, `model`, `api_key_env` or `price` where they differ; a key is
-            sent to no other address unless it says so. The next one is asked where one cannot be reached, answers 5xx,
-            or is paused.
+        fallback: Further servers, each with what differs of `base_url`, `model`, `api_key_env`, `price`, `extra_body`;
+            to another address no key is sent unless it is named. The next one is asked where one cannot be reached,
+            answers 5xx, or is paused.
         price: US dollars for a million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
 
     Example:
@@ -149,11 +136,14 @@ class Judge(AsyncRule):
     price: Mapping[str, float] | None = None
 
     @property
-    def servers(self) -> list[JudgeServer]:
-        """The rule's server, and those of `fallback`."""
-        own = JudgeServer(self.model, self.base_url, self.api_key_env, self.price)
-        keyless = own._replace(api_key_env="")
-        return [own, *((keyless if "base_url" in one else own)._replace(**one) for one in self.fallback)]
+    def servers(self) -> list["Judge"]:
+        """The rule itself, and as it is at each server of `fallback`."""
+        own = ({"api_key_env": ""} | {**one} if "base_url" in one else one for one in self.fallback)
+        return [self, *(replace(self, **{**changes, "fallback": ()}) for changes in own)]
+
+    @property
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
     @property
     def costs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -190,21 +180,20 @@ class Judge(AsyncRule):
         raise RuleError(f"Rule '{self.name}': {sentence}")
 
     def _check_server(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
+        check_server(f"Rule '{self.name}'", "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
+        if self.price is not None:
+            if not isinstance(self.price, Mapping) or self.price.keys() != {"input", "output"}:
+                self._refuse(f"price is {self.price!r}. Give {{input: 0.1, output: 0.4}}, for a million tokens.")
+            for usd in self.price.values():
+                check_number(self, "price", usd, "dollars of at least 0", lambda usd: usd >= 0)
         if isinstance(self.fallback, str | Mapping) or not all(
-            isinstance(one, Mapping) and {"base_url", "model"} & one.keys() and one.keys() <= set(JudgeServer._fields)
+            isinstance(one, Mapping) and {"base_url", "model"} & one.keys() and one.keys() <= _OF_SERVER
             for one in self.fallback
         ):
             self._refuse(f"fallback is {self.fallback!r}. Give a list such as [{{base_url: ..., model: ...}}].")
-        owner = f"Rule '{self.name}'"
-        for server in self.servers:
-            if not isinstance(server.model, str) or not server.model:
-                self._refuse(f"model is {server.model!r}. Give the name that the server has for it.")
-            check_server(owner, "base_url", server.base_url, server.api_key_env, "http://localhost:8000/v1")
-            if server.price is not None:
-                if not isinstance(server.price, Mapping) or server.price.keys() != {"input", "output"}:
-                    self._refuse(f"price is {server.price!r}. Give {{input: 0.1, output: 0.4}}, for a million tokens.")
-                for usd in server.price.values():
-                    check_number(self, "price", usd, "dollars of at least 0", lambda usd: usd >= 0)
+        assert self.servers  # each checks itself when it is made
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):
@@ -393,40 +382,40 @@ class Judge(AsyncRule):
 
     async def _ask(self, asked: JudgeRequest) -> JudgeReply | str:
         """The reply, or the sentence with which the server refuses the request."""
-        first, *others = (partial(self._send, place, asked) for place in range(len(self.servers)))
-        keys = [(server.base_url, server.model) for server in self.servers[1:]]
+        servers = self.servers
+        calls = [
+            ((one.base_url, one.model), partial(self._send, one, asked, f"answered_{place}" if self.fallback else ""))
+            for place, one in enumerate(servers, 1)
+        ]
         try:
-            return await self.call(first, *zip(keys, others, strict=True))
+            return await self.call(calls[0][1], *calls[1:])
         except CallFailed as failed:
             said = str(failed)
-            for server in self.servers:
-                said = said.replace(server.key, "***") if server.key else said
+            for key in filter(None, (one._key for one in servers)):
+                said = said.replace(key, "***")
             if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return said
             raise CallFailed(said) from None
 
-    async def _send(self, place: int, asked: JudgeRequest) -> JudgeReply:
-        """The reply of the server of this place, counted."""
-        server = self.servers[place]
-        request = {"model": server.model, "messages": asked.messages, "max_completion_tokens": self.max_tokens}
+    async def _send(self, server: "Judge", asked: JudgeRequest, counted: str) -> JudgeReply:
+        """The reply of one of `servers`, counted under the name if there is one."""
+        request: dict[str, Any] = {"model": server.model, "messages": asked.messages}
+        request["max_completion_tokens"] = self.max_tokens
         if self.temperature is not None:
             request["temperature"] = self.temperature
         if asked.schema is not None:
             form = {"name": "judgement", "strict": True, "schema": dict(asked.schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": form}
-        if self.extra_body:
-            request["extra_body"] = dict(self.extra_body)
-        reply = await send(client_of(os.getpid(), server.base_url, server.key, self.timeout_s), request)
+        if server.extra_body:
+            request["extra_body"] = dict(server.extra_body)
+        reply = await send(client_of(os.getpid(), server.base_url, server._key, self.timeout_s), request)
         self.spend(tokens=reply.tokens, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
-        if self.fallback:
-            self.spend(**{f"answered_{place + 1}": 1})
+        self.spend(**({counted: 1} if counted else {}))
         if server.price:
             usd = server.price["input"] * reply.tokens_in + server.price["output"] * reply.tokens_out
             self.spend(cost_usd=usd / 1e6)
             if not reply.tokens_in + reply.tokens_out:
-                said = (
-                    f"{server.base_url} sends no numbers of tokens in and out (usage): cost_usd leaves its calls out."
-                )
+                said = f"{server.base_url} sends no numbers of tokens (usage): cost_usd leaves its calls out."
                 warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {said}")
         return reply
 

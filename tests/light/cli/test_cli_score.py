@@ -83,7 +83,7 @@ def test_audit_is_quiet_about_data_that_fits_and_exits_with_1_naming_the_row_tha
     assert main(["score", "audit", "rules.yaml", "data.jsonl", "--limit", "1"]) == 0
 
 
-@pytest.mark.parametrize("command", [["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml"]])
+@pytest.mark.parametrize("command", [["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml", "data.jsonl"]])
 def test_json_is_nothing_but_json(folder, capsys, command):
     code = main(["score", *command, "--json"])
     assert json.loads(capsys.readouterr().out)["ok"] is (code == 0)
@@ -110,12 +110,13 @@ def test_audit_reads_a_saved_dataset_and_its_splits(folder, capsys):
 
 
 def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays_and_0_when_none_does(folder, capsys):
+    write("data.jsonl", [{"prompt": "6 * 7?", "answer": "42"}])
     (folder / "rules.yaml").write_text("rules: [{rule: answer, where: all}]")
-    assert main(["score", "redteam", "rules.yaml"]) == 1
+    assert main(["score", "redteam", "rules.yaml", "data.jsonl"]) == 1
     text = capsys.readouterr().out
     assert "\nprompt copied " in text and "answer only in the thoughts, row 0: " in text
     (folder / "rules.yaml").write_text("rules: [{rule: length, low: 1, high: 90, unit: words}]")
-    assert main(["score", "redteam", "rules.yaml"]) == 0
+    assert main(["score", "redteam", "rules.yaml", "data.jsonl"]) == 0
 
 
 def test_redteam_cheats_on_the_users_rows(folder, capsys):
@@ -186,7 +187,7 @@ TABLE = [{"prompt": "What is 1 + 1?", "completion": "A: 2", "step": 1, "answer":
 
 ROW_0 = "explain rules.yaml table.jsonl --row 0"
 SLIPS = {
-    "redteam rules.yaml --lmit 3": "Unknown flag --lmit. Did you mean --limit?",
+    "redteam rules.yaml data.jsonl --lmit 3": "Unknown flag --lmit. Did you mean --limit?",
     "audit rules.yaml nowhere.jsonl": "There is no file or folder nowhere.jsonl.",
     "audit nowhere.yaml data.jsonl": "nowhere.yaml cannot be read",
     "audit rules.yaml rules.yaml": "rules.yaml is none of .jsonl, .json, .parquet, .csv.",
@@ -195,7 +196,7 @@ SLIPS = {
     "audit rules.yaml empty.jsonl": "empty.jsonl cannot be read",
     "audit rules.yaml broken.jsonl": "broken.jsonl cannot be read",
     "audit rules.yaml other.jsonl": "Rule 'answer' reads the column 'answer', which the dataset lacks",
-    "redteam rules.yaml --shape A:": "shape is 'A:'. Write [answer]",
+    "redteam rules.yaml data.jsonl --shape A:": "shape is 'A:'. Write [answer]",
     "explain rules.yaml table.jsonl --row 1": "table.jsonl has 1 rows, counted from 0",
     "explain rules.yaml table.jsonl --row -1": "table.jsonl has 1 rows, counted from 0",
     ROW_0: "The rules read the column 'answer', which this table",

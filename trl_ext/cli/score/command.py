@@ -39,7 +39,7 @@ Does a cheat pay? Tries completions that deserve nothing (empty tags, several bo
 judge, programs that exit) and compares them with an honest try that fails. Exit code 1 if one pays."""
 REDTEAM_EXAMPLE = """\
 examples:
-  trl-ext score redteam rules.yaml
+  trl-ext score redteam rules.yaml train.jsonl
   trl-ext score redteam rules.yaml train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
 SERVE = """\
@@ -110,8 +110,7 @@ def _add_explain(parser: CommandParser) -> None:
 
 
 def _add_redteam(parser: CommandParser) -> None:
-    purpose = "rows to cheat on, as for audit; without it the command has its own rows"
-    parser.add_argument("data", metavar="DATA", nargs="?", help=purpose)
+    parser.add_argument("data", metavar="DATA", help="rows to cheat on, as for audit")
     _add_data_options(parser, limit=20)
     parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -149,7 +148,7 @@ def run_redteam(rules: Any, arguments: argparse.Namespace) -> int:
     from trl_ext.cli.score.rows import read_data
     from trl_ext.rewards.auditing.redteam import redteam
 
-    rows = arguments.data and read_data(arguments.data, arguments.split, arguments.limit)
+    rows = read_data(arguments.data, arguments.split, arguments.limit)
     return _printed(redteam(rules, rows, arguments.shape), arguments.json)
 
 

@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
-from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, tags_of
+from trl_ext.rewards.auditing.redteam_rows import Target, honest, keywords_of, of_data, tags_of
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rules.relevance import prompt_text
 from trl_ext.rewards.ruleset import RuleSet
@@ -26,9 +26,7 @@ _ROUNDING = 1e-9
 _BAR_DELAY_S = 2.0
 
 
-def redteam(
-    rules: RuleSet, rows: Any = None, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS
-) -> RedteamReport:
+def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS) -> RedteamReport:
     """Try every cheat on every row.
 
     Rules that count tokens get one made-up token per word and sign.
@@ -36,8 +34,7 @@ def redteam(
     Args:
         rules: The set. An exception in a rule is a finding here, whatever its `on_error` says.
         rows: A `datasets.Dataset`, or a list of rows as mappings: `prompt`, the columns that the rules read, and for
-            rules of style `completion`, a good one. Each costs some 150 completions. None: rows of ours, for rules
-            whose columns are gold answers.
+            rules of style `completion`, a good one. Each costs some 150 completions.
         shape: What a completion must look like, with `[answer]` and `[text]` in it, for rules that ask for a pattern.
         cheats: Which to try.
 
@@ -51,10 +48,7 @@ def redteam(
         raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
     rules = replace(rules, on_error="floor")
-    if rows is None:
-        targets = built_in(rules.rules)
-    else:
-        targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
+    targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
     decided = [court for court in courts if court.is_decided]
     if not decided:
@@ -98,16 +92,16 @@ class _Court:
         """The honest completions that set the bar."""
         target, rules = self.target, self.rules.rules
         if self._judging:
-            return ["", *honest(target, rules, target.wrong, shape)]
+            return ["", *honest(rules, target.wrong, shape)]
         good = [] if target.completion is None else [completion_text(target.completion)]
-        return [*good, *honest(target, rules, target.gold or "so", shape)]
+        return [*good, *honest(rules, target.gold or "so", shape)]
 
     def _right(self, shape: str | None) -> float | None:
         """The most that a right answer earns; None where no gold is known or no rule judges."""
         if self.target.gold is None or not self._judging:
             return None
         ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging]
-        texts = [*filter(None, ideals), *honest(self.target, self.rules.rules, self.target.gold, shape)]
+        texts = [*filter(None, ideals), *honest(self.rules.rules, self.target.gold, shape)]
         return highest(explained.total for explained in self._explained(texts))
 
     def attempt(self, cheat: Cheat) -> Attempt | None:

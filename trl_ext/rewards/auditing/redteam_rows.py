@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trl_ext.errors import DataError
 from trl_ext.rewards.auditing.audit import gold_key
 from trl_ext.rewards.rule import Rule, ideal_of
 from trl_ext.rewards.rules.keywords import Keywords
@@ -22,7 +21,6 @@ class Target:
         columns: As rules get them.
         gold: The right answer as short text; None where it is not known.
         wrong, other: Two wrong answers of the same kind.
-        solution: What an honest completion says before its answer.
         completion: A good completion, for rules of style.
     """
 
@@ -31,66 +29,8 @@ class Target:
     gold: str | None = None
     wrong: str = "something else"
     other: str = "nothing of the kind"
-    solution: str = ""
     completion: str | None = None
 
-
-_NUMBERS = (
-    Target(
-        "A farmer fills 7 boxes with 6 apples each and sells a box for 3 dollars. How many apples has he packed?",
-        gold="42",
-        wrong="43",
-        other="39",
-        solution="The farmer has seven boxes, and six apples go into each, so the apples packed are seven times six.",
-    ),
-    Target(
-        "At noon it is 5 degrees. By night the temperature falls by 12 degrees. How cold is it at night?",
-        gold="-7",
-        wrong="-8",
-        other="17",
-        solution="It starts at five degrees and falls by twelve, which takes the temperature at night below zero.",
-    ),
-    Target(
-        "Out of 8 slices of a cake Ann eats 2. Which part of the cake is left?",
-        gold="3/4",
-        wrong="1/4",
-        other="2/3",
-        solution="Ann eats two of eight slices, so six of the eight slices of the cake are left.",
-    ),
-)
-_CHOICES = (
-    Target(
-        "Which city is the capital of Australia?\n(A) Sydney\n(B) Canberra\n(C) Melbourne\n(D) Perth",
-        gold="B",
-        wrong="A",
-        other="C",
-        solution="The capital of Australia was built for that purpose between its two largest cities.",
-    ),
-    Target(
-        "Which of these planets is the largest?\nA. Mars\nB. Venus\nC. Earth\nD. Jupiter\nE. Mercury",
-        gold="D",
-        wrong="C",
-        other="B",
-        solution="Of these planets one is a giant of gas, much larger than the planets made of rock.",
-    ),
-)
-_TEXTS = (
-    Target(
-        "Which river flows through Cairo?",
-        gold="the Nile",
-        wrong="the Niger",
-        other="the Congo",
-        solution="Cairo lies in the north of Egypt, on the river that flows through the whole country.",
-    ),
-    Target(
-        "In which city does the Statue of Liberty stand?",
-        gold="New York",
-        wrong="New Orleans",
-        other="Boston",
-        solution="The statue stands on an island in the harbour of a large city on the Atlantic.",
-    ),
-)
-_BUILT_IN = {"number": _NUMBERS, "choice": _CHOICES, "exact": _TEXTS}
 
 # How completions show their answer.
 _SHAPES = (
@@ -121,34 +61,6 @@ _CLAUSES = (
 )
 _LETTERS = "ABCDEAB"
 _SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
-
-
-def built_in(rules: Sequence[Rule]) -> list[Target]:
-    """The built-in rows for these rules, or DataError where a column cannot be filled."""
-    judging = [rule for rule in rules if rule.judges_correctness]
-    if not judging:
-        return [_filled(target, rules, None) for target in (*_NUMBERS[:1], *_TEXTS)]
-    return [_filled(target, rules, rule) for rule in judging for target in _samples(rule)]
-
-
-def _samples(rule: Rule) -> tuple[Target, ...]:
-    return _BUILT_IN.get(getattr(rule, "kind", "number"), _NUMBERS)
-
-
-def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target:
-    """The row with a cell for each column that the rules read; the row is for `judge`."""
-    columns: dict[str, Any] = {}
-    for rule in (rule for rule in (judge, *rules) if rule is not None):
-        for name, values in (rule.when or {}).items():
-            columns.setdefault(name, values[0])
-        for name in rule.columns:
-            if not rule.judges_correctness or getattr(rule, "gold", None) != name:
-                raise DataError(
-                    f"Rule '{rule.name}' reads the column '{name}', which the built-in rows cannot fill. Give rows of "
-                    "your data: a file after the rules on the command line, rows=... in Python."
-                )
-            columns.setdefault(name, target.gold if rule is judge else _samples(rule)[0].gold)
-    return replace(target, columns=columns)
 
 
 def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
@@ -214,11 +126,11 @@ def _with_digit(gold: str, position: int, more: int) -> str:
     return f"{gold[:position]}{digit}{gold[position + 1 :]}"
 
 
-def honest(target: Target, rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
+def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
     """Completions of an honest try that ends in this answer, in many shapes and lengths."""
     words = " ".join(keywords_of(rules))
     for num_sentences in _SENTENCES:
-        text = " ".join([target.solution, *filler(num_sentences), words]).strip()
+        text = " ".join([*filler(num_sentences), words]).strip()
         for template in _SHAPES:
             yield template.format(text=text, answer=answer)
         if tags := tags_of(rules):

@@ -11,7 +11,7 @@ accents, case, punctuation, articles and titles do not count, nor do plurals, "t
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -272,8 +272,13 @@ def _other(text: str, start: int, end: int, right: set[str], asked: str) -> str:
         _LOOSE | known | {"not", "but"}
     ):  # "paris london rome madrid"
         return min(rest)
-    if clause := _parallel(text, start, is_other):
-        return clause
+    # Another clause in the same words: "Paris is the seat, Rome is the seat".
+    own, *clauses = sorted(_CLAUSE.split(text), key=lambda clause: told not in clause)
+    bare = _set(_NAME.sub(" ", own))
+    for clause in clauses:
+        words = _set(_NAME.sub(" ", clause))
+        if (bare & words) - _LOOSE and len(bare ^ words) < 2 and any(map(is_other, _names(f" {clause}"))):
+            return clause
     others, num_right, is_second, marks, near = [], 1, False, "", ""
     for step, part in ((_NEXT, text[end : end + 240]), (_LAST, text[max(0, start - 240) : start])):
         is_first = True
@@ -290,17 +295,3 @@ def _other(text: str, start: int, end: int, right: set[str], asked: str) -> str:
             marks, is_first = marks + mark, False
     is_list = len(others) > (2 if is_named else 1) or is_second or (is_named and _ONE_OF.search(marks))
     return others[0] if others and (_EITHER.search(near) or (is_list and 2 * len(others) > num_right)) else ""
-
-
-def _parallel(text: str, start: int, is_other: Callable[[str], bool]) -> str:
-    """Return a clause that gives another name in the same words: "Paris is the seat, Rome is the seat"; else ""."""
-    clauses, begin = [], 0
-    for match in (*_CLAUSE.finditer(text), None):
-        end = match.start() if match else len(text)
-        clauses.append((text[begin:end], begin <= start < end, _set(_NAME.sub(" ", text[begin:end]))))
-        begin = match.end() if match else end
-    own = next((words for _, holds, words in clauses if holds), set())
-    for clause, holds, words in clauses:
-        if not holds and (own & words) - _LOOSE and len(own ^ words) < 2 and any(map(is_other, _names(f" {clause}"))):
-            return clause
-    return ""

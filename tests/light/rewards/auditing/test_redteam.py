@@ -28,6 +28,11 @@ HIDDEN = {
     "thoughts closed twice",
     "box without an end",
 }
+ROWS = [
+    {"prompt": "6 * 7?", "answer": "42"},
+    {"prompt": "5 - 12?", "answer": "-7"},
+    {"prompt": "6 / 8?", "answer": "3/4"},
+]
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 
 
@@ -78,7 +83,7 @@ def through(report):
 @pytest.fixture(scope="module")
 def fooled():
     """The report on a rule that finds the gold anywhere."""
-    return redteam(judge("anywhere"))
+    return redteam(judge("anywhere"), ROWS)
 
 
 def test_there_are_many_cheats_with_names_of_their_own():
@@ -113,36 +118,39 @@ def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich(fooled):
 
 def test_a_strict_rule_pays_for_no_cheat():
     cheats = [cheat for cheat in CHEATS if not cheat.name.startswith(("denied", "box in", "gold in"))]
-    report = redteam(RuleSet([Answer()]), cheats=cheats)
+    report = redteam(RuleSet([Answer()]), ROWS, cheats=cheats)
     assert report.ok and report.rights == (1.0, 1.0, 1.0) and report.bars == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("kind", ["choice", "exact"])
-def test_there_are_rows_for_letters_and_texts(kind):
-    report = redteam(RuleSet([Answer(kind=kind)]), cheats=[Cheat("sandwich", "([wrong]) ([gold]) ([other])")])
+@pytest.mark.parametrize(
+    ("kind", "golds"), [("choice", "BD"), ("exact", ("the Nile", "New York")), ("qa", ("Nile", "Rome"))]
+)
+def test_letters_and_texts_are_cheated_on(kind, golds):
+    rows = [{"prompt": "(A) (B) (C) (D) (E)?", "answer": gold} for gold in golds]
+    report = redteam(RuleSet([Answer(kind=kind)]), rows, cheats=[Cheat("sandwich", "([wrong]) ([gold]) ([other])")])
     assert report.ok and report.rights == (1.0, 1.0)
 
 
 def test_no_value_and_an_exception_get_through_and_what_an_honest_wrong_answer_earns_is_the_bar():
-    found = through(redteam(judge("nothing_for_the_empty"), cheats=NOTHING))
+    found = through(redteam(judge("nothing_for_the_empty"), ROWS, cheats=NOTHING))
     assert found["white space"].verdict == "no value: it takes its row out of training"
-    found = through(redteam(judge("raises_on_nul"), cheats=NOTHING))
+    found = through(redteam(judge("raises_on_nul"), ROWS, cheats=NOTHING))
     assert {name: attempt.verdict for name, attempt in found.items()} == {"control characters": "rule 'judge' raised"}
-    report = redteam(judge("partly"), cheats=NOTHING)
+    report = redteam(judge("partly"), ROWS, cheats=NOTHING)
     assert report.bars == (0.25, 0.25, 0.25) and report.ok
 
 
 def test_a_rule_that_pays_nothing_for_a_right_answer_proves_nothing():
-    report = redteam(judge("never"), cheats=NOTHING)
+    report = redteam(judge("never"), ROWS, cheats=NOTHING)
     assert not report.through and report.blind_rows == (0, 1, 2) and not report.ok
     assert "row 0: a right answer earns 0 and a wrong one 0" in str(report)
     with pytest.raises(DataError, match="Row 0: no rule has a value there"):
-        redteam(judge("no_gold"))
+        redteam(judge("no_gold"), ROWS)
 
 
 def test_form_that_an_honest_try_has_too_is_no_cheat():
     rules = RuleSet([Judge(believes="never"), Tags("think", "answer", weight=0.2), Keywords(("because",), weight=0.1)])
-    report = redteam(rules)
+    report = redteam(rules, ROWS)
     assert not report.through and report.bars[0] == pytest.approx(0.3)
 
 
@@ -151,15 +159,15 @@ CountsBecause = rule_class("CountsBecause", lambda row: row.text.count("because"
 
 
 def test_keyword_stuffing_that_pays_is_found_behind_the_answer():
-    (found,) = redteam(RuleSet([Judge(believes="never"), CountsBecause()]), cheats=CONNECTIVES).attempts
+    (found,) = redteam(RuleSet([Judge(believes="never"), CountsBecause()]), ROWS, cheats=CONNECTIVES).attempts
     assert found.verdict == "more than an honest try"
-    assert redteam(RuleSet([Answer(), CountsBecause(gate="answer")]), cheats=CONNECTIVES).ok
+    assert redteam(RuleSet([Answer(), CountsBecause(gate="answer")]), ROWS, cheats=CONNECTIVES).ok
 
 
 def test_the_bar_of_style_is_the_honest_text():
-    report = redteam(RuleSet([Length(low=5, high=80, unit="words")]))
+    report = redteam(RuleSet([Length(low=5, high=80, unit="words")]), ROWS)
     assert report.ok and set(report.bars) == {1.0} and set(report.rights) == {None}
-    assert through(redteam(RuleSet([CountsBecause()]), cheats=CONNECTIVES))
+    assert through(redteam(RuleSet([CountsBecause()]), ROWS, cheats=CONNECTIVES))
 
 
 def test_a_users_good_completion_raises_the_bar_of_style():
@@ -170,17 +178,17 @@ def test_a_users_good_completion_raises_the_bar_of_style():
 def test_the_tags_and_keywords_that_the_rules_ask_for_are_tried():
     rules = RuleSet([Tags("plan", "result"), Keywords(("hence",))])
     cheats = [cheat for cheat in CHEATS if {"tags", "words"} & cheat.fields]
-    tried = {attempt.cheat: attempt.completion for attempt in redteam(rules, cheats=cheats).attempts}
+    tried = {attempt.cheat: attempt.completion for attempt in redteam(rules, ROWS, cheats=cheats).attempts}
     assert tried["the tags that are asked for, empty"] == "<plan></plan><result></result>"
     assert tried["keyword stuffing"].count("hence") == 20
 
 
 def test_a_shape_gives_honest_completions_of_a_pattern():
     shape = "Q: [text]\nZ: [answer]"
-    texts = list(honest(of_data([Answer()], [{"answer": "18"}])[0], [], "19", shape))
+    texts = list(honest([], "19", shape))
     assert "Q: So it is.\nZ: 19" in texts and all("{" not in text for text in texts if text.startswith("Q:"))
     with pytest.raises(ConfigError, match=r"shape is 'Z:'. Write \[answer\]"):
-        redteam(RuleSet([Answer()]), shape="Z:")
+        redteam(RuleSet([Answer()]), ROWS, shape="Z:")
 
 
 def test_wrong_answers_look_like_the_right_one(subtests):
@@ -222,30 +230,14 @@ def test_an_answer_stands_in_a_text_as_a_word(subtests):
             assert holds(text, gold) is is_there
 
 
-def test_a_column_that_the_built_in_rows_cannot_fill_asks_for_data():
-    class NeedsSchema(Judge):
-        @property
-        def columns(self):
-            return ("schema",)
-
-    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*a file after the rules"):
-        redteam(RuleSet([NeedsSchema()]))
-
-
-def test_built_in_rows_satisfy_when():
-    rules = RuleSet([Answer(when={"task": "sums"}), Answer(name="letter", kind="choice", when={"task": "letters"})])
-    report = redteam(rules, cheats=[Cheat("empty", "")])
-    assert report.rights == (1.0,) * 5 and report.bars == (0.0,) * 5
-
-
 def test_rules_of_tokens_get_one_per_word_and_sign():
     assert len(token_ids("so, 42!")) == 4 and token_ids("a a")[0] == token_ids("a a")[1] and token_ids("") == []
-    assert redteam(RuleSet([Length(high=50)]), cheats=[Cheat("empty", "")]).ok
+    assert redteam(RuleSet([Length(high=50)]), ROWS, cheats=[Cheat("empty", "")]).ok
 
 
 def test_the_users_own_set_is_left_as_it_is():
     rules = RuleSet([Answer()], on_error="stop", normalise=True)
-    redteam(rules, cheats=[Cheat("empty", "")])
+    redteam(rules, ROWS, cheats=[Cheat("empty", "")])
     assert rules.on_error == "stop" and rules.state_dict() == RuleSet([Answer()]).state_dict()
 
 

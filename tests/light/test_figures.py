@@ -86,9 +86,19 @@ def ahead_learning() -> dict:
     return {EVIDENCE: {f"{', '.join(ahead)}; 0: {', '.join(waiting)}"}, ROOT / "docs" / "running" / "overlap.md": page}
 
 
+def curriculum() -> dict:
+    found = json.loads((RESULTS / "curriculum_cpu.json").read_text())["ratios"]
+    middle, low = (
+        [found[f'{{"target": {target}}}'][score] for score in ("0.5", "0.6", "0.7")] for target in (0.5, 0.3)
+    )
+    listed = {"{:.2f}, {:.2f} and {:.2f} times".format(*ratios) for ratios in (middle, low)}
+    page = {f"{min(low):.2f} to {max(low):.2f} times", f"{min(middle):.2f} to\n{max(middle):.2f} times"}
+    return {EVIDENCE: listed, ROOT / "docs" / "grpo.md": page}
+
+
 @pytest.mark.parametrize(
     "figures",
-    [grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning],
+    [grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
     ids=lambda figures: figures.__name__,
 )
 def test_pages_give_the_figures_of_the_results(figures):

@@ -44,6 +44,14 @@ def test_balance(run):
     assert result["over_tokens"] >= 1
 
 
+def test_curriculum(run):
+    script = import_module("curriculum")
+    found = run("curriculum", "--seeds", "1", "--steps", "5", TAUGHT_STEPS=5, SCORES=(1.0,))
+    assert [one["curriculum"] for one in found["runs"]] == ["uniform", '{"target": 0.5}']
+    assert all(list(one["held_out"]) == ["0"] and set(one["steps"]) == {"1.0"} for one in found["runs"])
+    assert script.steps_to(0.5, {0: 0.1, 5: 0.4, 10: 0.6}) == 7.5 and script.steps_to(0.7, {0: 0.1, 5: 0.4}) is None
+
+
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "reward"])
 def test_activations(trainer, run):
     small = replace(import_module("activations").SHAPE, prompt=5, mean=6, longest=6)

@@ -179,7 +179,7 @@ CALLS = ({"input": "1", "output": "1"},)
 MADE: dict[str, tuple[list[dict], dict]] = {
     "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"kind": "qa"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
-    "compare": ([{"model": "m"}], {}),
+    "compare": ([{"model": "m", "opponents": 2}], {}),
     "cosine": ([{"max_len": 9, "unit": unit} for unit in ("chars", "words", "tokens")], {}),
     "grammar": ([{}, {"where": "after_think"}], {}),
     "instructions": (

@@ -58,7 +58,7 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     for _, is_met, labels in (part for verdict in column.verdicts for part in verdict.parts):
         for name in ("met_frac", *(f"met/{label}" for label in labels)):
             met.setdefault(name, []).append(is_met)
-    metrics |= {name: statistics.fmean(met[name]) for name in sorted(met)[:_MOST_MET]}
+    metrics |= {name: statistics.fmean(met[name]) for name in sorted(met, reverse=True)[:_MOST_MET]}  # met_frac first
     if rule.gate is not None:
         metrics["gated_frac"] = sum(state != "open" for state in states) / rows
     for name, value in metrics.items():

@@ -156,6 +156,10 @@ def test_criteria_of_the_rule_and_tags_of_rows_are_logged():
     RuleSet([rubric("rubrics")])(**batch)
     ours = {key.removeprefix("rules/rubric/"): value for key, value in metrics.items() if "met" in key}
     assert ours == {"met/axis:manners": 0.5, "met/level:example": 1.0, "met/axis:tone": 0.0, "met_frac": 2 / 5}
+    metrics.clear()
+    many = [{"criterion": "Says please.", "points": 1, "tags": [f"tag {n}" for n in range(500)]}]
+    RuleSet([rubric("rubrics")])(completions=["please"], rubrics=[many], log_metric=metrics.__setitem__)
+    assert sum("/met" in key for key in metrics) == 100 and metrics["rules/rubric/met_frac"] == 1.0
 
 
 def test_equal_rows_are_asked_once_and_other_points_again():

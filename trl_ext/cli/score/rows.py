@@ -12,7 +12,7 @@ from typing import Any
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import AsyncRule, Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit_report import shortened, table
-from trl_ext.rewards.rules.relevance import prompt_text
+from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.totals.composition import gate_of
 from trl_ext.scripts.data.dataset import READERS
 
@@ -190,7 +190,7 @@ def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[lis
 def heading(row: Mapping[str, Any], text: str) -> str:
     """The row's prompt and completion, shortened."""
     step = [f"step {row['step']}"] if row.get("step") is not None else []
-    prompt = prompt_text(row.get("prompt"))
+    prompt = question_text(row.get("prompt"))
     if len(text) > _SHOWN_CHARS:  # answers stand at either end
         half = _SHOWN_CHARS // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"

@@ -18,8 +18,8 @@ from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
 from trl_ext.rewards.auditing.redteam_rows import Target, honest, keywords_of, of_data, tags_of
 from trl_ext.rewards.rows import completion_text
-from trl_ext.rewards.rules.relevance import prompt_text
 from trl_ext.rewards.ruleset import RuleSet
+from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.totals.explanation import Explanation
 
 _ROUNDING = 1e-9
@@ -113,7 +113,7 @@ class _Court:
             "gold": target.gold or "",
             "wrong": target.wrong,
             "other": target.other,
-            "prompt": prompt_text(target.prompt),
+            "prompt": question_text(target.prompt),
             "words": " ".join(keywords_of(self.rules.rules)),
             "tags": "".join(f"<{tag}></{tag}>" for tag in tags_of(self.rules.rules)),
         }

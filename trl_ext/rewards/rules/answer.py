@@ -12,7 +12,7 @@ from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
 from trl_ext.rewards.text.open_answers import accepted, judge_open
-from trl_ext.rewards.text.prompt import prompt_text
+from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.text.prose import normalized
 from trl_ext.rewards.text.reader import AnswerReading, stated
 from trl_ext.rewards.text.visible import visible
@@ -79,7 +79,7 @@ class Answer(Rule):
         if golds is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
         if self.kind == "qa":
-            return judge_open(visible(row.text, self.where), golds, prompt_text(row.prompt, last=True), self.match)
+            return judge_open(visible(row.text, self.where), golds, question_text(row.prompt), self.match)
         return best(self._against(gold, row) for gold in golds)
 
     def _golds(self, cell: Any) -> list[str] | None:

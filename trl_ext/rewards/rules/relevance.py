@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import regex
 
-from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.scorer import warn_once
+from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
@@ -76,7 +76,7 @@ class Relevance(Rule):
         check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
 
     def score(self, row: Row) -> Verdict:
-        prompt = read_prompt(prompt_text(row.prompt))
+        prompt = read_prompt(question_text(row.prompt))
         if not prompt.weights:
             return Verdict(None, "gold_invalid", "the prompt has no content words")
         refused = refusal(self, row.text)
@@ -112,14 +112,6 @@ def read_prompt(text: str) -> Prompt:
     counts = Counter(terms_of(units))
     weights = {term: math.log1p(len(units) / count) for term, count in counts.items()}
     return Prompt(weights, sum(weights.values()), frozenset(ngrams(units)))
-
-
-def prompt_text(prompt: Any) -> str:
-    """Return the text of a prompt in TRL's shapes: a string, or the last user message of a list."""
-    if isinstance(prompt, list | tuple):
-        asked = (message.get("content") for message in reversed(prompt) if message.get("role") == "user")
-        return content_text(next(asked, None))
-    return prompt if isinstance(prompt, str) else ""
 
 
 def units_of(text: str) -> list[str]:

@@ -30,8 +30,8 @@ _ANY_FORM = re.compile("factor|expand|multiply|simpl|lowest|reduced|rationali|fr
 
 
 def asked_forms(prompt: Any) -> frozenset[str]:
-    """Return the keys of FORMS that the prompt asks for; of a conversation, its last message alone."""
-    return _asked(prompt_text(prompt, last=True))
+    """Return the keys of FORMS that the prompt asks for; of a conversation, its last question alone."""
+    return _asked(question_text(prompt))
 
 
 @lru_cache(maxsize=256)  # The completions of a group share their prompt.
@@ -47,16 +47,24 @@ def stands_in(answer: str, prompt: Any) -> bool:
     bare = answer.strip().lstrip("+")
     if len(bare) < 3 or not _OPERATOR.search(bare):
         return False
-    return _squeezed(bare) in _squeezed(prompt_text(prompt))
+    return _squeezed(bare) in _squeezed(_text(prompt))
 
 
-def prompt_text(prompt: Any, last: bool = False) -> str:
-    """Return a prompt in either of TRL's shapes as text; with `last` a conversation's last message alone."""
+def question_text(prompt: Any) -> str:
+    """Return the text of a prompt in TRL's shapes: a string, or the last user message of a list."""
+    if isinstance(prompt, list | tuple):
+        messages = [message for message in prompt if isinstance(message, dict) and message.get("role") == "user"]
+        return _text(messages[-1:])
+    return _text(prompt)
+
+
+def _text(prompt: Any) -> str:
+    """A prompt in either of TRL's shapes as text."""
     if isinstance(prompt, str):
         return prompt[:_MAX_PROMPT_CHARS]
     if not isinstance(prompt, list | tuple):
         return ""
-    contents = [message.get("content") for message in (prompt[-1:] if last else prompt) if isinstance(message, dict)]
+    contents = [message.get("content") for message in prompt if isinstance(message, dict)]
     return "\n".join(_content(content) for content in contents)[:_MAX_PROMPT_CHARS]
 
 

@@ -3,7 +3,8 @@
 # ruff: noqa: RUF001  Letters and marks that look alike are the subject.
 
 from trl_ext.rewards.rule import Row, Verdict
-from trl_ext.rewards.rules.relevance import Relevance, prompt_text, read_prompt
+from trl_ext.rewards.rules.relevance import Relevance, read_prompt
+from trl_ext.rewards.text.prompt import question_text
 
 PROMPT = "Explain in two sentences why volcanoes erupt and what magma chambers have to do with it."
 ANSWER = "Magma collects in chambers under the crust. When its pressure grows too high, volcanoes erupt."
@@ -29,7 +30,7 @@ def test_a_copied_prompt_earns_the_floor(subtests):
     for prompt in (PROMPT, CHINESE, [{"role": "user", "content": PROMPT}]):
         for shape in ("{}", "{0} {0}", "Sure, here is something: {}", "{} Interesting question indeed!"):
             with subtests.test(shape, prompt=prompt):
-                assert judged(prompt, shape.format(prompt_text(prompt))).value == 0.0
+                assert judged(prompt, shape.format(question_text(prompt))).value == 0.0
 
 
 def test_the_prompts_words_alone_earn_the_floor(subtests):

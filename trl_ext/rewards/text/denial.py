@@ -56,7 +56,7 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 _HINTS = (
     "not", "nor", "no l", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ",
     "far from", "opposite", "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible",
-    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "nie ", "kein", "n'est",
+    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "niemals", "kein", "n'est",
     "n\u2019est", "pense pas", "no es", "no puede", "no creo", "nunca", "non è", "não", "не",
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ _LANGUAGES = (
      r"(?:n['’]est\s(?:donc\s)?pas|pense\spas[^\n.]{0,25})\b", r"\s(?:est\s(?:fau|incorr)|n['’]est\spas)",
      r"\b(?:ou(?:\sbien)?|et)\b", "vérifi|mauvaise"),
     ("antwort|lösung", r"(?:ist|lautet|beträgt|wäre)\b(?:\s(?:also|daher|somit)\b)?|(?<=ist\sdie\santwort)", "",
-     r"\sist\s(?:die\s)?(?:richtig|korrekt)", r"(?:nicht(?:,\sdass[^\n.]{0,20})?|nie(?<!\wnie)|kein\w{0,7})\b",
+     r"\sist\s(?:die\s)?(?:richtig|korrekt)", r"(?:nicht(?:,\sdass[^\n.]{0,20})?|niemals|kein(?<!\wkein)\w{0,7})\b",
      r"\sist\s(?:falsch|nicht)", r"\b(?:oder|und|bzw)\b\.?", "prüf|wenn|falls|falsch"),
     ("respuesta", r"(?:es|sería|será)\b", "opción", r"\ses\s(?:la\s)?(?:correct|respuesta)",
      r"(?:no(?<!\wno)|nunca)\s(?:es|puede\sser|creo[^\n.]{0,25})\b", r"\s(?:es\s(?:incorrect|fals)|no\ses)",

@@ -17,6 +17,7 @@ _OPENING = re.compile(LETTER, re.IGNORECASE)
 _ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-J](?![A-Za-z])")
 _SHOWN = re.compile(r"[(\[]([A-J])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
 _SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-J])(?![A-Za-z0-9'])")
+_ASCII_NOUNS = (*ASCII_NOUNS[1:], "letra", "alternativa")
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-J])(?:[.)\u3002]|\**\s*\Z)")
 _LABELLED = re.compile(r"^[ \t*]{0,9}([A-J])\**(?::|\s-\s)", re.MULTILINE)
@@ -74,9 +75,7 @@ def letter_of(content: str) -> AnswerReading:
 def _bare(text: str) -> AnswerReading:
     if len(text.strip()) <= len("(b)."):
         return letter_of(text)
-    is_english = text.isascii() and not any(
-        noun in text.lower() for noun in (*ASCII_NOUNS[1:], "letra", "alternativa")
-    )
+    is_english = (lowered := text.lower()).isascii() and not any(noun in lowered for noun in _ASCII_NOUNS)
     pattern = _SHOWN if is_english else _SHOWN_ABROAD
     shown = [(match[match.lastindex or 0], match) for match in pattern.finditer(text)]
     letters = {letter for letter, _ in shown[:-_MAX_DENIALS]}

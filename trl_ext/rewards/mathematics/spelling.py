@@ -28,7 +28,7 @@ _ORDINAL = re.compile(
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z{}])")  # where no line can break
 _POWER = re.compile(r"([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s?\^\s?\{?([23])\}?")  # `\text{m/s^2}`
 _QUAD = re.compile(r"\\q?quad(?=[A-Za-z])")
-_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes|ext(?:[a-z]{3,9})?\{|extcirc)|\r(?=ho|ight)")
+_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes|ext(?:\{(?!\d+\})|circ))|\r(?=ho|ight)")
 _CONTROL_LETTERS = {"\x0c": "\\f", "\x08": "\\b", "\t": "\\t", "\r": "\\r"}
 _JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
 _RAISED = re.compile(r"<su([pb])>([^<]{0,99})</su[pb]>")

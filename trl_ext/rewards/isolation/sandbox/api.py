@@ -41,7 +41,7 @@ def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHE
 
 def sandbox_level(at_most: int = HIGHEST_LEVEL, site: str = "") -> tuple[int, str]:
     """The level that this machine gives, and what the next one lacks. Starts a server on the first call."""
-    with _borrowed(at_most, site) as server:
+    with _computing, _borrowed(at_most, site) as server:
         return server.level, server.trouble
 
 

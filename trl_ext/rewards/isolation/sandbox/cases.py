@@ -269,8 +269,7 @@ def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str
     if entry_point or any(alias.name != "*" for node in imports for alias in node.names):
         if unknown:
             some = ", ".join(sorted(unknown)[:5])
-            reason = f"the tests use {some}, which they do not define; name a column that does as `setup`"
-            raise UnreadableTests(reason)
+            raise UnreadableTests(f"the tests use {some}, which they do not define; name a column that does as setup")
         return dict.fromkeys(("candidate", entry_point), entry_point) if entry_point else {}, tuple(sorted(modules))
     names = {node.id for node in read} - modules - set(dir(builtins))
     if not unknown and not any(isinstance(node, ast.alias) and node.name == "*" for node in inner):

@@ -81,8 +81,7 @@ class ServerProcess:
         """
         wall_s = limits.cpu_s * WALL_PER_CPU
         job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
-        kept: list[int] = []
-        given: list[int] = []
+        kept, given = list[int](), list[int]()
         try:
             for content in contents:  # Each in a file without a name, open at its start.
                 given.append(os.memfd_create("job"))

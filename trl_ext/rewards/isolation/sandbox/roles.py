@@ -113,8 +113,8 @@ def test_scope(job: dict[str, Any], channel: Channel) -> dict[str, Any]:
     What it lacks stays undefined, and fails where it is used: a built-in under test is none of Python's then.
     """
     sys.modules["pytest"], sys.modules["solution"] = pytest_names, types.ModuleType("solution")
-    # Not its own `__all__`: a star would bring built-ins of the candidate's making.
-    vars(sys.modules["solution"]).update(__getattr__=channel.look_up, __all__=())
+    # Neither `__all__` nor `__path__` of the candidate's making: they would bring built-ins, and files as modules.
+    vars(sys.modules["solution"]).update(__getattr__=channel.look_up, __all__=(), __path__=())
     own = {name: thing for name, thing in vars(builtins).items() if name not in job["names"]}
     scope = {"__name__": "tests", "__builtins__": own}
     scope |= {name: importlib.import_module(name) for name in job["modules"]}

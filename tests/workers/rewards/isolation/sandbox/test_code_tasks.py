@@ -189,6 +189,14 @@ def test_a_function_named_like_a_built_in_is_the_completions_where_it_is_under_t
     assert asserted("pass", "assert sum([2, 3]) == 5", entry="sum").value == 0.0
 
 
+def test_a_module_is_never_what_the_tests_import_from_the_completion():
+    tests = "from solution import bisect\ndef test_bisect():\n    assert bisect.bisect([1], 1) == 1\n"
+    for code in ("pass", f"__path__ = [{str(Path(json.__file__).parents[1])!r}]", "import sys\n__path__ = sys.path"):
+        verdict = judged(code, tests, mode="asserts")
+        assert (verdict.value, verdict.status) == (0.0, "ok"), verdict
+    assert judged("import bisect", tests, mode="asserts").value == 1.0
+
+
 @pytest.mark.parametrize(
     "fake",
     [

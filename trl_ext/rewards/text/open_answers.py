@@ -1,8 +1,8 @@
 r"""Judge what a text answers to an open question by the accepted answers.
 
 "contains" reads one sentence: of what is announced (see `reader`), or else of the text, the first that names something
-that the question does not. Which one is read follows from the kind of the gold (name, number or neither), never from
-the gold, so that a second guess elsewhere earns nothing. It must hold an accepted answer's words near each other:
+that the question does not. Which one is read follows from the kind of the first gold (name, number or neither), never
+from the gold, so that a second guess elsewhere earns nothing. It must hold an accepted answer's words near each other:
 accents, case, punctuation, articles and titles do not count, nor do plurals, "two" for "2", the order of "5 March
 2024", the middle of a name, what a gold has in brackets. Not paid is a denied answer, and one of several: "A or B",
 "A, B and C", "A and B" unless both are golds, B in "A, B" (A is paid: B may be the country in which it lies).
@@ -203,17 +203,11 @@ def _contains(answer: str, golds: list[str], question: str) -> Verdict:
     asked = _folded(question)
     known, right = _set(asked), set().union(*(_set(_folded(gold)) for gold in golds))
     status, detail = "ok", f"{answer!r:.60}; gold {golds[0]!r:.60}"
-    read: dict[str, tuple[str, list[tuple[str, int, int]]]] = {}
+    sentence = _folded(_sentence(answer, _kind(golds[0]), known | _LOOSE))
+    words = _words(sentence)
+    if len(sentence) > _MAX_SENTENCE:
+        return Verdict(0.0, "too_long", f"a sentence of {len(sentence)} characters, at most {_MAX_SENTENCE} are read")
     for gold in golds:
-        kind = _kind(gold)
-        if kind not in read:
-            sentence = _folded(_sentence(answer, kind, known | _LOOSE))
-            read[kind] = sentence, _words(sentence)
-        sentence, words = read[kind]
-        if len(sentence) > _MAX_SENTENCE:
-            return Verdict(
-                0.0, "too_long", f"a sentence has {len(sentence)} characters, at most {_MAX_SENTENCE} are read"
-            )
         for wanted in _wanted(gold):
             if len(wanted) == 1 and wanted[0] in _TRUTH:
                 if words and words[0][0] == wanted[0] and sum(word in _TRUTH for word, _, _ in words) == 1:
@@ -268,10 +262,8 @@ def _other(text: str, start: int, end: int, right: set[str], asked: str) -> str:
     rest = _set(text) - right
     if not must_choose and known - _LOOSE <= _set(text) <= known | _LOOSE:
         return asked  # The question again, of which a gold is a part.
-    if len(rest) > (1 if is_number else 2) and rest.isdisjoint(
-        _LOOSE | known | {"not", "but"}
-    ):  # "paris london rome madrid"
-        return min(rest)
+    if len(rest) > (1 if is_number else 2) and rest.isdisjoint({"not", "but"} | _LOOSE | known):
+        return min(rest)  # of a row of words: "paris london rome madrid"
     # Another clause in the same words: "Paris is the seat, Rome is the seat".
     own, *clauses = sorted(_CLAUSE.split(text), key=lambda clause: told not in clause)
     bare = _set(_NAME.sub(" ", own))

@@ -87,6 +87,11 @@ def test_a_hedge_a_denial_and_a_part_earn_nothing(gold, question, texts, subtest
             assert verdict_of(text, gold, question).value == 0.0
 
 
+def test_one_sentence_is_read_whatever_the_aliases_are():
+    assert verdict_of("It is cancer. It is Stroke.", ["Cancer", "cancer"]).value == 0.0
+    assert verdict_of("It is cancer. It is Stroke.", ["Stroke", "stroke"]).value == 1.0
+
+
 def test_statuses_tell_why():
     statuses = {text: verdict_of(text, "Paris").status for text in ("Lyon", "Paris or Lyon", "It is not Paris.", "")}
     assert statuses == {"Lyon": "ok", "Paris or Lyon": "conflict", "It is not Paris.": "no_answer", "": "no_answer"}

@@ -345,8 +345,7 @@ def _parsed(text: str, mode: str) -> Any:
 def _unpacked(text: str) -> str:
     """The text in LiveCodeBench's private tests: base64 of what zlib made of a pickle of it.
 
-    A pickle is a program by whoever made the dataset. None is run: its first instructions are read, and have to hold
-    one text and no more.
+    A pickle is a program by whoever made the dataset: none is run, and its few instructions have to hold one text.
     """
     unzip = zlib.decompressobj()
     try:

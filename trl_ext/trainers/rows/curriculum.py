@@ -97,9 +97,7 @@ class Curriculum:
 
     def __init__(self, settings: CurriculumSettings, args: Any, dataset: Any):
         if not hasattr(dataset, "__len__"):
-            raise ConfigError(
-                "curriculum draws rows by number, and those of a stream or an environment have none. Leave one out."
-            )
+            raise ConfigError("curriculum draws rows by number, and those of a stream or an environment have none.")
         self._settings, self._args, self._dataset = settings, args, dataset
         self._passed, self._tried = np.zeros(len(dataset)), np.zeros(len(dataset))
         self._solved, self._rests_until = np.zeros(len(dataset), int), np.zeros(len(dataset), int)

@@ -27,7 +27,7 @@ def verdict_of(text: str, gold: object, question: str = CAPITAL, **fields: str):
             ),
         ),
         ("5 March 2024", ("It was on March 5, 2024.", "March 5th, 2024")),
-        ("1979-80 season", ("In the 1979\u20131980 season",)),
+        ("1979-80 season", ("In the 1979\u201380 season",)),
         ("Wilhelm Conrad R\u00f6ntgen", ("Wilhelm Rontgen won it in 1901.",)),
         ("twelve", ("There were 12 of them.",)),
         ("1,000,000", ("It is 1000000.",)),
@@ -36,7 +36,7 @@ def verdict_of(text: str, gold: object, question: str = CAPITAL, **fields: str):
         ("no", ("No, it is round.", "no")),
         ({"value": "J. K. Rowling", "aliases": ["Joanne Rowling"]}, ("It is by J.K. Rowling.", "Joanne Rowling")),
         ("not guilty", ("not guilty",)),
-        ("bee keepers", ("He was a beekeeper.",)),
+        ("bee keepers", ("He was a bee keeper.",)),
         ("\u5317\u4eac", ("\u7b54\u6848\u662f\u5317\u4eac\u3002",)),
     ],
 )
@@ -76,6 +76,8 @@ def test_an_accepted_answer_is_paid(gold, texts, subtests):
         ("no", "Is it flat?", ("Yes, no.", "There is no doubt: yes.")),
         ("Ann Lee", OLDER, ("Bob Ray is older than Ann Lee.", "Ann Lee or Bob Ray.", "Ann Lee and Bob Ray")),
         ("7", "How many moons?", ("1 2 3 4 5 6 7 8 9", "5, 6, 7, 8", "7 or 8", "17", "7.5", "It is 7k")),
+        ("flat", "is the earth flat", ("Is the earth flat", "is the Earth flat.")),
+        ("Bob Ray", OLDER, ("Ann Lee is older, Bob Ray is younger.",)),
         ("5 March 2024", "When?", ("5 or 6 March 2024", "March 2024", "3 May 2024")),
         ("Ann Smith", "Who wrote it?", ("Ann Miller and John Smith", "Ann Lee, who met Smith")),
         ("heart", "Which organ?", ("heart, lungs and liver", "heart or liver")),
@@ -87,9 +89,10 @@ def test_a_hedge_a_denial_and_a_part_earn_nothing(gold, question, texts, subtest
             assert verdict_of(text, gold, question).value == 0.0
 
 
-def test_one_sentence_is_read_whatever_the_aliases_are():
-    assert verdict_of("It is cancer. It is Stroke.", ["Cancer", "cancer"]).value == 0.0
-    assert verdict_of("It is cancer. It is Stroke.", ["Stroke", "stroke"]).value == 1.0
+def test_one_sentence_is_read_whatever_the_golds_are():
+    guesses = "It is cancer. It is Stroke."
+    assert verdict_of(guesses, ["Cancer", "cancer"]).value == 1.0
+    assert verdict_of(guesses, ["Stroke", "stroke"]).value == verdict_of(guesses, "stroke").value == 0.0
 
 
 def test_statuses_tell_why():

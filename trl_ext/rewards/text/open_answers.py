@@ -82,9 +82,12 @@ def judge_open(text: str, golds: list[str], question: str, match: str) -> Verdic
     if len({" ".join(_squad(answer)) for answer in answers}) > 1:
         return Verdict(0.0, "conflict", f"several answers, such as {' and '.join(answers[:2])!r:.80}")
     answer = answers[0][:_MAX_CHARS].strip()
-    if not _squad(answer):
+    words, rights = _squad(answer), [_squad(gold) for gold in golds]
+    if not words:
         return Verdict(0.0, "no_answer", "empty")
-    value = max(_f1(_squad(answer), _squad(gold), exact=match != "f1") for gold in golds)
+    value = float(words in rights)
+    if match == "f1":
+        value = max(2 * (Counter(words) & Counter(right)).total() / (len(words) + len(right)) for right in rights)
     if match == "contains" and not value:
         return _contains(answer, golds, _folded(question))
     return Verdict(value, "ok", f"{answer!r:.60}; gold {golds[0]!r:.60}")
@@ -95,11 +98,6 @@ def _squad(text: str) -> list[str]:
     bare = unicodedata.normalize("NFKD", text).casefold()
     kept = "".join(char for char in bare if char.isalnum() or char.isspace())
     return [word for word in kept.split() if word not in ("a", "an", "the")]
-
-
-def _f1(answer: list[str], gold: list[str], exact: bool) -> float:
-    shared = sum((Counter(answer) & Counter(gold)).values())
-    return float(answer == gold) if exact else 2 * shared / max(1, len(answer) + len(gold))
 
 
 def _folded(text: str) -> str:
@@ -141,10 +139,9 @@ def _contains(answer: str, golds: list[str], asked: str) -> Verdict:
         return Verdict(0.0, "too_long", f"a sentence of {len(sentence)} characters, at most {_MAX_SENTENCE} are read")
     options = {word for pair in _OPTIONS.findall(asked) for word in _set(" ".join(pair))} - right
     rest, is_row = _set(sentence) - right, _VERBS.isdisjoint(sentence.casefold().split())
-    if is_row and rest.isdisjoint(known) and len(rest) > 2 - any(map(str.isdigit, sentence)):
-        return Verdict(0.0, "conflict", f"a row of words and no sentence: {sentence!r:.60}")
-    if _squad(sentence) == _squad(asked):
-        return Verdict(0.0, "no_answer", "the question again")
+    is_row = is_row and rest.isdisjoint(known) and len(rest) > 2 - any(map(str.isdigit, sentence))
+    if is_row or _squad(sentence) == _squad(asked):
+        return Verdict(0.0, "conflict", f"a row of words, or the question again: {sentence!r:.60}")
     status, detail = "ok", f"{answer!r:.60}; gold {golds[0]!r:.60}"
     for gold, wanted in ((one, words) for one in golds for words in _wanted(one)):
         for start, end in _places(sentence, wanted):

@@ -10,9 +10,9 @@ from trl_ext.rewards.config import build_rules
 
 asked: list[str] = []
 ON_UNDECIDED = {"rule": "math", "status": "undecided"}
-# A set of golds that the rule cannot compare is one of words.
-GOLDS = ["42", "the mean value theorem", "42", "the mean value theorem"]
-ANSWERS = ["\\boxed{42}", "\\boxed{the theorem of the mean}", "\\boxed{41}", "no answer"]
+# A gold of more than three words is not compared with another wording.
+GOLDS = ["42", "the set of even integers", "42", "the set of even integers"]
+ANSWERS = ["\\boxed{42}", "\\boxed{all even numbers}", "\\boxed{41}", "no answer"]
 
 
 class SecondOpinion(AsyncRule):

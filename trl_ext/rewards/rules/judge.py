@@ -193,7 +193,7 @@ class Judge(AsyncRule):
             for one in self.fallback
         ):
             self._refuse(f"fallback is {self.fallback!r}. Give a list such as [{{base_url: ..., model: ...}}].")
-        assert self.servers  # each checks itself when it is made
+        list(self.servers)  # each checks itself when it is made
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):

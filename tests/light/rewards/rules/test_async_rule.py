@@ -16,11 +16,6 @@ from trl_ext.rewards.rules import async_rule
 TEXTS = [f"text {number}" for number in range(64)]
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 0.001)
-
-
 class Gauge:
     """Counts calls, and the most of them under way at a time."""
 

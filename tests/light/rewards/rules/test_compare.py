@@ -11,24 +11,12 @@ from tests.chat_server import ChatServer, shown
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import Compare, RuleSet
 from trl_ext.rewards.config import build_rules
-from trl_ext.rewards.rules import async_rule
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("openai")
 SERVER = ChatServer()
 METHODS = pytest.mark.parametrize("method", ["pairs", "rank"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def served():
-    with SERVER:
-        yield
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 0.001)
 
 
 def answers_in(request):

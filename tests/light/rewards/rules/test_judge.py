@@ -18,18 +18,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("openai")
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 0.001)
-
-
 SERVER = ChatServer()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def served():
-    with SERVER:
-        yield
 
 
 def judge(**fields) -> Judge:

@@ -9,23 +9,11 @@ from tests.chat_server import ChatServer
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Remote, RuleSet
 from trl_ext.rewards.config import build_rules
-from trl_ext.rewards.rules import async_rule
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("openai")
 SERVER = ChatServer()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def served():
-    with SERVER:
-        yield
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 0.001)
 
 
 def reply(**found):

@@ -9,7 +9,6 @@ from tests.chat_server import ChatServer, shown
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import Rubric, RuleSet, audit
 from trl_ext.rewards.config import build_rules
-from trl_ext.rewards.rules import async_rule
 
 pytestmark = pytest.mark.slow
 
@@ -29,17 +28,6 @@ RAR = [
     {"title": "Please", "description": "Essential: says please.", "weight": 5},
     {"title": "Shouting", "description": "Pitfall: shouts.", "weight": -2},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def served():
-    with SERVER:
-        yield
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 0.001)
 
 
 def criteria_in(request):

@@ -88,3 +88,9 @@ def cpu_attention_shares_keys() -> bool:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
     saved = getattr(out.grad_fn, "_saved_key", None)
     return saved is not None and saved.shape[1] == 1
+
+
+def computes_below_float32(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if matrix products of this type round as half precision does: half types, and float32 on a card by TF32."""
+    is_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return dtype != torch.float32 or is_tf32

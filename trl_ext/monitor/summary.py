@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
+from trl_ext.monitor.log_keys import HELD_OUT, WHY_PADDED, Curve, Entry, RunKind
 from trl_ext.monitor.words import score
 
 # Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
@@ -38,6 +38,7 @@ class RunSummary:
         phase_s: Seconds per phase over the whole run, on rank 0.
         train_s: Wall-clock seconds of `train()`.
         memory: Rows of the table of memory, empty where none was measured.
+        why_padded: Why rows were padded though packing was not turned off; empty where they were not.
     """
 
     kind: RunKind
@@ -52,6 +53,7 @@ class RunSummary:
     phase_s: Mapping[str, float] | None = None
     train_s: float | None = None
     memory: Sequence[Sequence[str]] = ()
+    why_padded: str = ""
 
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
@@ -84,6 +86,7 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
+        why_padded=next((str(e[WHY_PADDED]) for e in reversed(log_history) if WHY_PADDED in e), ""),
     )
 
 
@@ -177,10 +180,11 @@ def curve_rows(summary: RunSummary) -> Rows:
 
 
 def token_rows(summary: RunSummary) -> Rows:
-    """Tokens that went through the model, and those that other ways would have taken."""
+    """Tokens that went through the model, and those that other ways would have taken; first that packing is off."""
+    rows = [["packing is off", f"{summary.why_padded}."]] if summary.why_padded else []
     if not summary.forwarded_tokens:
-        return []
-    rows = [["tokens forwarded", f"{summary.forwarded_tokens:,}"]]
+        return rows
+    rows.append(["tokens forwarded", f"{summary.forwarded_tokens:,}"])
     for name, tokens in [
         ("as padded batches", summary.padded_tokens),
         ("unpadded, prompts repeated", summary.raw_tokens),

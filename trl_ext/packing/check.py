@@ -4,12 +4,16 @@ Layers that carry state along the row (Mamba, gated delta nets, short convolutio
 keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
 short rows go through the real model, alone and packed, and the log-probabilities or scores are compared. Where the
 config names a short window or chunk, two rows go beyond it.
+
+Half precision rounds each forward by its shape. So what a neighbour changes is looked for between forwards of equal
+shape, where it is exactly 0 in a sound model; and the error against each row alone is held against that of padding.
 """
 
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,6 +21,9 @@ import torch
 FLOAT32_TOLERANCE = 1e-4
 # Below it half precision is not looked at more closely: a prefix that is missed costs nats, not hundredths.
 HALF_TOLERANCE = 0.03
+# A single token may move by nats through rounding alone, where attention's sink just forms or just does not. So in
+# half precision the largest of the packed differences are left out, and none of padding counts for more than this.
+_TRIMMED_FRAC, _MOST_OF_PADDING = 0.1, 0.25
 
 # A group that shares a prompt, a prompt of one token, a completion of one token, a lone row; and a group behind a
 # prompt so long that its keys are not copied (`kernels.merging_pays`), for completions and for pairs.
@@ -36,39 +43,48 @@ class Probe:
     completion: tuple[int, ...]
 
 
+# The numbers of each of some rows, [n] of one row.
+Numbers = Callable[[list[Probe]], list[torch.Tensor]]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """How far packed numbers are from those of each row alone.
 
     Args:
-        what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
-        error: Root mean square difference over all of them.
-        leak: Largest change of the other rows' numbers when one row's tokens are replaced.
-        tolerance: Both must stay below it. In half precision: three times the error that padding makes.
+        error: Root mean square difference, of the plan of rows that is further off.
+        leak: Largest change of the other rows' numbers when some rows' tokens are replaced.
+        tolerance: Of the error. In half precision: three times the error that padding makes, by root mean square.
+        leak_tolerance: Of the leak. Above that of float32 only where rows change each other in a padded batch, too.
         failure: The exception that stopped the check, as text; empty when it ran.
+        what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
     """
 
     error: float
     leak: float
     tolerance: float
+    leak_tolerance: float = FLOAT32_TOLERANCE
     failure: str = ""
     what: str = "log-probabilities"
 
     @property
     def is_exact(self) -> bool:
-        return not self.failure and self.error <= self.tolerance and self.leak <= self.tolerance
+        return not self.failure and self.error <= self.tolerance and self.leak <= self.leak_tolerance
 
     def __str__(self) -> str:
         if self.failure:
             return f"the packed forward stopped with {self.failure}"
         return (
-            f"{self.what} differ by {self.error:.1e} from those of each row alone and change by {self.leak:.1e} "
-            f"when a neighbour's tokens change, tolerance {self.tolerance:.1e}"
+            f"{self.what} differ by {self.error:.1e} from those of each row alone, tolerance {self.tolerance:.1e}, "
+            f"and change by {self.leak:.1e} when a neighbour's tokens change, tolerance {self.leak_tolerance:.1e}"
         )
 
 
 def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
     """The rows of the check: random tokens, equal on every rank.
+
+    No two prompts, and no two completions, begin with the same token or with neighbours in the vocabulary: replaced
+    rows share as many tokens as before.
 
     Args:
         vocab_size: Tokens are drawn below it.
@@ -77,12 +93,13 @@ def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
     """
     draw = random.Random(seed)
     shapes = (*_SHAPES, (window + 2, 7), (window + 2, 4)) if window else _SHAPES
+    first_tokens = count(draw.randrange(vocab_size), 3)
     prompts: dict[int, tuple[int, ...]] = {}
 
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(vocab_size) for _ in range(count))
+    def tokens(length: int) -> tuple[int, ...]:
+        return next(first_tokens) % vocab_size, *(draw.randrange(vocab_size) for _ in range(length - 1))
 
-    return [Probe(prompts.setdefault(p, tokens(p)), tokens(c)) for p, c in shapes]
+    return [Probe(prompts.get(p) or prompts.setdefault(p, tokens(p)), tokens(c)) for p, c in shapes]
 
 
 def longest_window(config: Any) -> int:
@@ -96,8 +113,8 @@ def longest_window(config: Any) -> int:
 
 def check(
     alone: Callable[[Probe], torch.Tensor],
-    padded: Callable[[list[Probe]], list[torch.Tensor]],
-    packed: Callable[[list[Probe]], list[torch.Tensor]],
+    padded: Numbers,
+    packed: Numbers,
     config: Any,
     half_precision: bool,
     what: str = "log-probabilities",
@@ -109,31 +126,71 @@ def check(
         padded: The same for several rows in one padded batch: how much rounding is usual for this model.
         packed: The same for several rows in one flat forward.
         config: The model's, of its text part: tokens are of its vocabulary, and rows go beyond its windows.
-        half_precision: Allow for bfloat16 or float16 rounding.
+        half_precision: Allow for the rounding of bfloat16, float16 or TF32.
         what: What the numbers are, for the message.
     """
-    vocab_size = config.vocab_size
-    rows = probes(vocab_size, longest_window(config))
-    # The neighbour that changes stands first, so that whatever leaks reaches all that follow.
-    changed = [Probe(rows[0].prompt, tuple((t + 1) % vocab_size for t in rows[0].completion)), *rows[1:]]
-    tolerance = FLOAT32_TOLERANCE
+    rows = probes(config.vocab_size, longest_window(config))
+    # Without the long prompt keys are copied, so that both kernels are tried.
+    short = [row for row in rows if len(row.prompt) != _LONG_PROMPT]
+    tolerance, leak_tolerance = FLOAT32_TOLERANCE, FLOAT32_TOLERANCE
+    errors, leaks = [], []
     try:
         with torch.no_grad():
-            reference = torch.cat([alone(row) for row in rows]).float()
+            reference = {row: alone(row).float() for row in rows}
+
+            def compared(numbers: Numbers, tried: list[Probe]) -> tuple[torch.Tensor, float]:
+                """Return the sizes of the differences to rows alone, [n], the largest last; and the leak."""
+                found = dict(zip(tried, numbers(tried), strict=True))
+                differences = torch.cat([found[row].float() - reference[row] for row in tried])
+                sizes = differences.abs().nan_to_num(nan=torch.inf).sort().values
+                return sizes, _largest_change(found, numbers, config.vocab_size)
+
             if half_precision:
-                tolerance = max(HALF_TOLERANCE, 3 * _rms(torch.cat(padded(rows)) - reference))
-            before = packed(rows)
-            # Without the long prompt keys are copied, so that both kernels are tried.
-            short = [number for number, row in enumerate(rows) if len(row.prompt) != _LONG_PROMPT]
-            after = packed([changed[number] for number in short])
+                of_padding, change = compared(padded, rows)
+                tolerance = max(HALF_TOLERANCE, 3 * _rms(of_padding.clamp(max=_MOST_OF_PADDING)))
+                # Nothing can leak there. A mixture's experts may round by the number of their tokens.
+                if change > 0:
+                    leak_tolerance = max(leak_tolerance, 3 * of_padding[-1].item())
+            for tried in (rows, short):
+                sizes, leak = compared(packed, tried)
+                trimmed = sizes[: -max(int(_TRIMMED_FRAC * len(sizes)), 1)]
+                errors.append(_rms(trimmed if half_precision and sizes.isfinite().all() else sizes))
+                leaks.append(leak)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
         # Whatever a foreign model raises on a packed row means the same: this model cannot be packed. So does a
         # kernel that the hub does not give.
-        return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}", what)
-    of_others = zip(short[1:], after[1:], strict=True)
-    leak = max((before[number] - numbers).abs().max().item() for number, numbers in of_others)
-    return CheckResult(_rms(torch.cat(before) - reference), leak, tolerance, what=what)
+        failure = f"{type(error).__name__}: {error}"
+        return CheckResult(float("nan"), float("nan"), tolerance, failure=failure, what=what)
+    return CheckResult(max(errors), max(leaks), tolerance, leak_tolerance, what=what)
 
 
-def _rms(difference: torch.Tensor) -> float:
-    return difference.float().square().mean().sqrt().item()
+def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_size: int) -> float:
+    """Return the largest change of rows' numbers when tokens of others are replaced, in forwards of equal shape.
+
+    Replaced are the first row's completion, which no other row may see; all of the first group, which no other group
+    may see; the last row's completion, which none before it may see.
+
+    Args:
+        found: The numbers of each row.
+        numbers: What they come from.
+        vocab_size: Tokens are replaced below it.
+    """
+
+    def other(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple((token + 1) % vocab_size for token in tokens)
+
+    rows = list(found)
+    first, last = rows[0], rows[-1]
+    group = {row: Probe(other(row.prompt), other(row.completion)) for row in rows if row.prompt == first.prompt}
+    ends = [{row: Probe(row.prompt, other(row.completion))} for row in (first, last)]
+    changes = [
+        (found[row] - after).abs().max()
+        for replaced in (*ends, group)
+        for row, after in zip(rows, numbers([replaced.get(row, row) for row in rows]), strict=True)
+        if row not in replaced
+    ]
+    return torch.stack(changes).nan_to_num(nan=torch.inf).max().item()
+
+
+def _rms(sizes: torch.Tensor) -> float:
+    return sizes.square().mean().sqrt().item()

@@ -11,7 +11,9 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.compat.swap import swapped
+from trl_ext.compat.torch import computes_below_float32
 from trl_ext.errors import PackingError
+from trl_ext.monitor.log_keys import WHY_PADDED
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
@@ -38,6 +40,7 @@ class PackingSwitch(Trainer):
         _carries_state: Whether some model has layers that carry state along the row.
         _share_prompt: Whether rows with a common prompt share one copy of it.
         _why_unshared: Why they do not where they were to; empty where they do.
+        why_padded: Why rows are padded though packing was not turned off; empty where they are not.
         _max_tokens: Most tokens of a forward; None where no budget is set.
         clock, counts: Seconds by phase, and tokens and notes of forwards, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
@@ -49,6 +52,7 @@ class PackingSwitch(Trainer):
     _attention_before: Sequence[tuple[Any, str | None]] = ()
     _carries_state = False
     _why_unshared = ""
+    why_padded = ""
     clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _metrics: Any
 
@@ -110,7 +114,8 @@ class PackingSwitch(Trainer):
             "config": model.config.get_text_config(),
             "device": self.accelerator.device,
             "autocast": self.accelerator.autocast,
-            "half_precision": model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
+            "half_precision": self.accelerator.mixed_precision != "no"
+            or computes_below_float32(model.dtype, self.accelerator.device),
             "share_prompt": self._share_prompt,
             "group": self.sequence_group,
         }
@@ -203,11 +208,24 @@ class PackingSwitch(Trainer):
             raise PackingError(
                 f"{asked}, but {self._model_name} cannot be packed: {reason}. {advice} to train on padded batches."
             )
+        self.why_padded = reason
         if self.accelerator.is_main_process:
-            logger.warning(f"{self._model_name} is trained on padded batches, without packing: {reason}.")
+            logger.warning(
+                f"Packing is off, and {self._model_name} is trained on padded batches: {reason}. The results are the "
+                "same and take more time. packing=False leaves this warning out, packing=True stops here instead; "
+                "docs/reference/packing.md lists what can be packed."
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps why rows are padded."""
+        super().log(logs, start_time)
+        if self.why_padded:
+            entry: dict[str, Any] = self.state.log_history[-1]
+            entry[WHY_PADDED] = self.why_padded  # text, which trackers do not take
 
     def _log_step(self) -> None:
         """Log tokens over all ranks, and seconds on this one, since the last optimizer step. Collective."""
+        self.add_metric("packing/is_on", float(self._packs))
         for name, value in self.counts.take_tokens(self.accelerator).items():
             self.add_metric(name, value)
         for name, seconds in self.clock.take().items():

@@ -12,7 +12,7 @@ from trl_ext.monitor import log_keys
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.record import write_record
 from trl_ext.monitor.report import read_log_history, write_report
-from trl_ext.monitor.summary import Change, summarize
+from trl_ext.monitor.summary import Change, summarize, token_rows
 from trl_ext.monitor.words import duration, scores
 
 
@@ -131,3 +131,12 @@ def test_a_missing_or_damaged_log_is_a_sentence(tmp_path, content):
 def test_numbers_read_as_a_person_writes_them():
     assert [duration(s) for s in (0, 129.6, 3600)] == ["0:00", "2:10", "1:00:00"]
     assert scores([("reward", 0.42), ("answer", 0.314), ("format", 1.0)]) == "reward 0.42  answer 0.31  format 1.00"
+
+
+def test_that_packing_was_off_is_said_in_the_table_and_on_the_page(tmp_path, history):
+    told = [dict(entry, **{"packing/why_off": "its layers <leak>"}) for entry in history]
+    summary = write_report(tmp_path, told)
+    assert token_rows(summary)[0] == ["packing is off", "its layers <leak>."]
+    page = (tmp_path / "report.html").read_text()
+    assert "Packing was off: its layers &lt;leak&gt;" in page
+    assert not any("packing is off" in row for row in token_rows(write_report(tmp_path, history)))

@@ -109,6 +109,11 @@ def _noise(values: Sequence[float], window: int) -> float:
 
 
 def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    if summary.why_padded:
+        yield (
+            f"Packing was off: {summary.why_padded}. Padded batches give the same results in more time; "
+            "docs/reference/packing.md lists what can be packed."
+        )
     if (cut := _last(series, "completions/clipped_ratio")) is not None and cut > TRUNCATED_FRAC:
         yield (
             f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more "

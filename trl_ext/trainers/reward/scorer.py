@@ -18,6 +18,7 @@ import torch
 from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
+from trl_ext.compat.torch import computes_below_float32
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
@@ -254,7 +255,9 @@ class RewardModel(CompletionScorer):
 
     def _self_check(self) -> CheckResult:
         with self._autocast():
-            half_precision = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.device.type)
+            half_precision = torch.is_autocast_enabled(self.device.type) or computes_below_float32(
+                self.model.dtype, self.device
+            )
         return check_reward_model(
             self.wrapped,
             head=self.model.score,

@@ -180,7 +180,7 @@ def test_the_self_check_takes_both_kernels_and_stops_a_run_where_one_is_broken(n
 
     monkeypatch.setattr(kernels, name, noted)
     trainer(tiny.model("llama"), tmp_path)
-    assert len(calls) == NUM_LAYERS, "one packed forward of the check"
+    assert len(calls) == 4 * NUM_LAYERS, "of each plan the rows, and thrice with some of them replaced"
     fault = 1.1
     with pytest.raises(PackingError, match="cannot be packed: log-probabilities differ by"):
         trainer(tiny.model("llama"), tmp_path)

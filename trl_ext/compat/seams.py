@@ -14,13 +14,14 @@ from importlib import import_module
 from typing import Any
 
 # A module or class, and below it what we hold on to there: a function with the parameters that we pass by name or rely
-# on, in this order; an attribute; or a method with keys of the dictionary that it makes. After the colon: what for.
+# on, in this order; an attribute; or a method with keys of the dictionary that it makes. After the colon: what for. An
+# equals sign before it: we compute that value again, by our own code, and a test computes an example with theirs.
 _TABLE = """
 trl.trainer.grpo_trainer:GRPOTrainer
     __init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class): checks the data and guards
         the reward functions before, installs packing after
     _get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy,
-        compute_aux_loss, pixel_values): the one method that carries the old-policy, the reference and the loss
+        compute_aux_loss, pixel_values)=: the one method that carries the old-policy, the reference and the loss
         forward; packed here
     _prepare_inputs(generation_batch): its buffer of micro-batches is planned into forwards; runs the self-check
         before the first generation
@@ -33,11 +34,11 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _generate_and_score_completions(inputs): called once a generation; notes the rows whose columns the rules read;
         with a curriculum gets the rows that it draws; takes out
         `old_per_token_logps`, `importance_sampling_ratio` and metrics of `sampling/` where the update gives them
-    _generate_and_score_completions['prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask']: padded rows,
-        which are planned into forwards
-    _generate_and_score_completions['advantages']: PPO writes its own here; a row of zero advantage may be left out
-    _generate_and_score_completions['num_items_in_batch']: what a loss over tokens is divided by
-    _generate_and_score_completions['old_per_token_logps', 'sampling_per_token_logps', 'importance_sampling_ratio']:
+    _generate_and_score_completions['prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask']=: padded rows,
+        which are planned into forwards; PPO masks what nothing could score
+    _generate_and_score_completions['advantages']=: PPO writes its own here; a row of zero advantage may be left out
+    _generate_and_score_completions['num_items_in_batch']=: what a loss over tokens is divided by
+    _generate_and_score_completions['old_per_token_logps', 'sampling_per_token_logps', 'importance_sampling_ratio']=:
         the policy before the update, where its first forward does not give it
     _generate_and_score_completions['ref_per_token_logps']: PPO's penalty is in its rewards and not in the loss
     _generate_and_score_completions['pixel_values', 'image_grid_thw', 'num_images', 'mm_token_type_ids']: the images of
@@ -49,7 +50,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _get_train_sampler(dataset): a sampler that can be put at an epoch
     _get_dataloader(dataset, description, batch_size, sampler_fn, is_training): `Training` brings as many rows as are
         sampled
-    _compute_loss(model, inputs): called once a forward with the rows of that forward, its loss weighted; what it
+    _compute_loss(model, inputs)=: called once a forward with the rows of that forward, its loss weighted; what it
         logs through `accelerator`, whose `gather`, `gather_for_metrics` and `reduce` are this rank's meanwhile, is
         merged over the step; in PPO advantages are [B, T], beta is 0 meanwhile, the value loss is added
     compute_loss(model, inputs, return_outputs, num_items_in_batch): a micro-step goes forward by forward, each with
@@ -86,7 +87,7 @@ trl.trainer.reward_trainer:RewardTrainer
         counts shared tokens after. TRL calls it for training pairs first
     _set_signature_columns_if_needed(): lets the columns `shared_tokens` and `rule_gap` through to the collator
     _signature_columns: the columns that reach the collator
-    compute_loss(model, inputs, return_outputs, num_items_in_batch): scores flat rows; TRL's own for padded batches
+    compute_loss(model, inputs, return_outputs, num_items_in_batch)=: scores flat rows; TRL's own for padded batches
     _save(output_dir, state_dict): writes with the weights what the model was trained to read
     _save_checkpoint(model, trial): writes into another folder, which is renamed when complete
     get_train_dataloader(): under a token budget, rows planned over the pairs that its sampler would deal out;
@@ -111,7 +112,7 @@ trl.trainer.callbacks
         nothing else: checkpoints hold them
 trl.trainer.utils
     nanstd(tensor, dim): which groups have variance
-    RepeatSampler.__init__(data_source, mini_repeat_count, batch_size, repeat_count, shuffle, seed): its generator,
+    RepeatSampler.__init__(data_source, mini_repeat_count, batch_size, repeat_count, shuffle, seed)=: its generator,
         seeded once, draws one permutation of `num_samples` an epoch
     add_fused_lm_head(model, temperature, cast_lm_head_to_fp32, outputs): log-probabilities and entropies of a packed
         row without its logits; `shift_labels` at chosen positions
@@ -158,7 +159,7 @@ transformers:Trainer
     create_optimizer(model): PPO's critic has a separate learning rate
     create_scheduler(num_training_steps, optimizer): made once, before accelerate prepares: PPO's critic gets a
         separate factor
-    _clip_grad_norm(model): clips all at one norm: PPO's critic may have its own
+    _clip_grad_norm(model)=: clips all at one norm: PPO's critic may have its own
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours
     _run_epoch(): called once an epoch, and not at all when no step is left
@@ -289,7 +290,7 @@ torch._C._distributed_c10d
 torch.distributed.run
     get_args_parser(): knows `signals_to_handle`, which `trl-ext grpo` sets: it passes SIGTERM and Ctrl-C on itself
 """
-_ROW = re.compile(r"([\w.]+)(\(.*?\))?(\[.*?\])?: (.*)")
+_ROW = re.compile(r"([\w.]+)(\(.*?\))?(\[.*?\])?(=)?: (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +302,14 @@ class Seam:
         parameters: Parameters that we pass by name or rely on, in this order.
         keys: Keys of a dictionary that the method makes.
         why: What we do there.
+        is_remade: True where our own code computes what is computed there.
     """
 
     where: str
     parameters: tuple[str, ...]
     keys: tuple[str, ...]
     why: str
+    is_remade: bool = False
 
     @property
     def package(self) -> str:
@@ -342,8 +345,8 @@ def _seams() -> Iterator[Seam]:
             continue
         match = _ROW.fullmatch(line.strip())
         assert match, line
-        name, parameters, keys, why = match.groups(default="")
-        yield Seam(owner + name, _words(parameters), _words(keys), why)
+        name, parameters, keys, sign, why = match.groups(default="")
+        yield Seam(owner + name, _words(parameters), _words(keys), why, is_remade=bool(sign))
 
 
 SEAMS = tuple(_seams())

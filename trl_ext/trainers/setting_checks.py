@@ -97,6 +97,13 @@ RANGES = {
     "top_k": Range(0, advice="0 keeps all tokens."),
     "repetition_penalty": Range(0, ends="()", advice="1 is no penalty."),
     "vllm_gpu_memory_utilization": Range(0, 1, "(]"),
+    **dict.fromkeys(
+        ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+        Range(1, ends="[]", advice="A token that vLLM and the trainer find equally likely has the ratio 1."),
+    ),
+    "vllm_importance_sampling_clip_min": Range(
+        0, 1, "[]", "A token that vLLM and the trainer find equally likely has the ratio 1."
+    ),
     "oversample": Range(1, advice="1 samples as many groups as an update takes."),
     "cliprange_value": Range(0, ends="(]", advice="Unset, values are not clipped."),
     "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
@@ -118,6 +125,7 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 PATHS = ("output_dir", "resume_from_checkpoint", "memory", "deepspeed", "chat_template_path")
 # Keys of generation_kwargs that would overrule a setting in silence, with the setting.
@@ -125,6 +133,13 @@ _SET_ELSEWHERE = {
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+}
+# What vLLM samples by besides the temperature, with the values at which it takes all tokens as they are.
+_WHOLE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (None, 0)),
+    "top_k": (None, 0, -1),
+    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "vllm_structured_outputs_regex"), (None,)),
 }
 
 
@@ -183,6 +198,7 @@ def check_anywhere(args: Any) -> None:
         if value is not None and value not in choices:
             raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
     _check_weights(getattr(args, "reward_weights", None) or ())
+    check_correction(args)
     _check_options(args)
     _check_without_effect(args)
 
@@ -212,6 +228,28 @@ def _check_weights(weights: Iterable[float]) -> None:
     for number, weight in enumerate(weights, 1):
         if not math.isfinite(weight):
             raise ConfigError(f"reward_weights: weight {number} is {weight}. Give finite numbers.")
+
+
+def check_correction(args: Any) -> None:
+    """Raise ConfigError where vLLM's importance ratios would compare log-probabilities of two kinds.
+
+    vLLM's are over the tokens that it may sample, the trainer's over the vocabulary: with top_p=0.9 every token weighs
+    0.9 or less, and a completion of 24 tokens, by TRL's default mode, 0.08.
+    """
+    if not (getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction):
+        return
+    generation = args.generation_kwargs if isinstance(args.generation_kwargs, Mapping) else {}
+    given = vars(args) | dict(generation)
+    for name in _WHOLE:
+        if (value := given.get(name)) not in _WHOLE[name]:
+            remedy = f"Leave {name} out"
+            if not getattr(args, "generation_ahead", 0):  # which needs the correction
+                remedy += ", or set vllm_importance_sampling_correction=False"
+            raise ConfigError(
+                f"{name}={value!r} has vLLM sample from a part of the model's distribution, or another one, and "
+                "vllm_importance_sampling_correction compares its log-probabilities with the whole one: completions "
+                f"would count for next to nothing. {remedy}."
+            )
 
 
 def _check_options(args: Any) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 
 import pytest
 from trl import GRPOConfig as TRLGRPOConfig
@@ -9,7 +11,7 @@ from trl import RewardConfig as TRLRewardConfig
 
 from trl_ext import GRPOConfig, PPOConfig, RewardConfig
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.setting_checks import CHOICES, ONLY_WHERE, RANGES, check_settings
+from trl_ext.trainers.setting_checks import CHOICES, ONLY_WHERE, RANGES, check_correction, check_settings
 
 CONFIGS = (TRLGRPOConfig, TRLRewardConfig, GRPOConfig, PPOConfig, RewardConfig)
 OURS = (GRPOConfig, PPOConfig, RewardConfig)
@@ -47,3 +49,59 @@ def test_a_deepspeed_file_is_looked_at_when_the_config_is_made(config, tmp_path)
     (tmp_path / "zero.json").write_text(json.dumps([2]))
     with pytest.raises(ConfigError, match="holds no mapping"):
         make(config, tmp_path, deepspeed=str(tmp_path / "zero.json"))
+
+
+# The correction of vLLM's samples -----------------------------------------------------------------------------------
+
+PARTS = [
+    dict(top_p=0.9),
+    dict(top_k=20),
+    dict(min_p=0.1),
+    dict(repetition_penalty=1.1),
+    dict(vllm_structured_outputs_regex="[0-9]+"),
+    dict(generation_kwargs={"top_p": 0.9}),
+    dict(generation_kwargs={"presence_penalty": 0.5}),
+]
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, PPOConfig, TRLGRPOConfig])
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_correcting_samples_of_a_part_of_the_distribution_is_refused_with_both_ways_out(config, part, tmp_path):
+    (name, value), *_ = (part.get("generation_kwargs") or part).items()
+    both = f"Leave {name} out, or set vllm_importance_sampling_correction=False."
+    with pytest.raises(ConfigError, match=rf"^{name}={re.escape(repr(value))} has .* {re.escape(both)}$"):
+        check_settings(make(config, tmp_path, use_vllm=True, **part))
+
+
+def test_the_config_itself_refuses_it_and_ahead_leaves_one_way_out(tmp_path):
+    with pytest.raises(ConfigError, match=r"Leave top_k out\.$"):
+        make(GRPOConfig, tmp_path, use_vllm=True, vllm_mode="server", generation_ahead=1, top_k=20)
+
+
+def test_samples_of_the_whole_distribution_and_uncorrected_ones_are_taken(tmp_path):
+    check_settings(make(GRPOConfig, tmp_path, use_vllm=True, temperature=0.6, top_k=-1, min_p=0.0, top_p=1.0))
+    check_settings(make(GRPOConfig, tmp_path, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1))
+    check_settings(
+        make(GRPOConfig, tmp_path, use_vllm=True, top_p=0.9, top_k=20, vllm_importance_sampling_correction=False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        *((dict(clip_max=value), f"clip_max={value} must be ") for value in (-1.0, 0.0, 1e-9, math.nan)),
+        *((dict(clip_min=value), f"clip_min={value} must be ") for value in (-0.5, 2.0, math.nan)),
+        (dict(mode="token_trunc"), "vllm_importance_sampling_mode='token_trunc' is unknown"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bounds_of_the_correction_that_turn_or_remove_the_gradient_are_refused(bounds, words, tmp_path):
+    bounds = {f"vllm_importance_sampling_{name}": value for name, value in bounds.items()}
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        check_settings(make(GRPOConfig, tmp_path, use_vllm=True, **bounds))
+
+
+def test_bounds_that_hold_the_ratio_of_an_unmoved_policy_are_taken(tmp_path):
+    for bounds in (dict(clip_max=1.0), dict(clip_max=None), dict(clip_min=0.8, clip_max=1.2), dict(clip_max=math.inf)):
+        bounds = {f"vllm_importance_sampling_{name}": value for name, value in bounds.items()}
+        check_correction(make(GRPOConfig, tmp_path, use_vllm=True, **bounds))

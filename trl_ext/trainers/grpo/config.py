@@ -12,7 +12,7 @@ from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.grpo.ahead import check_ahead_settings
 from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.rows.curriculum import check_curriculum
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.setting_checks import check_correction, setting
 
 
 @dataclass(repr=False)
@@ -72,6 +72,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ahead_settings(self)
+        check_correction(self)
         check_curriculum(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(

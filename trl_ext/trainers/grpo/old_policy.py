@@ -4,15 +4,19 @@ With vLLM, TRL corrects the policy gradient by the ratio of the old policy's pro
 the whole batch once more for it. Where every optimizer step ends a generation (`gradient_accumulation_steps` is a
 multiple of `steps_per_generation * num_iterations`), the old policy is the one that is trained: the detached
 log-probabilities of the update are the same numbers. Legend: B rows, T completion tokens.
+
+The ratio is then made here, by TRL's formula of two log-probabilities. A TRL that makes it of more is noticed by the
+ratio of a stand-in, and left alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
+from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.grpo.update import counted_tokens
 
 logger = logging.get_logger(__name__)
@@ -30,8 +34,8 @@ class OldPolicy:
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
-        self._is_next = False
-        self._has_told = False
+        self._sampled: Sequence[Sequence[float | None]] | None = None
+        self._has_told = self._is_trls_alone = False
         self._inputs: dict[str, Any] | None = None
         self._compared: list[torch.Tensor] = []
 
@@ -41,6 +45,7 @@ class OldPolicy:
         trainer, args = self._trainer, self._trainer.args
         return (
             trainer.memory_kind == "grpo"
+            and not self._is_trls_alone
             and trainer.use_vllm
             and trainer.vllm_importance_sampling_correction
             and args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) == 0
@@ -48,33 +53,55 @@ class OldPolicy:
 
     # The pass ------------------------------------------------------------------------------------------------------
 
-    def expect(self) -> None:
-        """Note that rows have been generated: the next forward that TRL asks for is the old policy's."""
-        self._is_next = self.is_left_out
+    def expect(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
+        """Note that rows have been generated: the next forward that TRL asks for is the old policy's.
+
+        Args:
+            sampled: The sampler's log-probabilities of each row's tokens.
+        """
+        self._sampled = sampled if self.is_left_out else None
 
     def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
-        """Return what stands for the result of the pass, [B, T] of NaN; None where the forward is another one."""
-        if not self._is_next:
+        """Return what stands for the result of the pass, [B, T] near the sampler's log-probabilities; None where the
+        forward is another one."""
+        if self._sampled is None:
             return None
-        self._is_next = False
+        # All tokens of a row together differ by 0.1, so that the bounds of the ratios hide nothing.
+        logps = torch.full((num_rows, width), 0.1 / width)
+        logps[1::2] *= -1
+        for own, known in zip(logps, self._sampled, strict=True):
+            own[: len(known)] += torch.tensor([torch.nan if logp is None else logp for logp in known])
+        self._sampled = None
         if not self._has_told and self._trainer.accelerator.is_main_process:
             logger.warning(
                 "The forward of the old policy is left out: the policy does not change between sampling and update, "
                 "so the update's own log-probabilities are compared with vLLM's."
             )
         self._has_told = True
-        return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
+        return logps.to(self._trainer.accelerator.device)
 
-    def strip(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> None:
-        """Take out of rollouts and metrics what TRL made of the stand-in."""
+    def strip(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> bool:
+        """Take out of rollouts and metrics what TRL made of the stand-in. Collective.
+
+        Returns:
+            False where TRL makes its ratios of more than the two log-probabilities: the pass is kept from now on, and
+            these rows need it.
+        """
         if not self.is_left_out:
-            return
+            return True
+        ours, theirs = self._ratio(rollouts), rollouts["importance_sampling_ratio"]
+        is_known = ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-4)
+        is_known = all(gathered(self._trainer.args, is_known))
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             del rollouts[name]
         for name in [name for name in metrics if name.startswith((_DIFFERENCE, _RATIO))]:
             metrics[name].pop()
             if not metrics[name]:
                 del metrics[name]
+        self._is_trls_alone = not is_known
+        if not is_known and self._trainer.accelerator.is_main_process:
+            logger.warning("This TRL makes vLLM's importance ratios in another way than trl_ext: they are left to it.")
+        return is_known
 
     # The update ----------------------------------------------------------------------------------------------------
 
@@ -103,11 +130,15 @@ class OldPolicy:
         """
         if self._inputs is None:
             return
-        inputs, trainer = self._inputs, self._trainer
-        inputs["old_per_token_logps"] = logps.detach()
-        inputs["importance_sampling_ratio"] = importance_ratio(
-            inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"],
-            counted_tokens(inputs),
+        self._inputs["old_per_token_logps"] = logps.detach()
+        self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
+
+    def _ratio(self, rollouts: dict[str, Any]) -> torch.Tensor:
+        """Return TRL's ratio of the rollouts' two log-probabilities, as `importance_ratio` does."""
+        trainer = self._trainer
+        return importance_ratio(
+            rollouts["old_per_token_logps"] - rollouts["sampling_per_token_logps"],
+            counted_tokens(rollouts),
             trainer.vllm_importance_sampling_mode,
             trainer.vllm_importance_sampling_clip_min,
             trainer.vllm_importance_sampling_clip_max,

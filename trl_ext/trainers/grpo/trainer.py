@@ -342,11 +342,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
         self._reward_calls.rows = inputs
+        metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
             output = super()._generate_and_score_completions(inputs)
+            if not self._old_policy.strip(output, metrics):  # once a run, and only with a TRL that nobody tested
+                output = super()._generate_and_score_completions(inputs)
         if self._packs and (reader := self.image_reader) is not None:
             check_images(output, reader, self.accelerator)
-        self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
 
     def _calculate_rewards(
@@ -446,7 +448,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             self.log_multimodal = False
             images: Any = self._logs["images"]
             images.clear()
-        self._old_policy.expect()
+        self._old_policy.expect(logps)
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output
 

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
-from trl_ext.trainers.checks import check_launch, check_packed_bits, check_steps
+from trl_ext.trainers.checks import check_launch, check_packed_bits, check_steps, check_trained
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
@@ -53,6 +54,10 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
         check_packed_bits(self.model, self.args)
         watch_memory(self, phases)
 
+    def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
+        """Return the weights of each model that a run trains, some of which must not be frozen."""
+        return {"model": list(self.model.parameters())}
+
     def get_train_dataloader(self) -> DataLoader:
         """Overrides transformers.Trainer.get_train_dataloader: refuses too few rows for one step."""
         check_steps(self.train_dataset, self.args)
@@ -66,7 +71,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
     @contextmanager
     def _in_update(self) -> Iterator[None]:
         """Inside the block forwards and backwards are of the update, and a micro-step may have none."""
-        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
+        with self.clock.phase("update"), backward_where_there_is_one(self):
             yield
 
     def train(
@@ -81,6 +86,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
             LostProcessError: Another process does not answer, or has ended.
         """
         check_best_metric(self)
+        check_trained(self.weights_by_role())
         is_kept = trial is None and self.leaves_record
         with ExitStack() as run:
             if is_kept:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -155,6 +155,20 @@ def check_packed_bits(model: Any, args: Any) -> None:
             f"4-bit weights are of {', '.join(sorted(stored))}, and FSDP gathers {dtype}: others it would cast, or "
             f"leave whole on every card. Set bnb_4bit_quant_storage={dtype}."
         )
+
+
+def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
+    """Raise ConfigError where a run would train no weight of a model, and end as a success.
+
+    Args:
+        weights: The weights of each model, by its role.
+    """
+    for role, own in weights.items():
+        if not any(weight.requires_grad for weight in own):
+            raise ConfigError(
+                f"No weight of the {role} is trained: all are frozen. Load an adapter with "
+                "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on what is to learn."
+            )
 
 
 def check_steps(dataset: Any, args: Any) -> None:

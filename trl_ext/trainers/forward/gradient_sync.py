@@ -31,12 +31,13 @@ def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def backward_where_there_is_one(accelerator: Any) -> Iterator[None]:
-    """Inside the block a loss without gradient, that of a micro-step without forwards, does not go backward."""
+def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
+    """Inside the block the loss of a micro-step without forwards does not go backward; any other needs a gradient."""
+    accelerator = trainer.accelerator
     plain = accelerator.backward
 
     def backward(loss: torch.Tensor, **options: Any) -> None:
-        if loss.requires_grad:
+        if loss.requires_grad or trainer.has_forwards:
             plain(loss, **options)
 
     with swapped(accelerator, backward=backward):

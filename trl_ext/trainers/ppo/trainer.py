@@ -439,6 +439,13 @@ class PPOTrainer(GRPOTrainer):
 
     # Training -----------------------------------------------------------------------------------------------------
 
+    def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
+        """Overrides trl_ext.ExtendedTrainer.weights_by_role: the critic's by themselves."""
+        critic = self._critic.parameters()
+        own = {id(weight) for weight in critic}
+        policy = {"policy": [weight for weight in self.model.parameters() if id(weight) not in own]}
+        return policy | ({"critic": critic} if self._critic.has_values else {})
+
     def create_optimizer(self, model: Any = None) -> Any:
         """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
         is_new, args = self.optimizer is None, self.args

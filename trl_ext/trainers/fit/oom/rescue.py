@@ -261,7 +261,13 @@ class InnerStep:
 
 
 class OutOfMemoryRescue(Trainer):
-    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
+    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`.
+
+    Attributes:
+        has_forwards: False in a micro-step from which all rows were left out.
+    """
+
+    has_forwards = True
 
     @property
     def _why_whole(self) -> str:
@@ -288,7 +294,7 @@ class OutOfMemoryRescue(Trainer):
             forwards: Equally many on every rank. None: the loss is 0, without gradient.
             num_items_in_batch: The Trainer's.
         """
-        rescue = self.rescue
+        rescue, self.has_forwards = self.rescue, bool(forwards)
         losses: list[torch.Tensor] = []
 
         def loss_of(batch: Any) -> torch.Tensor:

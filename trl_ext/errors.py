@@ -7,6 +7,7 @@
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
     ├── SupportError     a version or an optional package is missing (also an ImportError)
     ├── StorageError     checkpoints cannot be written, and waiting would not help (also a RuntimeError)
+    ├── GradientError    a gradient is not finite, so its optimizer step is not taken (also a RuntimeError)
     ├── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
     └── LostProcessError another process of the run is stopped, dead or cut off (also a RuntimeError)
 
@@ -46,6 +47,10 @@ class SupportError(TrlExtError, ImportError):
 
 class StorageError(TrlExtError, RuntimeError):
     """No checkpoint can be written any more, for a reason that does not pass, such as a read-only file system."""
+
+
+class GradientError(TrlExtError, RuntimeError):
+    """The norm of a gradient is infinite or NaN; its optimizer step would have left NaN in all weights."""
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):

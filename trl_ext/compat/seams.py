@@ -159,6 +159,8 @@ transformers:Trainer
     create_optimizer(model): PPO's critic has a separate learning rate
     create_scheduler(num_training_steps, optimizer): made once, before accelerate prepares: PPO's critic gets a
         separate factor
+    _get_grad_norm(model, grad_norm): called before every optimizer step, also without clipping: ends the run where the
+        norm is not finite; under DeepSpeed after the step
     _clip_grad_norm(model)=: clips all at one norm: PPO's critic may have its own
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours

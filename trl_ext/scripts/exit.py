@@ -2,7 +2,7 @@
 
 0    the run is complete
 1    a bug, whose traceback is printed; or a signal after which nothing could be saved
-2    the user made a mistake
+2    the user made a mistake, or a gradient is not finite
 5    memory ran out
 6    another process of the run, or its vLLM server, is stopped, dead or cut off
 73   checkpoints cannot be written, for a reason that does not pass

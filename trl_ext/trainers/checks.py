@@ -1,8 +1,10 @@
 """Before the first step: a bad dataset or a bad launch costs a sentence, not a run."""
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -10,10 +12,11 @@ from datasets import Dataset, IterableDataset
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
-from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.errors import ConfigError, DataError, GradientError, SupportError
 from trl_ext.memory.run.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.checkpoints.save import newest_whole
 from trl_ext.trainers.forward.sequence_parallel import check_processes
 from trl_ext.trainers.record.recipe import packages
 from trl_ext.trainers.rows.sentence import listed
@@ -169,6 +172,29 @@ def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
                 f"No weight of the {role} is trained: all are frozen. Load an adapter with "
                 "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on what is to learn."
             )
+
+
+def check_grad_norm(trainer: Any, norm: Any, of: str = "", *, is_taken: bool = False) -> None:
+    """Raise GradientError for a gradient's norm that is not finite, on all processes, as they have one norm.
+
+    Not with fp16, whose scaler leaves such steps out.
+
+    Args:
+        trainer: The trainer, before its optimizer step.
+        norm: Of all gradients that one optimizer steps by; None where nobody knows it.
+        of: What it is the gradient of, with a space behind.
+        is_taken: True where the step was taken all the same.
+    """
+    if norm is None or trainer.args.fp16 or math.isfinite(norm):
+        return
+    saved, rate = newest_whole(Path(trainer.args.output_dir)), trainer.lr_scheduler.get_last_lr()[0]
+    raise GradientError(
+        f"The norm of the {of}gradient is {float(norm)} in step {trainer.state.global_step + 1}, at a learning rate "
+        f"of {rate:g}. "
+        + ("DeepSpeed took the step, which destroys" if is_taken else "The step is not taken, which would destroy")
+        + f" the weights. {saved or 'No checkpoint'} is the last whole checkpoint. Look at rewards and rows of this "
+        "step, or lower learning_rate."
+    )
 
 
 def check_steps(dataset: Any, args: Any) -> None:

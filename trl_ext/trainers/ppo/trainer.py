@@ -24,6 +24,7 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
 from trl_ext.rewards import RuleSet
+from trl_ext.trainers.checks import check_grad_norm
 from trl_ext.trainers.fit.oom.rescue import Forward
 from trl_ext.trainers.fit.plan import settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
@@ -485,7 +486,9 @@ class PPOTrainer(GRPOTrainer):
         if norm is None or not self._critic.is_trained_with_actor:
             return super()._clip_grad_norm(model)
         own = self._critic.parameters()
-        self._metrics["train"]["ppo/value_grad_norm"].append(self.accelerator.clip_grad_norm_(own, norm).item())
+        own_norm = self.accelerator.clip_grad_norm_(own, norm).item()
+        check_grad_norm(self, own_norm, "critic's ")
+        self._metrics["train"]["ppo/value_grad_norm"].append(own_norm)
         of_critic = {id(parameter) for parameter in own}
         others = [parameter for parameter in model.parameters() if id(parameter) not in of_critic]
         # Not accelerate's, which would divide fp16's gradients by their scale a second time.

@@ -7,6 +7,7 @@ none       for estimators of the advantage that need no values
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from trl_ext.compat import deepspeed
 from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.checks import check_grad_norm
 from trl_ext.trainers.fit.oom.rescue import Forward, Rescue
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
@@ -329,10 +331,13 @@ class SeparateCritic(Critic):
             group["lr"] = learning_rate
         self.backward(loss)
         if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
-            if self._max_grad_norm:
-                accelerator.clip_grad_norm_(self.bare.parameters(), self._max_grad_norm)
+            norm = accelerator.clip_grad_norm_(self.bare.parameters(), self._max_grad_norm or math.inf)
+            check_grad_norm(self._trainer, norm, "critic's ")
             self.optimizer.step()
             self.optimizer.zero_grad()
+        elif accelerator.sync_gradients:
+            is_taken = not getattr(self.optimizer, "overflow", False)
+            check_grad_norm(self._trainer, self.wrapped.get_global_grad_norm(), "critic's ", is_taken=is_taken)
 
     def _learning_rate_now(self) -> float:
         """Return the initial learning rate times the critic's factor, at the actor's place in the run."""

@@ -44,6 +44,19 @@ def head_in_cache(device_type: str) -> AbstractContextManager[Any]:
     return swapped(trl.trainer.utils, _CHUNKED_LOGPROB_CHUNK_SIZE=_TILE_ON_CPU)
 
 
+def num_experts(config: Any) -> int:
+    """Return how many experts a layer of the model has, and let TRL find that number in its config.
+
+    Issue: TRL's auxiliary loss reads `num_experts`, which Granite, PhiMoE and others call `num_local_experts`.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: TRL's fused head reads either name.
+    """
+    if not hasattr(config, "num_experts") and hasattr(config, "num_local_experts"):
+        kind = type(config)
+        kind.attribute_map = {**kind.attribute_map, "num_experts": "num_local_experts"}
+    return int(config.num_experts)
+
+
 def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> AbstractContextManager[None]:
     """Let a TRL trainer generate at another temperature, 0 for greedy, within the block."""
     if trainer.use_vllm:

@@ -11,7 +11,14 @@ from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
-from trl_ext.trainers.checks import check_grad_norm, check_launch, check_packed_bits, check_steps, check_trained
+from trl_ext.trainers.checks import (
+    check_grad_norm,
+    check_launch,
+    check_packed_bits,
+    check_pad_token,
+    check_steps,
+    check_trained,
+)
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
@@ -52,6 +59,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
         keep_gradients_in_buckets(self.accelerator)
         reduce_every_backward(self.accelerator)
         check_packed_bits(self.model, self.args)
+        check_pad_token(self.model, self.processing_class)
         watch_memory(self, phases)
 
     def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
@@ -71,9 +79,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Overrides transformers.Trainer._get_grad_norm: one that is not finite ends the run before its step."""
         norm = super()._get_grad_norm(model, grad_norm)
-        # DeepSpeed is past its step, and leaves it out where it finds an overflow.
-        is_taken = self.is_deepspeed_enabled and not self.accelerator.optimizer_step_was_skipped
-        check_grad_norm(self, norm, is_taken=is_taken)
+        check_grad_norm(self, norm)
         return norm
 
     @contextmanager

@@ -161,39 +161,43 @@ def check_packed_bits(model: Any, args: Any) -> None:
 
 
 def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
-    """Raise ConfigError where a run would train no weight of a model, and end as a success.
-
-    Args:
-        weights: The weights of each model, by its role.
-    """
-    for role, own in weights.items():
-        if not any(weight.requires_grad for weight in own):
-            raise ConfigError(
-                f"No weight of the {role} is trained: all are frozen. Load an adapter with "
-                "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on what is to learn."
-            )
+    """Raise ConfigError where a run would train no weight of a model, by its role, and end as a success."""
+    for role in (role for role, own in weights.items() if not any(weight.requires_grad for weight in own)):
+        raise ConfigError(
+            f"No weight of the {role} is trained: all are frozen. Load an adapter with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on what is to learn."
+        )
 
 
-def check_grad_norm(trainer: Any, norm: Any, of: str = "", *, is_taken: bool = False) -> None:
+def check_pad_token(model: Any, processing_class: Any) -> None:
+    """Raise ConfigError for a pad token, of a tokenizer or its processor, that the model has no embedding of."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    rows = model.config.get_text_config().vocab_size
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= rows:
+        raise ConfigError(
+            f"The pad token {tokenizer.pad_token!r} has the id {tokenizer.pad_token_id}, and the model's embedding "
+            f"has {rows} rows: the saved model could not be loaded. Take a token that it has (tokenizer.pad_token = "
+            "tokenizer.eos_token), or make room: model.resize_token_embeddings(len(tokenizer))."
+        )
+
+
+def check_grad_norm(trainer: Any, norm: Any, of: str = "") -> None:
     """Raise GradientError for a gradient's norm that is not finite, on all processes, as they have one norm.
 
     Not with fp16, whose scaler leaves such steps out.
 
     Args:
-        trainer: The trainer, before its optimizer step.
+        trainer: The trainer, before its optimizer step; under DeepSpeed after it, and before anything is saved.
         norm: Of all gradients that one optimizer steps by; None where nobody knows it.
         of: What it is the gradient of, with a space behind.
-        is_taken: True where the step was taken all the same.
     """
     if norm is None or trainer.args.fp16 or math.isfinite(norm):
         return
     saved, rate = newest_whole(Path(trainer.args.output_dir)), trainer.lr_scheduler.get_last_lr()[0]
     raise GradientError(
         f"The norm of the {of}gradient is {float(norm)} in step {trainer.state.global_step + 1}, at a learning rate "
-        f"of {rate:g}. "
-        + ("DeepSpeed took the step, which destroys" if is_taken else "The step is not taken, which would destroy")
-        + f" the weights. {saved or 'No checkpoint'} is the last whole checkpoint. Look at rewards and rows of this "
-        "step, or lower learning_rate."
+        f"of {rate:g}. A step by it destroys the weights, so nothing is saved from here on. The last whole checkpoint "
+        f"is {saved or 'none'}. Look at rewards and rows of this step, or lower learning_rate."
     )
 
 

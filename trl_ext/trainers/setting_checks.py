@@ -97,13 +97,9 @@ RANGES = {
     "top_k": Range(0, advice="0 keeps all tokens."),
     "repetition_penalty": Range(0, ends="()", advice="1 is no penalty."),
     "vllm_gpu_memory_utilization": Range(0, 1, "(]"),
-    **dict.fromkeys(
-        ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
-        Range(1, ends="[]", advice="A token that vLLM and the trainer find equally likely has the ratio 1."),
-    ),
-    "vllm_importance_sampling_clip_min": Range(
-        0, 1, "[]", "A token that vLLM and the trainer find equally likely has the ratio 1."
-    ),
+    "vllm_importance_sampling_clip_max": Range(1, ends="[]", advice="Ratios of an unmoved policy are 1."),
+    "vllm_importance_sampling_cap": Range(1, ends="[]", advice="Ratios of an unmoved policy are 1."),
+    "vllm_importance_sampling_clip_min": Range(0, 1, "[]", "Ratios of an unmoved policy are 1."),
     "oversample": Range(1, advice="1 samples as many groups as an update takes."),
     "cliprange_value": Range(0, ends="(]", advice="Unset, values are not clipped."),
     "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
@@ -238,18 +234,15 @@ def check_correction(args: Any) -> None:
     """
     if not (getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction):
         return
-    generation = args.generation_kwargs if isinstance(args.generation_kwargs, Mapping) else {}
-    given = vars(args) | dict(generation)
-    for name in _WHOLE:
-        if (value := given.get(name)) not in _WHOLE[name]:
-            remedy = f"Leave {name} out"
-            if not getattr(args, "generation_ahead", 0):  # which needs the correction
-                remedy += ", or set vllm_importance_sampling_correction=False"
-            raise ConfigError(
-                f"{name}={value!r} has vLLM sample from a part of the model's distribution, or another one, and "
-                "vllm_importance_sampling_correction compares its log-probabilities with the whole one: completions "
-                f"would count for next to nothing. {remedy}."
-            )
+    needs_correction = getattr(args, "generation_ahead", 0)
+    other_way = "" if needs_correction else ", or set vllm_importance_sampling_correction=False"
+    given = vars(args) | (args.generation_kwargs if isinstance(args.generation_kwargs, dict) else {})
+    for name in (name for name, whole in _WHOLE.items() if given.get(name) not in whole):
+        raise ConfigError(
+            f"{name}={given[name]!r} has vLLM sample from a part of the model's distribution, or another one, and "
+            "vllm_importance_sampling_correction compares its log-probabilities with the whole one: completions "
+            f"would count for next to nothing. Leave {name} out{other_way}."
+        )
 
 
 def _check_options(args: Any) -> None:

@@ -46,7 +46,7 @@ def check(trainer, parameters, number, words, folder):
         trainer.train()
     sentence = str(caught.value)
     assert sentence.startswith(f"The norm of the {words} is {number} in step 2, at a learning rate of 0.001.")
-    assert "checkpoint-1 is the last whole checkpoint" in sentence
+    assert "The last whole checkpoint is checkpoint-1." in sentence
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
     return spoils.before
 

@@ -4,9 +4,7 @@ With vLLM, TRL corrects the policy gradient by the ratio of the old policy's pro
 the whole batch once more for it. Where every optimizer step ends a generation (`gradient_accumulation_steps` is a
 multiple of `steps_per_generation * num_iterations`), the old policy is the one that is trained: the detached
 log-probabilities of the update are the same numbers. Legend: B rows, T completion tokens.
-
-The ratio is then made here, by TRL's formula of two log-probabilities. A TRL that makes it of more is noticed by the
-ratio of a stand-in, and left alone.
+The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a stand-in.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,11 +52,8 @@ class OldPolicy:
     # The pass ------------------------------------------------------------------------------------------------------
 
     def expect(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
-        """Note that rows have been generated: the next forward that TRL asks for is the old policy's.
-
-        Args:
-            sampled: The sampler's log-probabilities of each row's tokens.
-        """
+        """Note that rows have been generated, with these log-probabilities of the sampler's, row by row: the next
+        forward that TRL asks for is the old policy's."""
         self._sampled = sampled if self.is_left_out else None
 
     def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
@@ -83,9 +78,7 @@ class OldPolicy:
     def strip(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> bool:
         """Take out of rollouts and metrics what TRL made of the stand-in. Collective.
 
-        Returns:
-            False where TRL makes its ratios of more than the two log-probabilities: the pass is kept from now on, and
-            these rows need it.
+        Return False where TRL makes its ratios of more than two log-probabilities: the pass is kept from now on.
         """
         if not self.is_left_out:
             return True
@@ -134,7 +127,7 @@ class OldPolicy:
         self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
 
     def _ratio(self, rollouts: dict[str, Any]) -> torch.Tensor:
-        """Return TRL's ratio of the rollouts' two log-probabilities, as `importance_ratio` does."""
+        """Return TRL's ratio of the rollouts' two log-probabilities, shaped as by `importance_ratio`."""
         trainer = self._trainer
         return importance_ratio(
             rollouts["old_per_token_logps"] - rollouts["sampling_per_token_logps"],

@@ -79,8 +79,9 @@ def load(
 ) -> tuple[int, list[dict[str, Any]] | None] | None:
     """Restore what `save` wrote; return the step and the rollouts. Collective.
 
-    None where a process has none that it can use, as in a checkpoint of TRL's own, or after a run of other processes
-    or other batches. The run then generates again, as TRL does.
+    None where a process has none that it can use, as in a checkpoint of TRL's own, or after a run of other processes,
+    of other batches, or with vLLM's correction where this has none, or the other way round. The run then generates
+    again, as TRL does.
     """
     if reference is not None:
         moving_reference.load(reference, folder)
@@ -89,7 +90,10 @@ def load(
     if path.is_file():
         # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
         state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
-        if state["processes"] != args.world_size or len(state["rollouts"] or ()) not in (0, args.steps_per_generation):
+        rollouts = state["rollouts"] or ()
+        corrects = args.use_vllm and args.vllm_importance_sampling_correction
+        is_other = any(("importance_sampling_ratio" in one) != corrects for one in rollouts)
+        if state["processes"] != args.world_size or len(rollouts) not in (0, args.steps_per_generation) or is_other:
             state = None
     if not all(gathered(args, state is not None)):
         return None

@@ -19,6 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.compat.trl import num_experts
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families.images import ImageReader, take_images, why_not_packed
 from trl_ext.trainers.base import ExtendedTrainer
@@ -108,6 +109,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        if self.aux_loss_enabled:  # dense models of such a family have none
+            self.aux_loss_enabled = num_experts(base_model(self.model).config.get_text_config()) > 0
         self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
         packs = getattr(args, "packing", True)
         self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())

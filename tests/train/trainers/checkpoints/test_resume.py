@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 from peft import LoraConfig
 
-from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, reward_trainers, sampling_servers, tiny
 from tests.faults import forks, jobs
 from tests.ppo_trainers import distance, trained_weights
 from trl_ext import RuleSet
@@ -315,3 +315,21 @@ def test_a_reference_that_cannot_move_or_is_not_in_the_checkpoint_is_refused(tmp
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match=r"FSDP1 flattens them"):
         jobs.trainer("grpo", **MOVING)
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)], ids=["turned on", "turned off"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_vllm_that_is_turned_on_or_off_between_rollouts_generates_again(before, after, step, tmp_path, monkeypatch):
+    def made(name, use_vllm):
+        vllm = dict(use_vllm=True, vllm_mode="server") if use_vllm else {}
+        return trainer(tmp_path / name, gradient_accumulation_steps=1, steps_per_generation=2, max_steps=4, **vllm)
+
+    servers = sampling_servers.install(monkeypatch)
+    made("before", before).train()
+    again, read = made("after", after), []
+    compute = again._compute_loss
+    monkeypatch.setattr(again, "_compute_loss", lambda model, inputs: read.append(inputs) or compute(model, inputs))
+    again.train(resume_from_checkpoint=str(tmp_path / "before" / f"checkpoint-{step}"))
+    assert again.state.global_step == 4
+    assert {("importance_sampling_ratio" in one) for one in read} == {after}
+    assert not after or "generate" in dict(servers.last.events)

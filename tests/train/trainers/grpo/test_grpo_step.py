@@ -5,7 +5,8 @@ import torch
 import trl
 
 import trl_ext
-from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, learned, prompts, trained
+from tests import tiny
+from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, learned, prompts, steps_of, trained
 from tests.nightly import nightly
 
 MIXTURE = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
@@ -71,3 +72,20 @@ def test_what_continuous_batching_generates_is_trained_packed_and_as_trl_trains_
     assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
     cast = trained(tmp_path, bf16=True, **options).model
     assert {one.dtype for one in [*cast.parameters(), *cast.buffers()]} == {torch.float32}
+
+
+DENSE = dict(num_local_experts=0, num_experts_per_tok=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "has_experts"),
+    [("phimoe_window", {}, True), ("granite4", {}, True), ("granite4", DENSE, False)],
+    ids=["phimoe", "granite", "dense granite"],
+)
+def test_families_that_count_their_experts_otherwise_train_with_the_auxiliary_loss(
+    family, changes, has_experts, tmp_path
+):
+    ours = trained(tmp_path, model=tiny.model(family, **changes), max_steps=1)
+    learned(ours)
+    assert ("aux_loss" in steps_of(ours)[0]) == has_experts
+    assert "num_experts" not in ours.model.config.to_dict()

@@ -261,13 +261,9 @@ class InnerStep:
 
 
 class OutOfMemoryRescue(Trainer):
-    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`.
+    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
 
-    Attributes:
-        has_forwards: False in a micro-step from which all rows were left out.
-    """
-
-    has_forwards = True
+    has_forwards = True  # False in a micro-step from which all rows were left out
 
     @property
     def _why_whole(self) -> str:

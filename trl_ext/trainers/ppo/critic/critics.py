@@ -336,8 +336,7 @@ class SeparateCritic(Critic):
             self.optimizer.step()
             self.optimizer.zero_grad()
         elif accelerator.sync_gradients:
-            is_taken = not getattr(self.optimizer, "overflow", False)
-            check_grad_norm(self._trainer, self.wrapped.get_global_grad_norm(), "critic's ", is_taken=is_taken)
+            check_grad_norm(self._trainer, self.wrapped.get_global_grad_norm(), "critic's ")
 
     def _learning_rate_now(self) -> float:
         """Return the initial learning rate times the critic's factor, at the actor's place in the run."""

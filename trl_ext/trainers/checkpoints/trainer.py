@@ -20,6 +20,7 @@ from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint, position_in_stream
 from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
 from trl_ext.trainers.checkpoints.secrets import guard_secrets
+from trl_ext.trainers.checkpoints.weights import loading
 
 # Methods that write files, and that processes do not wait for each other in.
 _WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
@@ -44,6 +45,9 @@ class WholeCheckpoints(Trainer):
 
     def _save_own_state(self, folder: str) -> None:
         """Write what this trainer needs to go on, beside what transformers and TRL write."""
+
+    def _load_own_weights(self, folder: str) -> None:
+        """Load weights that lie beside those of the model."""
 
     def _check_checkpoint(self, folder: str) -> None:
         """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""
@@ -70,6 +74,19 @@ class WholeCheckpoints(Trainer):
             return super()._determine_best_metric(metrics, trial)
         except KeyError as error:
             raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Overrides transformers.Trainer._load_from_checkpoint: all trained weights, or ConfigError."""
+        with loading(self, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            self._load_own_weights(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        """Overrides transformers.Trainer._load_best_model: all trained weights, or ConfigError."""
+        best = str(self.state.best_model_checkpoint)
+        with loading(self, best):
+            super()._load_best_model()
+            self._load_own_weights(best)
 
     def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
         """Overrides transformers.Trainer._init_training_state: a stream goes on where it stood.

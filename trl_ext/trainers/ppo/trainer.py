@@ -609,10 +609,10 @@ class PPOTrainer(GRPOTrainer):
         """Raises ConfigError unless the checkpoint holds a critic of this kind."""
         critic_files.check(folder, self._critic.name)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Overrides transformers.Trainer._load_from_checkpoint: the critic's weights as well."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._critic.load(resume_from_checkpoint)
+    def _load_own_weights(self, folder: str) -> None:
+        """Overrides trl_ext.GRPOTrainer._load_own_weights: the critic's."""
+        if not self.is_deepspeed_enabled:  # whose engines load them
+            self._critic.load(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: running statistics as well."""

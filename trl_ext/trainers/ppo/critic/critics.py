@@ -22,6 +22,7 @@ from trl_ext.compat import deepspeed
 from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.checkpoints.weights import all_loaded, load_pretrained
 from trl_ext.trainers.checks import check_grad_norm
 from trl_ext.trainers.fit.oom.rescue import Forward, Rescue
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
@@ -361,8 +362,9 @@ class SeparateCritic(Critic):
         self.bare.save_pretrained(Path(output_dir) / critic_files.FOLDER, state_dict=weights)
 
     def load(self, checkpoint: str) -> None:
-        fresh = type(self.bare).from_pretrained(Path(checkpoint) / critic_files.FOLDER, dtype=self.bare.dtype)
-        self.bare.load_state_dict(fresh.state_dict())
+        folder = Path(checkpoint) / critic_files.FOLDER
+        with all_loaded(self.bare, folder):
+            load_pretrained(self.bare, folder)
 
     def save_training_state(self, checkpoint: str) -> None:
         if self._trainer.is_deepspeed_enabled:

@@ -2,7 +2,7 @@
 #
 #   make quickstart   set up, and train a real model on two processes: the main job
 #   make test         set up, and run the CPU tests: each sentence and each invariant once
-#   make nightly      the same in every combination, and the lanes fuzz and kills: hours
+#   make nightly      the same in every combination, and the lanes fuzz, kills and gather: hours
 #   make light        ruff, mypy and the light tests: seconds
 #   make fix          format, and mend what ruff can mend
 #   make docs         the documentation site, built strictly into site/
@@ -10,7 +10,7 @@
 #   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory: a part
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
-# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills.
+# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -33,7 +33,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-emulated vllm \
-	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills
+	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,7 +54,7 @@ test: $(VENV)/.installed
 nightly: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" TRL_EXT_THOROUGH=1 TRL_EXT_TWIN=each $(BIN)/python -m pytest -m "" \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
-	$(MAKE) fuzz kills
+	$(MAKE) fuzz kills gather
 
 light: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -164,6 +164,11 @@ fuzz: $(VENV)/.installed
 # Runs that are stopped at every step and resumed, with every pair of settings.
 kills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/kills
+
+# Tests of two processes, which gather as accelerate does on cards; in `make test` those under launch files for cards do.
+gather: $(VENV)/.installed
+	RUN_FIRST="$(CURDIR)/tests/multi/programs/gather_of_cards.py" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
+		--numprocesses 2 --dist loadfile tests/multi/trainers tests/multi/memory
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2

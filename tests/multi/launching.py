@@ -15,6 +15,7 @@ from tests.multi.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+GATHER_OF_CARDS = PROGRAMS / "gather_of_cards.py"
 YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
 JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
 TIMEOUT_S = 900  # of a run that hangs; one that compiles first takes 60 on an idle machine
@@ -81,10 +82,11 @@ def loaded(path: Path) -> dict:
 
 
 def launched(yaml_name: str, num_processes: int) -> list:
-    """accelerate's launch, by a Python that is warm."""
+    """accelerate's launch, by a Python that is warm. A file for several cards gathers as on cards."""
     # Port 0 lets accelerate choose a free one.
     launcher = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0]
-    return [*launcher, "--num_processes", num_processes, "--config_file", YAMLS[yaml_name]]
+    variables = ["env", f"RUN_FIRST={GATHER_OF_CARDS}"] if yaml_name.startswith(("multi_gpu", "zero")) else []
+    return [*variables, *launcher, "--num_processes", num_processes, "--config_file", YAMLS[yaml_name]]
 
 
 def skip_what_cannot_run(name: str) -> None:

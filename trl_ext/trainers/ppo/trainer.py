@@ -273,7 +273,8 @@ class PPOTrainer(GRPOTrainer):
         own = rules.split(len(prompts))[accelerator.process_index]
         with self.clock.phase("score"):
             asked = self._scoring.ask_models(prompts, completions, completion_ids_list, own, weights)
-            models = accelerator.gather(asked.contiguous())
+            # accelerate cannot view [n, 0] again behind NCCL.
+            models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = torch.cat([rules, models], dim=1)
         self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)

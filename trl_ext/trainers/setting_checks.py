@@ -16,6 +16,7 @@ from typing import Any
 from trl_ext.compat.swap import swapped
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
+from trl_ext.rewards import LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +223,8 @@ def choose_precision(config: Any) -> None:
 
 def _check_weights(weights: Iterable[float]) -> None:
     for number, weight in enumerate(weights, 1):
-        if not math.isfinite(weight):
-            raise ConfigError(f"reward_weights: weight {number} is {weight}. Give finite numbers.")
+        if not abs(weight) <= LARGEST:  # NaN compares as False
+            raise ConfigError(f"reward_weights: weight {number} is {weight}. Give finite numbers up to {LARGEST:g}.")
 
 
 def check_correction(args: Any) -> None:

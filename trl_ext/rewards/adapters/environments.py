@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import Any, ClassVar
 from urllib import request
 from urllib.error import HTTPError
@@ -23,6 +22,7 @@ from trl_ext.rewards.isolation.workers.breaker import MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import check_server
 from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
 from trl_ext.rewards.rules.remote import as_responses
+from trl_ext.rewards.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")
 MOST_LOST = 0.05  # of the rows of 20 steps
@@ -262,6 +262,6 @@ def _reply(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequ
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, bool | int | float) or not isfinite(value):
-        raise ValueError(f"the reward is {value!r:.60}, no number")
+    if not isinstance(value, bool | int | float) or not abs(value) <= LARGEST:  # NaN compares as False
+        raise ValueError(f"the reward is {value!r:.60}, no number from {-LARGEST:g} to {LARGEST:g}")
     return float(value)

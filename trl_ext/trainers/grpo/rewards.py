@@ -23,7 +23,7 @@ from trl.trainer.utils import is_async_callable
 
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
-from trl_ext.rewards import Rule, RuleColumn, RuleSet
+from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
 from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.reward.scorer import CompletionScorer
@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(eq=False)
 class GuardedReward:
-    """Calls a reward function, keeps its exception, and lets no infinity through.
+    """Calls a reward function, keeps its exception, and lets no number beyond `LARGEST` through.
 
     Args:
         function: Called with TRL's arguments, returns one float or None a completion; or, where turns are taken, a
@@ -49,7 +49,7 @@ class GuardedReward:
         takes_turns: True where each turn may have its own reward.
 
     Attributes:
-        turns: Of each completion, the values of its turns; None where it has one for the whole.
+        turns: Of each completion, the values of its turns; None where it has one for the whole, or is not scored.
     """
 
     function: Callable[..., Any]
@@ -78,17 +78,15 @@ class GuardedReward:
                 f"The reward '{self.name}' returned rewards per turn, {found[0]}. GRPO has one advantage for a whole "
                 "completion: return their sum, or take PPOTrainer."
             )
-        self.turns = [
-            [math.nan if one is None else float(one) for one in v] if isinstance(v, (list, tuple)) else None
+        turns = [
+            [float(one) if _is_bounded(one) else math.nan for one in v] if isinstance(v, (list, tuple)) else None
             for v in values
         ]
-        values = [v if turns is None else sum(turns) for v, turns in zip(values, self.turns, strict=True)]
-        finite = [v if v is None or math.isfinite(v) else None for v in values]
+        values = [v if own is None else sum(own) for v, own in zip(values, turns, strict=True)]
+        finite = [v if v is None or _is_bounded(v) else None for v in values]
+        self.turns = [None if v is None else own for v, own in zip(finite, turns, strict=True)]
         if finite != values:
-            logger.warning_once(
-                f"The reward '{self.name}' returned NaN or infinity; such completions count as not scored. "
-                "One infinite reward would turn the weights into NaN."
-            )
+            _warn_of_bounds(self.name)
         return finite
 
 
@@ -139,6 +137,37 @@ class RewardCalls:
         raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
         self._unscored.look(trainer)
+
+
+def _is_bounded(value: Any) -> bool:
+    """Return whether a value is a number that float32 can square, as TRL does; False for None."""
+    try:
+        return value is not None and math.fabs(value) <= LARGEST
+    except OverflowError:  # an int that no float holds
+        return False
+
+
+def _warn_of_bounds(name: str, weight: float = 1.0) -> None:
+    times = "" if weight == 1 else f", or would with its weight {weight:g}"
+    logger.warning_once(
+        f"The reward '{name}' gave NaN, infinity or more than {LARGEST:g}{times}; such completions count as not "
+        "scored. One infinite reward would turn the weights into NaN."
+    )
+
+
+def within_bounds(rewards: torch.Tensor, weights: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """Return the rewards, NaN for "not scored" where one, by itself or times its weight, is beyond `LARGEST`.
+
+    Args:
+        rewards: [rows of all ranks, functions], NaN where a function abstains.
+        weights: [functions].
+        names: Of the functions, for the warning.
+    """
+    is_beyond = rewards.abs() > LARGEST / weights.to(rewards.device).abs().clamp(min=1)
+    for i in range(rewards.size(1)):
+        if is_beyond[:, i].any():
+            _warn_of_bounds(names[i], weights[i].item())
+    return rewards.masked_fill(is_beyond, torch.nan)
 
 
 def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:

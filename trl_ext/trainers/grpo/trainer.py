@@ -45,6 +45,7 @@ from trl_ext.trainers.grpo.rewards import (
     per_rule,
     start_scoring,
     total_rewards,
+    within_bounds,
 )
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
@@ -360,6 +361,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
         if self.model.training and (self._oversampling.is_on or self.curriculum is not None):
             totals = total_rewards(rewards, self.reward_weights)
             if self._oversampling.is_on:

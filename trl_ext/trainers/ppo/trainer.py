@@ -32,7 +32,7 @@ from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
-from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
+from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together, within_bounds
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.advantages import moved_to_turns
@@ -276,7 +276,7 @@ class PPOTrainer(GRPOTrainer):
             # accelerate cannot view [n, 0] again behind NCCL.
             models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
-        per_function = torch.cat([rules, models], dim=1)
+        per_function = within_bounds(torch.cat([rules, models], dim=1), weights, self.reward_func_names)
         self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
         return per_function
 

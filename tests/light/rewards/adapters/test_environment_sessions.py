@@ -162,6 +162,8 @@ BAD = {
     "another key": b'{"score": 1}',
     "a text": b'{"reward": "1"}',
     "NaN": b'{"reward": NaN}',
+    "1e39": b'{"reward": 1e39}',
+    "an int without end": b'{"reward": -1' + b"0" * 400 + b"}",
     "deep": b"[" * 100_000,
     "3 MB": b'"' + b"a" * 3_000_000 + b'"',
     "nothing": b"",
@@ -172,7 +174,8 @@ BAD = {
 }
 
 
-HARMLESS = {("another key", "add"), *((what, "seed_session") for what in ("another key", "a text", "NaN"))}
+UNBOUNDED = ("NaN", "1e39", "an int without end")
+HARMLESS = {("another key", "add"), *((what, "seed_session") for what in ("another key", "a text", *UNBOUNDED))}
 CASES = [(what, where) for what in BAD for where in ("seed_session", "add", "verify") if (what, where) not in HARMLESS]
 
 

@@ -168,10 +168,9 @@ transformers:Trainer
     _determine_best_metric(metrics, trial): raises KeyError for a `metric_for_best_model` that the metrics lack
     _get_output_dir(trial): names another folder while a checkpoint is written
     _push_from_checkpoint(checkpoint_folder): called when a checkpoint is complete
-    _load_from_checkpoint(resume_from_checkpoint, model): gives the model's `load_state_dict` what it has
-        read, which is read again by the names of the file; PPO's critic goes on from its weights
-    _load_best_model(): the same
-    _issue_warnings_after_load(load_result): a weight that is missing is an error of ours
+    _load_from_checkpoint(resume_from_checkpoint, model): what it gives the model's `load_state_dict` is dropped
+    _load_best_model(): the same; both files are read again by their own names, and PPO's critic with them
+    _issue_warnings_after_load(load_result): a trained weight that is missing is an error of ours
     _save(output_dir, state_dict): writes PPO's critic with the weights
     save_model(output_dir): a full disk is kept until all processes have met
     _save_optimizer_and_scheduler(output_dir): a full disk is kept until all processes have met
@@ -268,7 +267,7 @@ peft.tuners.tuners_utils
     BaseTunerLayer._active_adapter: set by itself, as the setter also changes which weights are trained
     BaseTunerLayer._disable_adapters: set by itself, as the setter also changes which weights are trained
 torch
-    Tensor._version: counts writes: a trained weight that a checkpoint lacks is noticed
+    Tensor._version: counts writes, so that a trained weight that a checkpoint lacks is noticed
     nn.Module._buffers: a generation during training restores the buffers
     cuda.memory._snapshot(): the allocator's blocks after running out of memory
     cuda.memory._dump_snapshot(): the allocator's blocks after running out of memory, for PyTorch's page

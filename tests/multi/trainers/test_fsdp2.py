@@ -9,8 +9,12 @@ import re
 import shlex
 import subprocess
 
+import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
+from tests.multi import launching
 from tests.multi.launching import PROGRAMS, ROOT, TIMEOUT_S, YAMLS, Run, environment, loaded
 from tests.multi.warm import warm_python
 
@@ -68,3 +72,19 @@ def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
     start = Run({}, loaded(tiny_model / "model.safetensors"), tiny_model)
     assert whole.distance(start) > 1e-3
     assert sharded.distance(whole) <= 1e-6
+
+
+@pytest.mark.nightly
+def test_a_value_head_goes_on_from_its_checkpoint(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(launching.ENVIRONMENT, "RUN_FIRST", str(PROGRAMS / "fsdp_on_cpu.py"))
+
+    def run(name, *options):
+        options = ["--critics", "head", "--reward_model", tiny_model, *options]
+        command = PROGRAMS / "ppo_worker.py", launching.launched("fsdp2", 2), tiny_model, tmp_path / name, 2
+        return launching.run_worker(*command, *options, weights="head/model.safetensors")
+
+    whole = run("whole", "--save_every_step")
+    again = run("again", "--resume_from", tmp_path / "whole")
+    assert again.distance(whole) == 0
+    heads = [load_file(tmp_path / name / "head" / "critic" / "score.safetensors") for name in ("whole", "again")]
+    assert torch.equal(*(head["weight"] for head in heads)) and heads[0]["weight"].any()

@@ -46,7 +46,7 @@ class WholeCheckpoints(Trainer):
     def _save_own_state(self, folder: str) -> None:
         """Write what this trainer needs to go on, beside what transformers and TRL write."""
 
-    def _load_own_weights(self, folder: str) -> None:
+    def load_own_weights(self, folder: str) -> None:
         """Load weights that lie beside those of the model."""
 
     def _check_checkpoint(self, folder: str) -> None:
@@ -79,14 +79,11 @@ class WholeCheckpoints(Trainer):
         """Overrides transformers.Trainer._load_from_checkpoint: all trained weights, or ConfigError."""
         with loading(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-            self._load_own_weights(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         """Overrides transformers.Trainer._load_best_model: all trained weights, or ConfigError."""
-        best = str(self.state.best_model_checkpoint)
-        with loading(self, best):
+        with loading(self, str(self.state.best_model_checkpoint)):
             super()._load_best_model()
-            self._load_own_weights(best)
 
     def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
         """Overrides transformers.Trainer._init_training_state: a stream goes on where it stood.

@@ -1,7 +1,7 @@
 """Weights of a checkpoint on their way into the model that goes on from them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,20 @@ from trl_ext.errors import ConfigError
 
 @contextmanager
 def loading(trainer: Any, folder: str) -> Iterator[None]:
-    """Let the trainer load a checkpoint inside the block; DeepSpeed and FSDP do it by the model's own names.
+    """Let the trainer load a checkpoint inside the block, and raise ConfigError where it lacks trained weights.
 
-    Raises:
-        ConfigError: The folder lacks trained weights.
+    DeepSpeed and FSDP write and load by the model's own names, and PEFT converts names itself.
     """
     model = trainer.model
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        yield
-        return
-    with all_loaded(model, folder):
-        if not isinstance(model, PreTrainedModel):  # PEFT's, which converts names itself
-            yield
-            return
-        # What Trainer reads is dropped, and read again by the names of the file.
-        dropped = {"load_state_dict": lambda *_, **__: None}
+    is_split = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    is_whole = isinstance(model, PreTrainedModel) and not is_split
+    dropped = {"load_state_dict": lambda *_, **__: None} if is_whole else {}  # what Trainer reads without conversion
+    with nullcontext() if is_split else all_loaded(model, folder):
         with swapped(model, **dropped), swapped(trainer, _issue_warnings_after_load=lambda _: None):
             yield
-        if Path(folder).is_dir():
+        if is_whole and Path(folder).is_dir():
             load_pretrained(model, folder)
+        trainer.load_own_weights(folder)
 
 
 @contextmanager
@@ -47,21 +42,19 @@ def all_loaded(model: torch.nn.Module, folder: str | Path) -> Iterator[None]:
         lacking = [str(error)]
     if lacking:
         raise ConfigError(
-            f"The checkpoint {folder} lacks {len(lacking)} of {len(before)} trained weights, which would stay as they "
-            f"are: {', '.join(lacking[:4])}{', ...' if lacking[4:] else ''}. Resume from one that holds them, or give "
-            "one as the model of a new run."
+            f"The checkpoint {folder} lacks {len(lacking)} of {len(before)} trained weights: {', '.join(lacking[:4])}"
+            f"{', ...' if lacking[4:] else ''}. Resume from one that holds them, or begin a new run."
         )
 
 
 def load_pretrained(model: Any, folder: str | Path) -> None:
     """Load what `save_pretrained` wrote, by the names of the file; weights that the folder lacks stay as they are.
 
-    Issue: transformers writes the hub's names (of mixtures of experts, Qwen2-VL, Qwen2.5-VL), and its Trainer loads
-        such a file without those that the model has not: 48805, 43701.
-    Fixed in: no version of transformers up to 5.24; pull request 48822, for mixtures, is open.
+    Issue: transformers writes the hub's names, and its Trainer loads only those that the model has: 48805, 43701.
+    Fixed in: no version of transformers up to 5.24; pull request 48822, for mixtures of experts, is open.
     Remove when: Trainer's `_load_from_checkpoint` and `_load_best_model` load by the names of the file.
     """
-    # The widest type of the model's, so that no weight is rounded on its way.
+    # The model's widest type, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {one.dtype for one in model.state_dict().values() if one.is_floating_point()})
     read, told = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     found = {name: value for name, value in read.state_dict().items() if name not in told["missing_keys"]}

@@ -610,9 +610,9 @@ class PPOTrainer(GRPOTrainer):
         """Raises ConfigError unless the checkpoint holds a critic of this kind."""
         critic_files.check(folder, self._critic.name)
 
-    def _load_own_weights(self, folder: str) -> None:
-        """Overrides trl_ext.GRPOTrainer._load_own_weights: the critic's."""
-        if not self.is_deepspeed_enabled:  # whose engines load them
+    def load_own_weights(self, folder: str) -> None:
+        """Overrides trl_ext.GRPOTrainer.load_own_weights: a critic's that are not loaded with the actor's."""
+        if not self.is_deepspeed_enabled and (isinstance(self.model, PeftModel) or not self.is_fsdp_enabled):
             self._critic.load(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -1,7 +1,8 @@
-"""Weights with LoRA on their way to vLLM under ZeRO-3, one layer at a time.
+"""Weights with LoRA on their way to vLLM, one layer at a time.
 
-TRL gathers the whole model on every card, merges all adapters, sends the weights and takes the adapters out again.
-Here each layer is gathered, merged, sent and put back by itself, so that a card holds one layer beside its own part.
+TRL merges adapters into the base, sends the weights and takes the adapters out again, which moves a base in bfloat16;
+under ZeRO-3 it gathers the whole model on every card for that. Here each layer is gathered, merged in copies of its
+weights and sent by itself: a card holds one layer beside its own part, and the base is never written.
 """
 
 from collections.abc import Iterator
@@ -14,15 +15,18 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
+from trl_ext.compat.peft import adapter_layers
+
 
 def push_by_layers(vllm_generation: Any) -> None:
-    """Let TRL's vLLM get merged weights layer by layer, where the model has adapters and ZeRO-3 divides it.
+    """Let TRL's VLLMGeneration send merged weights layer by layer, but under FSDP and of a quantised base.
 
-    Args:
-        vllm_generation: TRL's VLLMGeneration, made.
+    Issue: TRL merges in place, which moves a base in bfloat16 (6688).
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: TRL merges in copies, a layer at a time.
     """
-    model = vllm_generation.model
-    if isinstance(model, PeftModel) and vllm_generation._dist.is_zero3:
+    model, dist = vllm_generation.model, vllm_generation._dist
+    if isinstance(model, PeftModel) and not dist.is_fsdp and getattr(model, "hf_quantizer", None) is None:
         vllm_generation._iter_named_params = MethodType(merged_layers, vllm_generation)
 
 
@@ -32,25 +36,31 @@ def merged_layers(vllm_generation: Any) -> Iterator[tuple[str, torch.Tensor]]:
     Replaces trl.generation.vllm_generation.VLLMGeneration._iter_named_params.
     """
     model, seen = vllm_generation.model, set()
-    for path, layer in _layers(model):
-        module: Any = layer
+    for path, module in _layers(model):
         is_tuned = isinstance(module, BaseTunerLayer)
         parameters = dict(module.named_parameters(recurse=is_tuned))
         if not parameters:
             continue
+        layers: list[Any] = adapter_layers(module) if is_tuned else []  # several of a module lie one within another
         with vllm_generation._dist.gather_params(list(parameters.values())):
-            if is_tuned:
-                module.merge()
-            for name, parameter in parameters.items():
-                whole = f"{path}.{name}".removeprefix("base_model.model.").replace(".base_layer", "")
-                if model.prefix in whole or id(parameter) in seen:  # an adapter's, or a tied weight's second name
-                    continue
-                seen.add(id(parameter))
-                whole = vllm_generation._fix_param_name_to_vllm(whole, extra_prefixes=["modules_to_save.default."])
-                # What is sent may be collected first: a merged weight changes again before that.
-                yield whole, parameter.data.clone() if is_tuned else parameter.data
-            if is_tuned:
-                module.unmerge()
+            own = [(parameter, parameter.data) for parameter in parameters.values() if is_tuned]
+            try:
+                for parameter, values in own:
+                    parameter.data = values.clone()
+                for layer in layers:
+                    layer.merge()
+                for name, parameter in parameters.items():
+                    whole = f"{path}.{name}".removeprefix("base_model.model.").replace(".base_layer", "")
+                    if model.prefix in whole or id(parameter) in seen:  # an adapter's, or a tied weight's second name
+                        continue
+                    seen.add(id(parameter))
+                    whole = vllm_generation._fix_param_name_to_vllm(whole, extra_prefixes=["modules_to_save.default."])
+                    yield whole, parameter.data
+            finally:
+                for parameter, values in own:
+                    parameter.data = values
+                for layer in layers:
+                    layer.merged_adapters.clear()  # `unmerge` would subtract from what is on its way
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

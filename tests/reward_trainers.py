@@ -51,6 +51,20 @@ def chat_tokenizer():
     return tokenizer
 
 
+class Seen(torch.nn.Module):
+    """A module of a user's own: notes what it is given, scores the number of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = tiny.model("llama").config
+        self.inputs: list[dict] = []
+
+    def forward(self, **inputs):
+        self.inputs.append(inputs)
+        count = inputs["attention_mask"].sum(dim=1, keepdim=True).float()
+        return type("Output", (), {"logits": count})
+
+
 def weights(subject) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in subject.model.parameters()])
 

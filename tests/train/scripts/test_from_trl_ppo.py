@@ -14,7 +14,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from tests import recipes, tiny
 from tests.ppo_trainers import classifier
 from trl_ext import PPOConfig, PPOTrainer
-from trl_ext.trainers.forward import reward_input
+from trl_ext.trainers.forward.reward_input import RewardEncoder
 
 EVAL_ROWS = 4
 # Rows of the embedding that no word has, as in Pythia: the pad token that the script adds takes one.
@@ -71,8 +71,8 @@ def script(*argv):
 
 def test_trls_script_trains_saves_and_shows_completions(tmp_path, monkeypatch, capfd):
     asked = []
-    plain = reward_input._reads_tokens_of
-    monkeypatch.setattr(reward_input, "_reads_tokens_of", lambda *both: asked.append(plain(*both)) or asked[-1])
+    plain = RewardEncoder.__call__
+    monkeypatch.setattr(RewardEncoder, "__call__", lambda *both: asked.extend(plain(*both)) or plain(*both))
     model = str(recipes.save(tmp_path / "sft", tiny.model("llama", vocab_size=NUM_TOKENS)))
     reward = str(recipes.save(tmp_path / "reward", classifier(vocab_size=NUM_TOKENS)))
     rows = [{"prompt": tiny.words(*range(3, 5 + i % 4))} for i in range(12)]
@@ -88,4 +88,4 @@ def test_trls_script_trains_saves_and_shows_completions(tmp_path, monkeypatch, c
     assert trainer.state.global_step == 2
     assert (tmp_path / "out" / "critic").is_dir() and (tmp_path / "out" / "model.safetensors").is_file()
     assert tiny.words(3) in capfd.readouterr().out
-    assert asked == [True], "the reward model reads the sampled ids"
+    assert len(asked) > 8 and {ids[-1] for ids in asked} == {2}, "the reward model reads EOS behind every answer"

@@ -1,25 +1,22 @@
 """What a reward model reads: one contract for RewardTrainer, PPOTrainer, GRPOTrainer and the reward adapter.
 
 A score means something for token ids made as in training. RewardTrainer, TRL's and ours, makes them like this, and
-whoever asks the model later does the same:
+whoever asks the model later does the same, with the text of prompt and answer:
 
-* Plain text: the tokenizer's own special tokens, such as BOS, around the text, and EOS behind it. An answer that
-  stopped by itself gets its EOS; one that was cut off by the length limit gets none.
-* Conversations: the chat template's rendering, without further special tokens. An answer that was cut off ends with
-  its last token, without the mark by which the template closes a message.
-* Where policy and reward model have the same tokens, the sampled ids are handed on as they are, behind the prompt's
-  ids. Otherwise the text is encoded anew.
-* Whatever ended the answer, a chat mark or another EOS token, is replaced by the EOS that training appended.
+* Conversations: the chat template's rendering, without further special tokens, as in TRL's GRPOTrainer.
+* Plain text: the tokenizer's own special tokens, such as BOS, around the text, and EOS behind it.
+* An answer that was cut off by the length limit is closed like any other: the model was trained at that mark alone,
+  and its score of any other token is noise.
 * The model scores the last token that is not padding (`pooled_head.scored_token`). Where the pad token is EOS, that is
-  the token before EOS, in training as well: finished plain text then scores like truncated text.
+  the token before EOS, in training as well.
 
-RewardTrainer writes `reward_input.json` beside the weights. A model without that file is taken to be trained as TRL's
-RewardTrainer does; the setting `reward_model_eos` tells if it was not.
+RewardTrainer writes `reward_input.json` beside the weights. Without that file the setting `reward_model_eos` decides
+on plain text. Where it is "auto", PPO reads as RewardTrainer does, and GRPO as TRL's GRPOTrainer: no special tokens.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -119,8 +116,8 @@ class RewardEncoder:
         record: How the model was trained; None where nobody wrote it down.
         eos: The setting `reward_model_eos`: what to assume where the record does not tell.
         chat_template_kwargs: For the chat template of conversations.
-        policy_tokenizer: Made the completions' ids; None for `tokenizer`.
-        stop_ids: Returns the token ids that end a completion; None for the tokenizer's EOS.
+        policy_tokenizer: Made the prompts' ids; None for `tokenizer`.
+        as_grpo: True reads plain text without special tokens where nothing is known, as TRL's GRPOTrainer does.
 
     Attributes:
         assumes: True if `eos` decides, as no record does.
@@ -139,55 +136,44 @@ class RewardEncoder:
         eos: str = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
         policy_tokenizer: Any = None,
-        stop_ids: Callable[[], Collection[int]] | None = None,
+        as_grpo: bool = False,
     ):
         self.name = name
         self.record = record
         self.assumes = record is None or record.appends_eos is None
         self.pad_token_id: int = _pad_token_id(tokenizer, name, record)
         self._tokenizer = tokenizer
-        self._eos_token_id = _eos_token_id(tokenizer, name, record)
-        self._appends = eos != "never" if self.assumes else bool(record and record.appends_eos)
-        if eos == "append" and self.assumes and self._eos_token_id is None:
+        token = _eos_token(tokenizer, name, record)
+        self._adds_special_tokens = not (as_grpo and self.assumes and eos == "auto")
+        appends = eos != "never" and self._adds_special_tokens if self.assumes else bool(record and record.appends_eos)
+        self._eos = token or "" if appends else ""
+        if eos == "append" and self.assumes and token is None:
             raise ConfigError(
                 f"reward_model_eos='append', but the tokenizer of the reward model {name} has no EOS token. Set "
                 "tokenizer.eos_token, or reward_model_eos='never'."
             )
         self._template_kwargs = chat_template_kwargs or {}
         self._policy_tokenizer = policy_tokenizer or tokenizer
-        self._stop_ids = stop_ids or (lambda: [tokenizer.eos_token_id])
-        self._suffix = _suffix(tokenizer)
-        self._reads_policy_tokens = _reads_tokens_of(tokenizer, self._policy_tokenizer)
-        self._said: set[str] = set()
-        if eos != "auto" or not self._appends or self._eos_token_id is None:
-            self._said.add("assumed")
+        self._said: set[str] = {"assumed"} if eos != "auto" or token is None else set()
 
-    def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None = None
-    ) -> list[list[int]]:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[list[int]]:
         """Return the token ids of each prompt with its completion, none of them empty.
 
         Args:
             prompts, completions: N strings each, or N lists of messages each.
-            completion_ids: As sampled, the token that ended a completion included. None: the completions are
-                finished, as those of a preference pair are.
 
         Raises:
             ConfigError: conversations for a tokenizer without chat template.
         """
         if not prompts:
             return []
-        if completion_ids is None:
-            finished = [True] * len(prompts)
-        else:
-            stops = set(self._stop_ids())
-            finished = [len(ids) > 0 and ids[-1] in stops for ids in completion_ids]
         is_chat = is_conversational({"prompt": prompts[0]})
         self._compare_formats("conversational" if is_chat else "plain")
-        if is_chat:
-            sequences = self._encoded(self._rendered(prompts, completions, finished), add_special_tokens=False)
-        else:
-            sequences = self._plain(prompts, completions, completion_ids, finished)
+        texts = (self._rendered if is_chat else self._plain)(prompts, completions)
+        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        special = self._adds_special_tokens and not is_chat
+        sequences = [list(ids) for ids in self._tokenizer(text=texts, add_special_tokens=special)["input_ids"]]
         longest, limit = max(map(len, sequences)), self.record.max_length if self.record else None
         if limit is not None and longest > limit:
             self._say_once(
@@ -207,56 +193,23 @@ class RewardEncoder:
                 f"{own}: it never read anything like them. Give it prompts as in its training.",
             )
 
-    # Plain text ------------------------------------------------------------------------------------------------------
-
-    def _plain(
-        self, prompts: Sequence[str], completions: Sequence[str], ids: Sequence[Sequence[int]] | None, done: list[bool]
-    ) -> list[list[int]]:
+    def _plain(self, prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
         if self.assumes and (self.record is None or self.record.format == "tokenized"):
+            how = "an EOS token, as in TRL's RewardTrainer" if self._eos else "no EOS token, as in TRL's GRPOTrainer"
             self._say_once(
                 "assumed",
-                f"Nothing records how the reward model {self.name} was trained ({RECORD_FILE}), "
-                "so finished answers get an EOS token, as in TRL's RewardTrainer. "
-                "Set reward_model_eos='never' if it was trained without, "
-                "else reward_model_eos='append'.",
+                f"Nothing records how the reward model {self.name} was trained ({RECORD_FILE}), so text gets {how}. "
+                "Set reward_model_eos='append' if it was trained with one, else reward_model_eos='never'.",
             )
-        if ids is not None and self._reads_policy_tokens:
-            heads = [self._prompt_ids(prompt) for prompt in prompts]
-            bodies = [[*head, *self._without_stop(c, d)] for head, c, d in zip(heads, ids, done, strict=True)]
-        else:
-            texts = [self._prompt_text(p) + c for p, c in zip(prompts, completions, strict=True)]
-            bodies = [self._without_suffix(body) for body in self._encoded(texts)]
-        return [self._ended(body, d) for body, d in zip(bodies, done, strict=True)]
-
-    def _ended(self, body: list[int], is_finished: bool) -> list[int]:
-        """Return the ids with EOS, where training appended it, and with what the tokenizer puts behind every text."""
-        if not is_finished:
-            return body + [token for token in self._suffix if token != self._eos_token_id]
-        eos = self._eos_token_id
-        missing = [] if eos is None or not self._appends or body[-1:] == [eos] else [eos]
-        return body + missing + self._suffix
-
-    def _prompt_ids(self, prompt: str) -> list[int]:
-        # A prompt of a tokenized dataset brings its ids.
-        ids = getattr(prompt, "ids", None)
-        return self._without_suffix(self._encoded([prompt])[0]) if ids is None else list(ids)
+        texts = [self._prompt_text(p) + c for p, c in zip(prompts, completions, strict=True)]
+        return [text if text.endswith(self._eos) else text + self._eos for text in texts]
 
     def _prompt_text(self, prompt: str) -> str:
         # The text of a tokenized prompt holds the policy's BOS, and the reward model's tokenizer adds its own.
         bos = self._policy_tokenizer.bos_token
         return prompt.removeprefix(bos) if bos and hasattr(prompt, "ids") else prompt
 
-    def _without_stop(self, ids: Sequence[int], is_finished: bool) -> list[int]:
-        """Return the ids without the special token that ended them; a stop token that is text stays."""
-        is_mark = is_finished and ids[-1] in (*self._policy_tokenizer.all_special_ids, self._eos_token_id)
-        return list(ids[:-1] if is_mark else ids)
-
-    def _without_suffix(self, ids: list[int]) -> list[int]:
-        return ids[: len(ids) - len(self._suffix)]
-
-    # Conversations ---------------------------------------------------------------------------------------------------
-
-    def _rendered(self, prompts: Sequence[Any], completions: Sequence[Any], done: list[bool]) -> list[str]:
+    def _rendered(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[str]:
         template = self._tokenizer.chat_template
         if not template:
             raise ConfigError(
@@ -270,33 +223,8 @@ class RewardEncoder:
                 f"The chat template of the reward model {self.name} is not the one that it was trained with "
                 f"({RECORD_FILE}). Give its own tokenizer, or set tokenizer.chat_template to that of training.",
             )
-        return [
-            self._conversation([*prompt, *completion], is_finished)
-            for prompt, completion, is_finished in zip(prompts, completions, done, strict=True)
-        ]
-
-    def _conversation(self, messages: list[Any], is_finished: bool) -> str:
-        example = {"messages": messages}
-        if not is_finished:
-            try:
-                # Ends with the last message's last word, before the template's closing mark.
-                return apply_chat_template(
-                    example, self._tokenizer, continue_final_message=True, **self._template_kwargs
-                )["text"]
-            except ValueError as error:  # a last message without text, or a template that changes it
-                self._say_once(
-                    "closed",
-                    f"A truncated answer looks finished to the reward model {self.name}, since its chat template "
-                    f"cannot leave a message open: {str(error).splitlines()[0]}",
-                )
-        return apply_chat_template(example, self._tokenizer, **self._template_kwargs)["text"]
-
-    # Both ------------------------------------------------------------------------------------------------------------
-
-    def _encoded(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
-        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
-        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        return [list(ids) for ids in self._tokenizer(text=texts, **options)["input_ids"]]
+        conversations = [{"messages": [*prompt, *own]} for prompt, own in zip(prompts, completions, strict=True)]
+        return [apply_chat_template(one, self._tokenizer, **self._template_kwargs)["text"] for one in conversations]
 
     def _say_once(self, topic: str, sentence: str) -> None:
         if topic not in self._said and is_main_process():
@@ -356,29 +284,16 @@ def _pad_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -
     return tokenizer.convert_tokens_to_ids(token)
 
 
-def _eos_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -> int | None:
+def _eos_token(tokenizer: Any, name: str, record: RewardInputRecord | None) -> str | None:
     """Return the token that training appended; the tokenizer's own where nobody wrote it down."""
-    if record is None or record.eos_token is None or record.eos_token == tokenizer.eos_token:
-        return tokenizer.eos_token_id
+    if record is None or record.eos_token is None:
+        return tokenizer.eos_token
     if record.eos_token not in tokenizer.get_vocab():
         raise ConfigError(
             f"The reward model {name} was trained with the EOS token {record.eos_token!r} ({RECORD_FILE}), which its "
             "tokenizer does not know. Give the tokenizer that was saved with it."
         )
-    return tokenizer.convert_tokens_to_ids(record.eos_token)
-
-
-def _suffix(tokenizer: Any) -> list[int]:
-    """Return the special tokens that the tokenizer puts behind every text, such as BERT's [SEP]."""
-    whole, bare = (list(tokenizer(text="a", add_special_tokens=special)["input_ids"]) for special in (True, False))
-    starts = (i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
-    return whole[next(starts, 0) + len(bare) :]
-
-
-def _reads_tokens_of(reader: Any, policy: Any) -> bool:
-    read, written = reader.get_vocab(), policy.get_vocab()
-    # A pad token that the policy's has added stands in no text.
-    return bool(read.items() <= written.items() and written.keys() - read.keys() <= {policy.pad_token})
+    return record.eos_token
 
 
 def _hashed(template: Any) -> str | None:

@@ -63,9 +63,9 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     )
     reward_model_eos: str = setting(
         "auto",
-        "Whether plain text that a reward model scores ends in EOS, where its folder has no "
-        "reward_input.json. auto, append: finished answers do, as in training by TRL's "
-        "RewardTrainer; auto warns. never: for a model that was trained without.",
+        "Whether plain text that a reward model scores ends in EOS, where its folder has no reward_input.json. "
+        "append: it does, as in training by TRL's RewardTrainer. never: for a model that was trained without. auto: "
+        "append in PPO; in GRPO no special tokens at all, as in TRL; it warns.",
         choices=EOS_CHOICES,
     )
 

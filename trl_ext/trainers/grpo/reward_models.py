@@ -47,6 +47,7 @@ def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, 
         tokenizer,
         Path(name).name or type(base_model(model)).__name__,
         record=read_record(name),
+        as_grpo=True,
         **scorer_options(trainer, trainer.args, policy_tokenizer),
     )
     scorer.wrapped = function
@@ -62,7 +63,6 @@ def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, 
         eos=getattr(args, "reward_model_eos", "auto"),
         chat_template_kwargs=args.chat_template_kwargs,
         policy_tokenizer=policy_tokenizer,
-        stop_ids=lambda: trainer.eos_token_ids,
     )
 
 
@@ -72,8 +72,8 @@ def as_function(scorer: CompletionScorer) -> Any:
     What making the token ids raised is raised when the forwards are done, which other ranks make as well.
     """
 
-    def score(prompts: Any, completions: Any, completion_ids: Any, **_: Any) -> list[float]:
-        scores = scorer(prompts, completions, None, completion_ids)
+    def score(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        scores = scorer(prompts, completions)
         if scorer.error is not None:
             raise scorer.error
         return scores.tolist()

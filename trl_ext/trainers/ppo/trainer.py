@@ -272,7 +272,7 @@ class PPOTrainer(GRPOTrainer):
                 rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         own = rules.split(len(prompts))[accelerator.process_index]
         with self.clock.phase("score"):
-            asked = self._scoring.ask_models(prompts, completions, completion_ids_list, own, weights)
+            asked = self._scoring.ask_models(prompts, completions, own, weights)
             # accelerate cannot view [n, 0] again behind NCCL.
             models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)

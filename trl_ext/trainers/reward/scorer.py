@@ -102,19 +102,12 @@ class CompletionScorer:
         """Get ready to score; called first in every call."""
         raise NotImplementedError
 
-    def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        keep: Any = None,
-        completion_ids: Sequence[Sequence[int]] | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
         """Return scores of completions, [N] float32 on the model's device. Collective under `agree`.
 
         Args:
             prompts, completions: N strings each, or N lists of messages each.
             keep: N truth values; the score of the others is NaN and costs nothing. None keeps all.
-            completion_ids: As sampled; None for completions that are finished.
 
         Raises:
             ConfigError: conversations for a tokenizer without chat template.
@@ -123,8 +116,7 @@ class CompletionScorer:
         self._prepare()
         self.error = None
         try:
-            ids = None if completion_ids is None else [completion_ids[i] for i in kept]
-            sequences = self._fitting(self.encoder([prompts[i] for i in kept], [completions[i] for i in kept], ids))
+            sequences = self._fitting(self.encoder([prompts[i] for i in kept], [completions[i] for i in kept]))
         except Exception as error:  # whatever a chat template raises; the other ranks are on their way to `agree`
             if self._agree is None:
                 raise

@@ -4,13 +4,14 @@ import json
 import random
 
 import pytest
+import trl
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from trl import RewardTrainer
 
-from tests import tiny
-from tests.reward_trainers import chat_tokenizer, warnings_of
+from tests import grpo_trainers, tiny
+from tests.reward_trainers import Seen, chat_tokenizer, warnings_of
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import (
     RECORD_FILE,
@@ -80,89 +81,54 @@ def encoder(tokenizer=None, record=PLAIN, **changes) -> RewardEncoder:
     [tiny.tokenizer(), surrounded("<bos>"), surrounded("<bos>", "<pad>"), surrounded("", "<eos>")],
     ids=["bare", "bos", "both", "eos"],
 )
-@pytest.mark.parametrize("from_ids", [False, True])
-def test_plain_text_is_encoded_as_in_training(tokenizer, from_ids):
+def test_plain_text_is_encoded_as_in_training(tokenizer):
     dataset = pairs()
     trained = trained_on(dataset, tokenizer)
-    subject = encoder(tokenizer)
     for side in ("chosen", "rejected"):
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in dataset[side]]
-        sampled = [own if own[-1] == 2 else [*own, 2] for own in ids]
-        found = subject(dataset["prompt"], dataset[side], sampled if from_ids else None)
-        assert found == trained[f"{side}_ids"]
+        for subject in (encoder(tokenizer), encoder(tokenizer, as_grpo=True), encoder(tokenizer, None)):
+            assert subject(dataset["prompt"], dataset[side]) == trained[f"{side}_ids"]
 
 
 def test_conversations_are_encoded_as_in_training():
     dataset, tokenizer = messages(pairs()), chat_tokenizer()
     trained = trained_on(dataset, tokenizer)
     for side in ("chosen", "rejected"):
-        finished = encoder(tokenizer)(dataset["prompt"], dataset[side], [[5, 2]] * len(dataset))
-        assert finished == encoder(tokenizer)(dataset["prompt"], dataset[side]) == trained[f"{side}_ids"]
+        for record in (PLAIN, None):
+            assert encoder(tokenizer, record)(dataset["prompt"], dataset[side]) == trained[f"{side}_ids"]
 
 
-@pytest.mark.parametrize("after", ["", "<pad>", "<eos>"])
-@pytest.mark.parametrize("from_ids", [False, True])
-def test_a_truncated_text_ends_without_eos(after, from_ids):
-    tokenizer = surrounded("<bos>", after)
-    policy = tokenizer if from_ids else characters()
-    subject = encoder(tokenizer, policy_tokenizer=policy)
-    finished, truncated = subject(["w3 "] * 2, ["w7 w8"] * 2, [[7, 8, *subject._stop_ids()], [7, 8]])
-    marks = tokenizer(after, add_special_tokens=False)["input_ids"]
-    assert finished == [1, 3, 7, 8, 2, *marks]
-    assert truncated == [1, 3, 7, 8, *(mark for mark in marks if mark != 2)]
+@pytest.mark.parametrize("kind", ["plain", "conversational"])
+def test_without_a_record_grpo_reads_what_trl_gives_a_reward_model(kind, tmp_path):
+    """Through a module of the user's own, which stays TRL's."""
+    tokenizer, rows = surrounded("<bos>", "<pad>"), pairs()
+    tokenizer.chat_template = chat_tokenizer().chat_template
+    rows = messages(rows) if kind == "conversational" else rows
+    module = Seen()
+    options = dict(rewards=[module], reward_processing_classes=[tokenizer], data=rows.select_columns("prompt"))
+    subject = grpo_trainers.trainer(tmp_path, trl, processing_class=chat_tokenizer(), **options)
+    subject._calculate_rewards([{}], rows["prompt"], rows["chosen"], [[5]] * len(rows))
+    (inputs,) = module.inputs
+    theirs = [ids[mask == 1].tolist() for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    found = encoder(tokenizer, None, as_grpo=True)(rows["prompt"], rows["chosen"])
+    assert found == theirs
+    assert (found == encoder(tokenizer, None)(rows["prompt"], rows["chosen"])) is (kind == "conversational")
 
 
-def test_a_truncated_conversation_ends_with_its_last_word():
-    """<bos> before the first message, <eos> after each: the last one is missing."""
-    prompt, completion = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": "w7 w8"}]
-    found = encoder(chat_tokenizer())([prompt] * 2, [completion] * 2, [[7, 8, 2], [7, 8]])
-    assert found == [[1, 3, 2, 7, 8, 2], [1, 3, 2, 7, 8]]
-
-
-def test_a_truncated_conversation_without_text_is_said_once(caplog):
-    prompt, completion = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": None}]
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] or 'w9' }} <eos> {% endfor %}"
-    subject = encoder(tokenizer, None)
-    for _ in range(2):
-        assert subject([prompt], [completion], [[7, 8]]) == [[3, 2, 9, 2]]
-    (warning,) = warnings_of(caplog)
-    assert "A truncated answer looks finished to the reward model rm" in warning
-
-
-def test_equal_tokens_are_handed_on_as_they_were_sampled():
-    """Two tokens that are one in the text, and a special token inside."""
-    tokenizer = tiny.tokenizer()
-    tokenizer.add_tokens(["w7 w8"])
-    assert encoder(tokenizer)(["w3 "], ["w7 w8"]) == [[3, tiny.VOCAB, 2]]
-    assert encoder(tokenizer)(["w3 "], ["w7 w8"], [[7, 1, 8, 2]]) == [[3, 7, 1, 8, 2]]
-
-
-def test_other_tokens_are_encoded_anew():
-    policy = characters()
-    ids = [*policy("w7 w8")["input_ids"], policy.eos_token_id]
-    subject = encoder(policy_tokenizer=policy, stop_ids=lambda: [policy.eos_token_id])
-    assert subject(["w3 "] * 2, ["w7 w8"] * 2, [ids, ids[:-1]]) == [[3, 7, 8, 2], [3, 7, 8]]
-
-
-@pytest.mark.parametrize(("stop", "expected"), [(2, [3, 7, 2]), (1, [3, 7, 2]), (9, [3, 7, 9, 2])])
-def test_a_mark_that_ends_an_answer_becomes_eos_and_a_word_stays(stop, expected):
-    subject = encoder(stop_ids=lambda: [stop])
-    assert subject(["w3 "], ["w7"], [[7, stop]]) == [expected]
+def test_a_word_that_ends_an_answer_stays_and_no_eos_comes_twice():
+    assert encoder()(["w3 "] * 2, ["w7 w9", "w7 <eos>"]) == [[3, 7, 9, 2], [3, 7, 2]]
 
 
 def test_a_tokenized_prompt_has_one_bos():
     tokenizer = surrounded("<bos>")
     prompt = TokenizedPrompt("<bos> w3 ", [1, 3])
-    assert encoder(tokenizer)([prompt], ["w7"], [[7, 2]]) == [[1, 3, 7, 2]]
+    assert encoder(tokenizer)([prompt], ["w7"]) == [[1, 3, 7, 2]]
     other = characters()
-    other.add_special_tokens({"bos_token": "<bos>"})
-    subject = encoder(tokenizer, policy_tokenizer=other, stop_ids=lambda: [other.eos_token_id])
-    assert subject([prompt], ["w7"], [[50, other.eos_token_id]]) == [[1, 3, 7, 2]]
+    other.add_special_tokens({"bos_token": "<start>"})
+    assert encoder(tokenizer, policy_tokenizer=other)([TokenizedPrompt("<start>w3 ", [9])], ["w7"]) == [[1, 3, 7, 2]]
 
 
 def test_nothing_is_one_pad_token():
-    assert encoder()([""], [""], [[]]) == [[0]]
+    assert encoder(record=None, eos="never")([""], [""]) == [[0]]
     assert encoder()([], []) == []
 
 
@@ -177,9 +143,18 @@ def test_without_a_record_eos_is_appended_and_said_once(caplog):
     assert "Nothing records how the reward model rm was trained" in warning
 
 
-@pytest.mark.parametrize(("eos", "expected"), [("append", [3, 7, 2]), ("never", [3, 7])])
-def test_the_setting_decides_without_a_record_and_says_nothing(eos, expected, caplog):
-    assert encoder(record=None, eos=eos)(["w3 "] * 2, ["w7"] * 2, [[7, 2], [7]]) == [expected, [3, 7]]
+def test_in_grpo_nothing_is_appended_and_said_once(caplog):
+    subject = encoder(record=None, as_grpo=True)
+    for _ in range(2):
+        assert subject(["w3 "], ["w7"]) == [[3, 7]]
+    (warning,) = warnings_of(caplog)
+    assert "so text gets no EOS token, as in TRL's GRPOTrainer. Set reward_model_eos='append'" in warning
+
+
+@pytest.mark.parametrize(("eos", "expected"), [("append", [1, 3, 7, 2]), ("never", [1, 3, 7])])
+@pytest.mark.parametrize("as_grpo", [True, False])
+def test_the_setting_decides_without_a_record_and_says_nothing(eos, expected, as_grpo, caplog):
+    assert encoder(surrounded("<bos>"), None, eos=eos, as_grpo=as_grpo)(["w3 "], ["w7"]) == [expected]
     assert warnings_of(caplog) == []
 
 
@@ -193,7 +168,7 @@ def test_the_record_decides_before_the_setting(eos, appends, caplog):
 
 def test_the_eos_of_the_record_is_appended():
     record = RewardInputRecord("plain", True, "<bos>", "<pad>", None, None)
-    assert encoder(record=record)(["w3 "], ["w7"], [[7, 2]]) == [[3, 7, 1]]
+    assert encoder(record=record)(["w3 "], ["w7"]) == [[3, 7, 1]]
 
 
 def test_an_unknown_eos_is_refused():

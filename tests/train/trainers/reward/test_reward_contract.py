@@ -1,6 +1,7 @@
 """A reward model of our RewardTrainer scores the same in training and wherever a completion is scored with it."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import trl_ext
 from tests import grpo_trainers, ppo_trainers, tiny
 from tests.batches import difference
 from tests.nightly import nightly
-from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
+from tests.reward_trainers import Seen, chat_tokenizer, trainer, warnings_of
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.trainers.forward.reward_input import RECORD_FILE, RewardInputRecord, read_record
 from trl_ext.trainers.reward.scorer import RewardModel
@@ -66,8 +67,8 @@ class Trained:
         self.prompts = [row["prompt"] for row in held_out] * 2
         self.completions = [row[side] for side in ("chosen", "rejected") for row in held_out]
         text = [c[0]["content"] if is_chat else c for c in self.completions]
-        self.truncated_ids = [tokenizer(t)["input_ids"] for t in text]
-        self.finished_ids = [[*ids, EOS] for ids in self.truncated_ids]
+        truncated = [tokenizer(t)["input_ids"] for t in text]
+        self.ids = {"finished": [[*ids, EOS] for ids in truncated], "truncated": truncated}
 
     def model(self):
         model = AutoModelForSequenceClassification.from_pretrained(self.base, num_labels=1, dtype=torch.float32)
@@ -76,13 +77,13 @@ class Trained:
     def tokenizer(self):
         return AutoTokenizer.from_pretrained(self.folder)
 
-    def through_ppo(self, ids, *, packs: bool = True) -> torch.Tensor:
-        """By PPO's frozen reward model."""
+    def alone(self, *, packs: bool) -> torch.Tensor:
+        """By the frozen reward model itself, outside a trainer."""
         tokenizer = self.tokenizer()
         subject = RewardModel(self.model(), tokenizer, "rm", record=read_record(self.folder))
         if not packs:
             subject.packs = subject._check_is_due = False
-        scores = subject(self.prompts, self.completions, None, ids)
+        scores = subject(self.prompts, self.completions)
         assert subject.packs == packs
         return scores
 
@@ -95,7 +96,9 @@ class Trained:
 
     def through_grpo(self, ids, folder) -> torch.Tensor:
         """By GRPO's reward functions."""
-        subject = grpo(folder, self.model(), self.tokenizer(), self.prompts)
+        # A model in memory has no record.
+        own = {} if self.is_chat else dict(reward_model_eos="append")
+        subject = grpo(folder, self.model(), self.tokenizer(), self.prompts, **own)
         scores = subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
         assert subject.reward_funcs[0].packs
         return scores
@@ -121,35 +124,51 @@ def accuracy(scores: torch.Tensor) -> float:
     return (chosen > rejected).float().mean().item()
 
 
-def test_a_score_is_the_same_in_all_trainers(trained, tmp_path):
-    ids = trained.finished_ids
+@pytest.mark.parametrize("end", ["finished", "truncated"])
+def test_a_score_is_the_same_in_all_trainers_whatever_ended_the_answer(end, trained, tmp_path):
+    """Of the words of a truncated answer the model was never trained to score the last one."""
+    ids = trained.ids[end]
     assert accuracy(trained.scores) == 1.0
     for scores in (
-        trained.through_ppo(ids),
-        trained.through_ppo(ids, packs=False),
-        trained.through_ppo(None),
-        trained.through_adapter(ids, tmp_path / "ppo"),
+        trained.alone(packs=True),
+        trained.alone(packs=False),
+        trained.through_adapter(ids, tmp_path / "adapter"),
         trained.through_grpo(ids, tmp_path / "grpo"),
     ):
         assert difference(scores, trained.scores) < TOLERANCE
         assert accuracy(scores) == 1.0
 
 
-def test_a_truncated_answer_is_told_from_a_finished_one_in_all_trainers(trained, tmp_path):
-    """Where the pad token is EOS, the scored token is the one before EOS: no plain text tells the two apart."""
-    ids = trained.truncated_ids
-    packed = trained.through_ppo(ids)
-    for scores in (
-        trained.through_ppo(ids, packs=False),
-        trained.through_adapter(ids, tmp_path / "ppo"),
-        trained.through_grpo(ids, tmp_path / "grpo"),
+def told_apart(seed: int) -> dict[str, list]:
+    """A pair of conversations: one word, somewhere in the answer, makes it better or worse."""
+    draw = random.Random(seed)
+    pair = {"prompt": [{"role": "user", "content": f"w{draw.randrange(20, tiny.VOCAB)}"}]}
+    for side, word in (("chosen", "w3"), ("rejected", "w4")):
+        words = [f"w{draw.randrange(20, tiny.VOCAB)}" for _ in range(draw.randrange(4, 10))]
+        words[draw.randrange(len(words))] = word
+        pair[side] = [{"role": "assistant", "content": " ".join(words)}]
+    return pair
+
+
+def test_answers_that_were_cut_off_are_judged_as_in_training(tmp_path):
+    """81 % of these pairs are in order where the score is read at the last word, which was never trained."""
+    rows = [told_apart(seed) for seed in range(16 * 60)]
+    settings = dict(max_steps=60, per_device_train_batch_size=16, learning_rate=1e-2)
+    subject = trainer(tmp_path, rows, model=ppo_trainers.classifier(), **settings)
+    subject.train()
+    judge = str(tmp_path / "judge")
+    subject.save_model(judge)
+    held_out = [told_apart(seed) for seed in range(10**6, 10**6 + 100)]
+    prompts = [row["prompt"] for row in held_out] * 2
+    completions = [row[side] for side in ("chosen", "rejected") for row in held_out]
+    data = Dataset.from_dict({"prompt": prompts})
+    for asking in (
+        grpo(tmp_path, judge, None, prompts),
+        ppo_trainers.trainer("head", tmp_path, data=data, reward_model=judge),
     ):
-        assert difference(scores, packed) < TOLERANCE
-    distances = (packed - trained.scores).abs()
-    if trained.tokenizer().pad_token == "<eos>":
-        assert distances.max() < TOLERANCE
-    else:
-        assert distances.min() > 1e-3
+        scores = asking._calculate_rewards([{}] * 200, prompts, completions, [[5]] * 200)[:, 0]
+        assert accuracy(scores) == 1.0
+        assert scores[:100].std() < scores[:100].mean() / 4
 
 
 def test_the_record_lies_beside_the_model(trained):
@@ -173,20 +192,6 @@ def test_a_checkpoint_holds_the_record(tmp_path):
 PROMPTS = [row["prompt"] for row in pairs(4, 3)]
 
 
-class Seen(torch.nn.Module):
-    """A module of a user's own: notes what it is given, scores the number of tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = ppo_trainers.classifier().config
-        self.inputs: list[dict] = []
-
-    def forward(self, **inputs):
-        self.inputs.append(inputs)
-        count = inputs["attention_mask"].sum(dim=1, keepdim=True).float()
-        return type("Output", (), {"logits": count})
-
-
 def test_a_module_of_the_users_own_reads_what_trl_gives_it(tmp_path):
     module = Seen()
     subject = grpo(tmp_path, module, tiny.tokenizer(), PROMPTS)
@@ -198,21 +203,28 @@ def test_a_module_of_the_users_own_reads_what_trl_gives_it(tmp_path):
 def test_the_record_of_a_model_given_as_a_path_is_read_and_its_metrics_keep_trls_names(tmp_path, caplog):
     ppo_trainers.classifier().save_pretrained(tmp_path / "judge")
     tiny.tokenizer().save_pretrained(tmp_path / "judge")
-    RewardInputRecord("tokenized", False, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
+    RewardInputRecord("tokenized", True, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
     subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
-    finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
-    assert difference(finished, truncated) < TOLERANCE
+    found = subject._calculate_rewards([{}], ["w3 "], ["w7"], [[7]])
+    assert difference(found[0], score_of([3, 7, EOS])) < TOLERANCE
     assert not any("Nothing records how" in warning for warning in warnings_of(caplog))
     subject.train()
     assert "rewards/judge/mean" in subject.state.log_history[0]
 
 
-@pytest.mark.parametrize(("eos", "is_equal"), [("append", False), ("never", True)])
-def test_the_setting_reaches_the_model(eos, is_equal, tmp_path):
-    subject = grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, reward_model_eos=eos)
-    finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
-    found = difference(finished, truncated)
-    assert found < TOLERANCE if is_equal else found > 100 * TOLERANCE
+def score_of(ids) -> torch.Tensor:
+    with torch.no_grad():
+        return ppo_trainers.classifier().eval()(input_ids=torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize(("eos", "of_grpo", "of_ppo"), [("append", 3, 3), ("never", 2, 2), ("auto", 2, 3)])
+def test_the_setting_reaches_the_model(eos, of_grpo, of_ppo, tmp_path):
+    in_grpo = grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, reward_model_eos=eos)
+    in_ppo = ppo_trainers.trainer("head", tmp_path, reward_model_eos=eos, **ppo_trainers.scorer(5))
+    for subject, num_tokens in ((in_grpo, of_grpo), (in_ppo, of_ppo)):
+        for ids in ([7, EOS], [7]):
+            found = subject._calculate_rewards([{}], ["w3 "], ["w7"], [ids])[0]
+            assert difference(found, score_of([3, 7, EOS][:num_tokens])) < TOLERANCE
 
 
 def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
@@ -224,15 +236,45 @@ def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
         trl_ext.GRPOConfig(str(tmp_path), reward_model_eos="always", use_cpu=True, bf16=False)
 
 
-def test_several_labels_are_refused_and_a_plain_models_rewards_are_trls(tmp_path):
+def test_several_labels_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="A reward model has one label; LlamaForSequenceClassification has 3"):
         grpo(tmp_path, ppo_trainers.classifier(num_labels=3), tiny.tokenizer(), PROMPTS)
-    rows = [{}] * 4, PROMPTS, ["w7 w8", "w9", "w3 w4 w5", "w6"], [[7, 8], [9], [3, 4, 5], [6]]
-    ours, theirs = (
-        grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, library=library)._calculate_rewards(*rows)
-        for library in (trl_ext, trl)
-    )
-    assert difference(ours, theirs) < TOLERANCE and theirs.std() > 100 * TOLERANCE
+
+
+def answers(end: str):
+    """A rollout of ragged answers, all of them finished or cut off."""
+
+    def rollout(prompts, trainer):
+        draw = random.Random(0)
+        ids = [[draw.randrange(20, tiny.VOCAB) for _ in range(draw.randrange(1, 12))] for _ in prompts]
+        ids = [[*own, EOS] for own in ids] if end == "finished" else ids
+        return {"prompt_ids": [[5, 6]] * len(prompts), "completion_ids": ids, "logprobs": None}
+
+    return rollout
+
+
+@pytest.mark.parametrize("end", ["finished", "truncated"])
+@pytest.mark.parametrize("is_chat", [True, False], ids=["chat", "text"])
+def test_rewards_are_those_that_trl_logs(is_chat, end, tmp_path):
+    prompts = [[{"role": "user", "content": prompt.strip()}] for prompt in PROMPTS] if is_chat else PROMPTS
+    own = dict(max_steps=2, rollout_func=answers(end))
+    logs = []
+    for library in (trl, trl_ext):
+        subject = grpo(tmp_path, ppo_trainers.classifier(), chat_tokenizer(), prompts, library, **own)
+        subject.train()
+        logs.append([{k: v for k, v in log.items() if "reward" in k} for log in subject.state.log_history[:-1]])
+        assert logs[-1][0]["reward_std"] > 100 * TOLERANCE
+    for theirs, ours in zip(*logs, strict=True):
+        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+
+
+def test_ppo_reads_conversations_as_trls_grpo(tmp_path):
+    prompts = [[{"role": "user", "content": prompt.strip()}] for prompt in PROMPTS]
+    rows = [{}] * 4, prompts, [[{"role": "assistant", "content": f"w7 w{i + 9}"}] for i in range(4)], [[7, 9]] * 4
+    theirs = grpo(tmp_path, ppo_trainers.classifier(), chat_tokenizer(), prompts, trl)._calculate_rewards(*rows)
+    judge = dict(reward_model=ppo_trainers.classifier(), reward_processing_classes=chat_tokenizer())
+    subject = ppo_trainers.trainer("head", tmp_path, data=Dataset.from_dict({"prompt": prompts * 2}), **judge)
+    assert difference(subject._calculate_rewards(*rows), theirs) < TOLERANCE and theirs.std() > 100 * TOLERANCE
 
 
 def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):

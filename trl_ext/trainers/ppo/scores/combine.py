@@ -159,7 +159,7 @@ class Scoring:
 
     Args:
         num_rules: R; the weights that the methods take name the rules first.
-        models: Called with prompts, completions, which of them to keep, and the completions' token ids; return [B].
+        models: Called with prompts, completions, and which of them to keep; return [B].
         normaliser: Each model's scores have one like it.
         mode, gate_above: As in `combine`.
         ensemble: As in `one_of_ensemble`.
@@ -181,16 +181,11 @@ class Scoring:
         self._mode, self._gate_above, self._ensemble = mode, gate_above, ensemble
 
     def ask_models(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        completion_ids: Sequence[Any],
-        rules: torch.Tensor,
-        weights: torch.Tensor,
+        self, prompts: Sequence[Any], completions: Sequence[Any], rules: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """[B, M] raw scores; NaN where rules [B, R] have decided already."""
         keep = passing(rules, weights[: self.num_rules], self._gate_above) if self._mode == "gate" else None
-        columns = [model(prompts, completions, keep, completion_ids).to(rules.device) for model in self._models]
+        columns = [model(prompts, completions, keep).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)
 
     def scores(self, per_function: torch.Tensor, weights: torch.Tensor, *, is_training: bool) -> torch.Tensor:

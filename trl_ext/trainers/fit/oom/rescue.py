@@ -146,6 +146,7 @@ class Rescue:
 
     Attributes:
         running: The forward that runs, or ran last; None before the first.
+        has_forwards: False in a micro-step from which all rows were left out.
     """
 
     def __init__(self, trainer: Any, why_whole: str):
@@ -157,6 +158,7 @@ class Rescue:
         lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
         self.why_not = (lost or why_whole) if splits else "memory_on_oom is 'raise'"
         self.running: Forward | None = None
+        self.has_forwards = True
 
     @property
     def level(self) -> int:
@@ -172,6 +174,7 @@ class Rescue:
             attempt: Called with a forward and whether it is the last; the model is called through `forward`, and after
                 it comes the backward.
         """
+        self.has_forwards = bool(forwards)
         failed: Forward | None = None
         waiting = self._cut(role, forwards)
         while waiting:
@@ -263,8 +266,6 @@ class InnerStep:
 class OutOfMemoryRescue(Trainer):
     """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
 
-    has_forwards = True  # False in a micro-step from which all rows were left out
-
     @property
     def _why_whole(self) -> str:
         """Why micro-batches are not cut; "" if they are."""
@@ -290,7 +291,7 @@ class OutOfMemoryRescue(Trainer):
             forwards: Equally many on every rank. None: the loss is 0, without gradient.
             num_items_in_batch: The Trainer's.
         """
-        rescue, self.has_forwards = self.rescue, bool(forwards)
+        rescue = self.rescue
         losses: list[torch.Tensor] = []
 
         def loss_of(batch: Any) -> torch.Tensor:

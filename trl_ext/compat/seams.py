@@ -112,6 +112,7 @@ trl.trainer.callbacks
         nothing else: checkpoints hold them
 trl.trainer.utils
     nanstd(tensor, dim): which groups have variance
+    use_adapter(model, adapter_name): the policy without its adapter, or with the copy named "ref", as reference
     RepeatSampler.__init__(data_source, mini_repeat_count, batch_size, repeat_count, shuffle, seed)=: its generator,
         seeded once, draws one permutation of `num_samples` an epoch
     add_fused_lm_head(model, temperature, cast_lm_head_to_fp32, outputs): log-probabilities and entropies of a packed
@@ -128,6 +129,7 @@ trl.trainer.grpo_config
     GRPOConfig.__post_init__(): checks our own fields after TRL's
 trl.models.utils
     prepare_deepspeed(model, accelerator): reference, reward and value models
+    disable_gradient_checkpointing(model, gradient_checkpointing_kwargs): around the passes before an update, as in TRL
 trl:ModelConfig
     __post_init__(): checks a reward model's settings after TRL's
 trl:TrlParser

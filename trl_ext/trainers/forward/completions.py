@@ -171,11 +171,13 @@ def flat_batch(
     batch_size: int | None = None,
     keep_all: bool = False,
     images: GivenImages | None = None,
+    *,
+    of_update: bool,
 ) -> FlatBatch:
-    """Return a padded batch [B, P + C] on flat rows. Collective without a gradient.
+    """Return a padded batch [B, P + C] on flat rows. Collective for one that is no forward of an update.
 
-    With a gradient it is one flat row, whose size was planned before, of rows that are those of the group already.
-    Without, a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
+    A forward of an update is one flat row, whose size was planned before, of rows that are those of the group already.
+    Else a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
 
     Args:
         input_ids, attention_mask, width: As in `unpad`.
@@ -184,15 +186,15 @@ def flat_batch(
         batch_size: Rows of a padded forward; None for all at once.
         keep_all: For an auxiliary loss, which counts tokens: each row has its own copy of the prompt, scored or not.
         images: Of the rows, for a model that takes some.
+        of_update: Whether it is a forward of an update.
     """
-    has_gradient = torch.is_grad_enabled()
-    given = gather_group(input_ids, attention_mask, width, None if has_gradient else settings.group, accelerator)
+    given = gather_group(input_ids, attention_mask, width, None if of_update else settings.group, accelerator)
     batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
-    if images is not None and not has_gradient:
+    if images is not None and not of_update:
         images = images.of_all(accelerator)
     batch = batch.with_images(images)
     rows = plan(batch, share, keep_all=keep_all)
-    if has_gradient:
+    if of_update:
         return FlatBatch(given, batch, rows, 1)
     budget = settings.max_tokens
     if budget is None:

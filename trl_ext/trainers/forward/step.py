@@ -93,9 +93,9 @@ class StepCounts:
         before = self._tokens
         self._tokens = before[0] + forwarded, before[1] + raw, before[2] + padded
 
-    def add_forward(self, num_forwarded: int, attention_mask: torch.Tensor) -> None:
+    def add_forward(self, num_forwarded: int, attention_mask: torch.Tensor, *, of_update: bool) -> None:
         """Add a forward of a padded batch; of the update's what it would be padded was counted when it was planned."""
-        if torch.is_grad_enabled():
+        if of_update:
             self.add(num_forwarded, 0, 0)
         else:
             self.add(num_forwarded, int(attention_mask.sum().item()), attention_mask.numel())

@@ -1,9 +1,10 @@
 """The old policy's log-probabilities, taken from the update's own forward where the policy has not changed since.
 
 With vLLM, TRL corrects the policy gradient by the ratio of the old policy's probability to the sampler's, and forwards
-the whole batch once more for it. Where every optimizer step ends a generation (`gradient_accumulation_steps` is a
-multiple of `steps_per_generation * num_iterations`), the old policy is the one that is trained: the detached
-log-probabilities of the update are the same numbers. Legend: B rows, T completion tokens.
+the whole batch once more for it. In the first optimizer step after a generation the old policy is the one that is
+trained: the detached log-probabilities of the update are the same numbers. Later ones have those that
+`trl_ext/trainers/grpo/passes.py` made before. Legend: B rows, T completion tokens.
+
 The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a stand-in.
 """
 
@@ -33,20 +34,20 @@ class OldPolicy:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._sampled: Sequence[Sequence[float | None]] | None = None
-        self._has_told = self._is_trls_alone = False
+        self._has_told = self.is_trls_alone = False
+        self._sampled_at: int | None = None
         self._inputs: dict[str, Any] | None = None
         self._compared: list[torch.Tensor] = []
 
     @property
     def is_left_out(self) -> bool:
         """True where the pass is left out; equal on all ranks."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
         return (
             trainer.memory_kind == "grpo"
-            and not self._is_trls_alone
+            and not self.is_trls_alone
             and trainer.use_vllm
             and trainer.vllm_importance_sampling_correction
-            and args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) == 0
         )
 
     # The pass ------------------------------------------------------------------------------------------------------
@@ -55,6 +56,8 @@ class OldPolicy:
         """Note that rows have been generated, with these log-probabilities of the sampler's, row by row: the next
         forward that TRL asks for is the old policy's."""
         self._sampled = sampled if self.is_left_out else None
+        if self._trainer.model.training:
+            self._sampled_at = self._trainer.state.global_step
 
     def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
         """Return what stands for the result of the pass, [B, T] near the sampler's log-probabilities; None where the
@@ -69,8 +72,8 @@ class OldPolicy:
         self._sampled = None
         if not self._has_told and self._trainer.accelerator.is_main_process:
             logger.warning(
-                "The forward of the old policy is left out: the policy does not change between sampling and update, "
-                "so the update's own log-probabilities are compared with vLLM's."
+                "The forward of the old policy is left out: the policy does not change between sampling and the first "
+                "update, whose own log-probabilities are compared with vLLM's."
             )
         self._has_told = True
         return logps.to(self._trainer.accelerator.device)
@@ -91,7 +94,7 @@ class OldPolicy:
             metrics[name].pop()
             if not metrics[name]:
                 del metrics[name]
-        self._is_trls_alone = not is_known
+        self.is_trls_alone = not is_known
         if not is_known and self._trainer.accelerator.is_main_process:
             logger.warning("This TRL makes vLLM's importance ratios in another way than trl_ext: they are left to it.")
         return is_known
@@ -100,20 +103,21 @@ class OldPolicy:
 
     @contextmanager
     def of_update(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield inputs for one forward of the loss, to which `weigh` adds the ratios that the loss reads.
+        """Yield inputs for one forward of the loss, to which `weigh` adds what the loss reads of the old policy.
 
         Args:
             inputs: Rows of the forward. The dict stays as it is.
         """
-        if not self.is_left_out or "importance_sampling_ratio" in inputs:  # rows of the rehearsal have ratios
-            yield inputs
-            return
-        own = self._inputs = dict(inputs)
+        # In half precision a pass of another shape rounds otherwise: the ratio of an unmoved policy would not be 1.
+        is_unmoved = self._trainer.model.training and self._trainer.state.global_step == self._sampled_at
+        own = {name: one for name, one in inputs.items() if not (is_unmoved and name == "old_per_token_logps")}
+        self._inputs = own
         try:
             yield own
         finally:
             self._inputs = None
-        self._compared.append(self._comparison(own))
+        if self.is_left_out and "importance_sampling_ratio" not in inputs:  # rows of the rehearsal have ratios
+            self._compared.append(self._comparison(own))
 
     def weigh(self, logps: torch.Tensor) -> None:
         """Add TRL's importance-sampling ratios to the inputs of the running forward of the loss.
@@ -121,9 +125,9 @@ class OldPolicy:
         Args:
             logps: [B, T] log-probabilities of the update.
         """
-        if self._inputs is None:
+        if self._inputs is None or not self.is_left_out or "importance_sampling_ratio" in self._inputs:
             return
-        self._inputs["old_per_token_logps"] = logps.detach()
+        self._inputs.setdefault("old_per_token_logps", logps.detach())
         self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
 
     def _ratio(self, rollouts: dict[str, Any]) -> torch.Tensor:

@@ -37,6 +37,7 @@ from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.generation import can_log_images, check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
+from trl_ext.trainers.grpo.passes import UpdatePasses
 from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
@@ -99,7 +100,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             settle_memory("grpo", args, kwargs, model, **given)
         self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
-        self._old_policy = OldPolicy(self)
+        self._old_policy, self._passes = OldPolicy(self), UpdatePasses(self)
         check_oversample(args)  # again: a plan may have set the batch since
         check_groups(self.given_rewards, args)
         choose_correction(args)
@@ -218,15 +219,15 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         **multimodal: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
-        left_out = self._old_policy.stand_in(input_ids.size(0), logits_to_keep)
-        if left_out is not None:
-            return left_out, None, None
+        for passes in (self._old_policy, self._passes):
+            if (left_out := passes.stand_in(input_ids.size(0), logits_to_keep)) is not None:
+                return left_out, None, None
         phase = "update" if torch.is_grad_enabled() else "logps"
         with self.clock.phase(phase):
             known = KEYS if self._takes_images else ()
             if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
                 if self.model.training:
-                    self.counts.add_forward(input_ids.numel(), attention_mask)
+                    self.counts.add_forward(input_ids.numel(), attention_mask, of_update=self._is_of_update)
                 padded = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
@@ -244,6 +245,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             result = self._packed_batch(model, input_ids, attention_mask, logits_to_keep, *options)
             self._old_policy.weigh(result.logps)
         return result.logps, result.entropies, result.aux_loss
+
+    @property
+    def _is_of_update(self) -> bool:
+        """Whether the running forward is one that an update makes, or will make."""
+        return torch.is_grad_enabled() or self._passes.is_running
 
     def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
         """Return the images of a batch's rows by TRL's arguments or columns; None where the trainer takes none."""
@@ -264,10 +270,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         images: GivenImages | None,
     ) -> LogProbs:
         """Return the log-probabilities of the whole batch, computed on flat rows."""
-        settings, keep = self.step_settings, compute_aux_loss
+        settings, keep, of_update = self.step_settings, compute_aux_loss, self._is_of_update
         of_batch = input_ids, attention_mask, width, settings, self.accelerator, batch_size
-        flat = flat_batch(*of_batch, keep_all=keep, images=images)
-        rows, kept = flat.rows, getattr(self.rescue.running, "kept", None) if torch.is_grad_enabled() else None
+        flat = flat_batch(*of_batch, keep_all=keep, images=images, of_update=of_update)
+        rows, kept = flat.rows, getattr(self.rescue.running, "kept", None) if of_update else None
         if kept is not None:
             rows = rows_behind(rows[0], flat.batch, kept)
         options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group, kept
@@ -276,7 +282,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if kept is not None and kept.is_last:
             result = replace(result, logps=result.logps + kept.rest(is_behind=rows[-1].num_kept > 0))
         if self.model.training:
-            self.counts.add_forward(result.num_forwarded, attention_mask)
+            self.counts.add_forward(result.num_forwarded, attention_mask, of_update=self._is_of_update)
         own = flat.of_group.own
         entropies, values = (one if one is None else own(one) for one in (result.entropies, result.values))
         return replace(result, logps=own(result.logps), entropies=entropies, values=values)
@@ -289,6 +295,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if not self.model.training:
             return inputs
         assert self._buffered_inputs is not None  # TRL's, just made
+        self._passes.make(self._buffered_inputs)
         return self._update.next_forwards(self._buffered_inputs, self._step % len(self._buffered_inputs))
 
     # Loss ---------------------------------------------------------------------------------------------------------
@@ -347,10 +354,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
         self._reward_calls.rows = inputs
         metrics = self._metrics["train" if self.model.training else "eval"]
-        with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
+        with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
             if not self._old_policy.strip(output, metrics):  # once a run, and only with a TRL that nobody tested
                 output = super()._generate_and_score_completions(inputs)
+            self._passes.take(output)
         if self._packs and (reader := self.image_reader) is not None:
             check_images(output, reader, self.accelerator)
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output

@@ -7,7 +7,7 @@ tokens in a forward than the budget, rows without a gradient left out. Each forw
 docs/architecture.md walks through a whole step in time order. Legend: B rows, P prompt width, C completion width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -95,6 +95,7 @@ class RolloutWindow:
     Args:
         rollouts: After rows have changed ranks; there may be more behind those that are updated on.
         sizes: Of every row of `rollouts`.
+        numbers: Of every row, among those of all ranks, rank after rank.
         planned: The same, as the plan sees them.
         weigh: Tells the weight of the loss of some of the rows.
         filler: One row that counts for nothing: what a rank forwards while others have one forward more.
@@ -102,6 +103,7 @@ class RolloutWindow:
 
     rollouts: Rollouts
     sizes: Sequence[RolloutSize]
+    numbers: Sequence[int]
     planned: Sequence[RowSize]
     weigh: Weigh
     filler: Rollouts
@@ -253,12 +255,30 @@ class StepUpdate:
                 "were masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std "
                 "counts groups of equal rewards."
             )
-        for keys in self._kept:
-            keys.forget()
-        self._kept.clear()
+        self.forget_kept()
         self._num_kept = None
         self._done = 0
         self._micro_steps: list[Sequence[Any]] = []
+
+    def forget_kept(self) -> None:
+        """Let go of the keys of prompts that were kept for several forwards."""
+        for keys in self._kept:
+            keys.forget()
+        self._kept.clear()
+
+    def windows(self, micro_batches: Sequence[Rollouts], place: int = 0) -> Iterator[Sequence[Rollouts]]:
+        """Yield the micro-batches from a place on, those together that are updated on together.
+
+        Args:
+            micro_batches: Of the generation.
+            place: The number of the next of them.
+        """
+        done, num_steps = self._done, self._trainer.current_gradient_accumulation_steps
+        while place < len(micro_batches):
+            left = min(num_steps - done, len(micro_batches) - place)
+            size = max(left, 1) if self._settings.rows_move else 1
+            yield micro_batches[place : place + size]
+            place, done = place + size, (done + size) % num_steps
 
     def next_forwards(self, micro_batches: Sequence[Rollouts], place: int) -> Sequence[Any]:
         """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
@@ -269,9 +289,8 @@ class StepUpdate:
             place: The number of the next of them.
         """
         if not self._micro_steps:
-            left = min(self._trainer.current_gradient_accumulation_steps - self._done, len(micro_batches) - place)
-            window = micro_batches[place : place + (max(left, 1) if self._settings.rows_move else 1)]
-            self._count(window)
+            window = next(self.windows(micro_batches, place))
+            self.count(window, self._settings.num_passes)
             forwards = self.planned(window)
             # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
             cuts = [len(forwards) * k // len(window) for k in range(len(window) + 1)]
@@ -279,8 +298,13 @@ class StepUpdate:
         self._done += 1
         return self._micro_steps.pop(0)
 
-    def planned(self, micro_batches: Sequence[Rollouts]) -> Sequence[Any]:
-        """Return the forwards for some micro-batches of one optimizer step. Collective."""
+    def planned(self, micro_batches: Sequence[Rollouts], *, is_noted: bool = True) -> Sequence[Any]:
+        """Return the forwards for some micro-batches of one optimizer step. Collective.
+
+        Args:
+            micro_batches: A window.
+            is_noted: Note the rows that are left out; False where the same is planned again for the update.
+        """
         settings = self._settings
         trainer, accelerator = self._trainer, self._trainer.accelerator
         rollouts = _joined(micro_batches if settings.reader is None else list(map(by_rows, micro_batches)))
@@ -298,7 +322,7 @@ class StepUpdate:
             # One row all the same, so that `entropy` and the like are computed in every step.
             longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
             kept = [longest] if sizes[longest].completion_length else []
-        if settings.skips:
+        if settings.skips and is_noted:
             self._tell(rollouts, sizes, kept, has_gradient)
         rows = _as_planned(sizes, settings)
         if settings.packs and settings.share_prompt:
@@ -324,7 +348,8 @@ class StepUpdate:
             rollouts_here = rollouts
         place = {number: i for i, number in enumerate(here)}
         weigh, filler = _weights(trainer.args.loss_type, num_rows, rollouts), _filler(rollouts_here)
-        window = RolloutWindow(rollouts_here, [sizes[i] for i in here], [rows[i] for i in here], weigh, filler)
+        sizes_here, rows_here = [sizes[i] for i in here], [rows[i] for i in here]
+        window = RolloutWindow(rollouts_here, sizes_here, here, rows_here, weigh, filler)
         planned = [
             RolloutForward(window, tuple(place[i] for i in forward), plan.largest(k), trainer.rescue.level)
             for k, forward in enumerate(mine)
@@ -345,7 +370,8 @@ class StepUpdate:
             return WholeForward(micro_batch)
         sizes = sizes_of(micro_batch)
         weigh = _weights(self._trainer.args.loss_type, len(sizes), micro_batch)
-        window = RolloutWindow(micro_batch, sizes, _as_planned(sizes, settings), weigh, _filler(micro_batch))
+        numbers, rows = range(len(sizes)), _as_planned(sizes, settings)
+        window = RolloutWindow(micro_batch, sizes, numbers, rows, weigh, _filler(micro_batch))
         return RolloutForward(window, tuple(range(len(sizes))), len(sizes))
 
     def rehearsed(self, micro_batch: Rollouts) -> Sequence[Any]:
@@ -377,14 +403,14 @@ class StepUpdate:
             gathers=is_deepspeed_zero3_enabled(),
         )
 
-    def _count(self, micro_batches: Sequence[Rollouts]) -> None:
-        """Count what the rows that are forwarded would take as padded batches; forwards count themselves."""
+    def count(self, micro_batches: Sequence[Rollouts], times: int) -> None:
+        """Count what the rows that are forwarded, so many times, would take as padded batches; forwards count
+        themselves."""
         settings = self._settings
         for batch in micro_batches:
             width = sum(batch[mask].size(1) for mask in ("prompt_mask", "completion_mask"))
             sizes = sizes_of(batch)
             kept = [sizes[i].length for i in _kept(sizes, settings)]
-            times = settings.num_passes
             self._trainer.counts.add(0, times * sum(kept), times * width * len(kept))
 
     def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], has_gradient: bool) -> None:

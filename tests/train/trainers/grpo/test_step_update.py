@@ -37,7 +37,8 @@ def rollouts() -> dict:
 def window(given: dict) -> RolloutWindow:
     subject = trl_ext.trainers.grpo.update
     planned = subject._as_planned(sizes_of(given), StepSettings(True, True, None, None))
-    return RolloutWindow(given, sizes_of(given), planned, lambda rows, batch: rows / 4, subject._filler(given))
+    sizes, filler = sizes_of(given), subject._filler(given)
+    return RolloutWindow(given, sizes, range(len(sizes)), planned, lambda rows, batch: rows / 4, filler)
 
 
 def test_a_row_is_measured_without_its_padding():

@@ -121,7 +121,7 @@ class CriticValues:
     def _padded(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         trainer = self._trainer
         if trainer.model.training:
-            trainer.counts.add_forward(input_ids.numel(), mask)
+            trainer.counts.add_forward(input_ids.numel(), mask, of_update=torch.is_grad_enabled())
         with trainer.accelerator.autocast():
             outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
         return outputs.token_values[:, -width - 1 : -1]
@@ -137,13 +137,14 @@ class CriticValues:
     ) -> torch.Tensor:
         trainer = self._trainer
         settings = trainer.step_settings
-        flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size, images=images)
+        of_batch = input_ids, mask, width, settings, trainer.accelerator, batch_size
+        flat = flat_batch(*of_batch, images=images, of_update=torch.is_grad_enabled())
         with trainer.accelerator.autocast():
             values, num = score_values(
                 model, flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group, role=CRITIC
             )
         if trainer.model.training:
-            trainer.counts.add_forward(num, mask)
+            trainer.counts.add_forward(num, mask, of_update=torch.is_grad_enabled())
         return flat.of_group.own(values)
 
 

@@ -1,0 +1,135 @@
+"""The log-probabilities that updates start from, by the updates' own forwards: of the old policy and of the reference.
+
+In half precision a token's log-probability depends on the shape of the forward, by hundredths of a nat. Where TRL asks
+for the passes, for a whole generation, nobody knows yet which rows will go through an update together. So the passes
+wait until advantages are there, and go through the very forwards that the updates will make: the ratio of an unmoved
+policy is 1, to the bit. Legend: B rows, C completion tokens.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from trl_ext.trainers.forward.exchange import agreed_num_forwards
+from trl_ext.trainers.grpo.update import RolloutForward, Rollouts
+
+OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
+# TRL's arguments for images; what rollouts have of them goes along.
+_IMAGES = [*inspect.signature(TRLGRPOTrainer._get_per_token_logps_and_entropies).parameters][8:]
+
+
+class UpdatePasses:
+    """Keeps TRL's passes of a generation waiting, and makes them when its updates can be planned.
+
+    Args:
+        trainer: A GRPO trainer. PPO's targets need the log-probabilities before its updates are known: it has TRL's.
+
+    Attributes:
+        is_running: True while forwards of updates run without a gradient.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._is_waiting = False
+        self._due: list[str] = []
+        self.is_running = False
+
+    @property
+    def _can_wait(self) -> bool:
+        return self._is_waiting and not self._trainer._old_policy.is_trls_alone
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let TRL generate and score inside the block, and get stand-ins for its passes in training."""
+        self._is_waiting = self._trainer.memory_kind == "grpo" and self._trainer.model.training
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
+        """Return [B, C] of NaN for a pass that waits; None where the forward is another one."""
+        if not self._can_wait:
+            return None
+        return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
+
+    def take(self, rollouts: Rollouts) -> None:
+        """Take the stand-ins out of rollouts, and note which passes they need. Called inside `waiting`."""
+        if not self._can_wait:
+            return
+        trainer, args = self._trainer, self._trainer.args
+        for name in (OLD, REFERENCE):
+            rollouts.pop(name, None)
+        is_moved = args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) != 0
+        self._due = [*([OLD] if is_moved else []), *([REFERENCE] if trainer.beta else [])]
+
+    def make(self, micro_batches: Sequence[Rollouts]) -> None:
+        """Add what is due to the micro-batches of a generation. Collective."""
+        trainer, update, due = self._trainer, self._trainer._update, self._due
+        self._due = []
+        if not due:
+            return
+        options = trainer.args.gradient_checkpointing_kwargs
+        running, self.is_running = trainer.rescue.running, True
+        try:
+            with torch.no_grad(), disable_gradient_checkpointing(trainer.model, options):
+                for number, window in enumerate(update.windows(micro_batches)):
+                    # The first update starts from the policy that it has, unless later ones come back to its rows.
+                    names = due if number or trainer.num_iterations > 1 else [one for one in due if one != OLD]
+                    update.count(window, len(names))
+                    for name in names:
+                        with self._model(name) as model:
+                            self._add(name, model, window)
+        finally:
+            trainer.rescue.running, self.is_running = running, False
+
+    @contextmanager
+    def _model(self, name: str) -> Iterator[Any]:
+        """The model of a pass: as in TRL the policy, the reference, or the policy without its adapter."""
+        trainer = self._trainer
+        if name == OLD or trainer.ref_model is not None:
+            yield trainer.model if name == OLD else trainer.ref_model
+            return
+        bare = trainer.accelerator.unwrap_model(trainer.model)
+        with use_adapter(bare, adapter_name="ref" if "ref" in bare.peft_config else None):
+            yield trainer.model
+
+    def _add(self, name: str, model: Any, window: Sequence[Rollouts]) -> None:
+        """Add the log-probabilities of a pass to the micro-batches of a window. Collective."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        group = trainer.step_settings.group
+        rows, width = len(window[0]["completion_ids"]), window[0]["completion_ids"].size(1)
+        forwards = trainer._update.planned(window, is_noted=False)
+        of_all = torch.zeros(
+            (accelerator.num_processes, len(window), rows, agreed_num_forwards(width, accelerator)),
+            device=accelerator.device,
+        ).flatten(end_dim=2)
+        for number, forward in enumerate(forwards):
+            trainer.rescue.running = forward
+            logps = self._log_probs(model, forward.batch())
+            if not isinstance(forward, RolloutForward):  # a whole micro-batch, of this process
+                window[number][name] = logps
+            elif group is None or group.rank == 0:  # one of the processes that share rows
+                numbers = [forward.window.numbers[row] for row in forward.rows]
+                of_all[numbers, : logps.size(1)] = logps[: len(numbers)]
+        trainer._update.forget_kept()
+        if name in window[0]:
+            return
+        own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(window), rows))
+        for micro_batch, logps in zip(window, own[accelerator.process_index], strict=True):
+            micro_batch[name] = logps[:, :width]
+
+    def _log_probs(self, model: Any, batch: Rollouts) -> torch.Tensor:
+        """Return [B, C] as the loss asks for them."""
+        parts = ("prompt", "completion")
+        ids, mask = (torch.cat([batch[f"{part}_{what}"] for part in parts], dim=1) for what in ("ids", "mask"))
+        images = {name: batch[name] for name in _IMAGES if name in batch}
+        width = batch["completion_ids"].size(1)
+        logps: torch.Tensor = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, width, **images)[0]
+        return logps

@@ -63,9 +63,15 @@ def save(
     """
     if reference is not None:
         moving_reference.save(reference, folder, is_writer=args.should_save)
-    torch.save({"step": step, "rollouts": rollouts, "processes": args.world_size}, _file(folder, args.process_index))
+    state = {"step": step, "rollouts": rollouts, "processes": args.world_size, "corrects": corrects(args)}
+    torch.save(state, _file(folder, args.process_index))
     if args.should_save:
         save_statistics(reward_funcs, folder)
+
+
+def corrects(args: Any) -> bool:
+    """Return whether the loss weighs rollouts by the ratio of the policy's probability to vLLM's."""
+    return bool(args.use_vllm and args.vllm_importance_sampling_correction)
 
 
 def check(folder: str, args: Any) -> None:
@@ -91,8 +97,7 @@ def load(
         # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
         state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
         rollouts = state["rollouts"] or ()
-        corrects = args.use_vllm and args.vllm_importance_sampling_correction
-        is_other = any(("importance_sampling_ratio" in one) != corrects for one in rollouts)
+        is_other = state.get("corrects", corrects(args)) != corrects(args)
         if state["processes"] != args.world_size or len(rollouts) not in (0, args.steps_per_generation) or is_other:
             state = None
     if not all(gathered(args, state is not None)):

@@ -331,5 +331,5 @@ def test_vllm_that_is_turned_on_or_off_between_rollouts_generates_again(before, 
     monkeypatch.setattr(again, "_compute_loss", lambda model, inputs: read.append(inputs) or compute(model, inputs))
     again.train(resume_from_checkpoint=str(tmp_path / "before" / f"checkpoint-{step}"))
     assert again.state.global_step == 4
-    assert {("importance_sampling_ratio" in one) for one in read} == {after}
+    assert {("sampling_per_token_logps" in one) for one in read} == {after}
     assert not after or "generate" in dict(servers.last.events)

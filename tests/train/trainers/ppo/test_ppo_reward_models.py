@@ -300,8 +300,8 @@ def test_forwards_go_through_the_wrapped_model(llama):
     subject = scorer(llama)
     subject.wrapped = Wrapper(llama)
     assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
-    # The self-check calls each of its ten sequences alone and twice all of them packed.
-    assert Wrapper.calls == 10 + 2 + 1
+    # The self-check calls its ten sequences alone, and two plans of them packed, as they are and changed thrice.
+    assert Wrapper.calls == 10 + 2 * 4 + 1
 
 
 def test_a_reward_model_with_lora_is_packed(llama):

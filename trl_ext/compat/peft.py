@@ -47,6 +47,12 @@ def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
 
 
+def computing_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return all weights of a model but those of adapters that are not active."""
+    idle = set(model.peft_config) - set(model.active_adapters) if isinstance(model, PeftModel) else set()
+    return [weight for name, weight in model.named_parameters() if idle.isdisjoint(name.split("."))]
+
+
 def adapter_state(layer: BaseTunerLayer) -> tuple[list[str], bool]:
     """Return the names of the adapters that compute in a layer, and True if all are switched off."""
     return list(layer.active_adapters), layer.disable_adapters

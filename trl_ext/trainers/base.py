@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trl_ext.compat.peft import computing_weights
 from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.folder import held
@@ -64,7 +65,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
 
     def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
         """Return the weights of each model that a run trains, some of which must not be frozen."""
-        return {"model": list(self.model.parameters())}
+        return {"model": computing_weights(self.model)}
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides transformers.Trainer.get_train_dataloader: refuses too few rows for one step."""

@@ -137,6 +137,7 @@ _WHOLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (None, 0)),
     "top_k": (None, 0, -1),
     **dict.fromkeys(("allowed_token_ids", "structured_outputs", "vllm_structured_outputs_regex"), (None,)),
+    **dict.fromkeys(("bad_words", "logits_processors", "min_tokens"), (None, 0, [])),
 }
 
 

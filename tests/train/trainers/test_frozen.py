@@ -19,6 +19,13 @@ def trainable_adapter(*given):
     return adapter(*given, is_trainable=True)
 
 
+def idle_adapter(model, folder, make):
+    """A frozen adapter that is active, and a trainable one that is not."""
+    made = adapter(model, folder, make)
+    made.load_adapter(folder / "adapter", "other", is_trainable=True)
+    return made
+
+
 def weights(model, folder, make):
     return model.requires_grad_(False)
 
@@ -47,7 +54,7 @@ TRAINERS = {
 }
 
 
-@pytest.mark.parametrize("freeze", [adapter, weights])
+@pytest.mark.parametrize("freeze", [adapter, idle_adapter, weights])
 @pytest.mark.parametrize("made", TRAINERS.values(), ids=TRAINERS)
 def test_a_frozen_model_is_refused_with_what_to_do(made, freeze, tmp_path):
     with pytest.raises(ConfigError, match=r"^No weight of the (model|policy) is trained: .*is_trainable=True"):

@@ -274,9 +274,12 @@ class StepUpdate:
             place: The number of the next of them.
         """
         done, num_steps = self._done, self._trainer.current_gradient_accumulation_steps
+        # Several iterations come back to the rows, and have to meet them in the same windows.
+        every, num = self._trainer.args.gradient_accumulation_steps, len(micro_batches)
+        is_cut = self._trainer.num_iterations > 1 and num % every and every % num
         while place < len(micro_batches):
             left = min(num_steps - done, len(micro_batches) - place)
-            size = max(left, 1) if self._settings.rows_move else 1
+            size = 1 if is_cut or not self._settings.rows_move else max(left, 1)
             yield micro_batches[place : place + size]
             place, done = place + size, (done + size) % num_steps
 

@@ -17,7 +17,7 @@ from accelerate.utils import set_seed
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from trl_ext.compat.peft import base_model
+from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
 from trl_ext.compat.versions import check_versions
@@ -445,7 +445,7 @@ class PPOTrainer(GRPOTrainer):
         """Overrides trl_ext.ExtendedTrainer.weights_by_role: the critic's by themselves."""
         critic = self._critic.parameters()
         own = {id(weight) for weight in critic}
-        policy = {"policy": [weight for weight in self.model.parameters() if id(weight) not in own]}
+        policy = {"policy": [weight for weight in computing_weights(self.model) if id(weight) not in own]}
         return policy | ({"critic": critic} if self._critic.has_values else {})
 
     def create_optimizer(self, model: Any = None) -> Any:

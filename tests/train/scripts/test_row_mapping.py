@@ -104,6 +104,31 @@ def test_pairs_keep_their_prompts_as_text():
     assert found == {"prompt": "w5", "chosen": "w6", "rejected": "w7"}
 
 
+# A cell, the template's field, and its text.
+WRITTEN = [
+    ([44, 19], "{cell}", "[44, 19]"),
+    (["red", "blue"], "{cell}", "A. red\nB. blue"),
+    ({"text": ["red"], "label": ["A"]}, "{cell.text}", "A. red"),
+    ({"in": {"it": "w5"}}, "{cell.in.it}!", "w5!"),
+]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_values_within_columns_and_lists_are_written_out(streams):
+    for cell, template, text in WRITTEN:
+        rows = mapped([{"cell": cell, "answer": "6"}], streams=streams, prompt_template=template)
+        assert next(iter(rows))["prompt"] == text
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_dotted_name_reads_what_lies_within_a_column_of_any_json(streams, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"p": "w5", "a": {"b": 1}}\n{"p": "w6", "a": {"b": "x"}}\n')
+    rows, _ = DatasetSource(str(path), streaming=streams).load()
+    mapping = PromptArguments(columns={"prompt": "p", "answer": "a.b"}).mapping()
+    assert [row["answer"] for row in mapping.apply(rows, "train_dataset", lambda: False)] == [1, "x"]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_checkpoint_knows_the_prompts_of_its_run(streams):
     runs = [
@@ -129,6 +154,7 @@ TYPO, BRIEF, QUESTION = {"prompt": "quesion"}, "Be brief.", "{question}"
 REFUSED = {
     "columns names 'quesion', and train_dataset has the columns": dict(columns=TYPO),
     "Did you mean 'question'?": dict(columns=TYPO),
+    "columns names 'question.text', and train_dataset": dict(columns={"prompt": "question.text"}),
     "gives 'question' the names 'prompt' and 'task'": dict(columns={"prompt": "question", "task": "question"}),
     "has a column of this name already": dict(columns={"question": "answer"}),
     "columns must be a mapping, our name: the data's name, not 'question'": dict(columns="question"),
@@ -195,7 +221,7 @@ def test_a_row_without_a_value_is_named():
 AS_TEXT = {"columns": {"prompt": "question"}, "prompt_format": "text"}
 BRIEFED = {"columns": COLUMNS, "system_prompt": BRIEF}
 BAD_TYPES = [
-    ({"question": ["w5"]}, TEMPLATE, "a list as 'question', where"),
+    ({"question": [["w5"]]}, TEMPLATE, "a list as 'question', where"),
     ({"answer": 6}, {"answer_pattern": PATTERN}, "a value of type int as 'answer', where"),
     ({"question": ASKED}, AS_TEXT, "messages as 'question', where prompt_format is text"),
     ({"question": 7}, {"columns": COLUMNS}, "a value of type int as 'question', which is neither"),

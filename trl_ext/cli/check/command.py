@@ -147,10 +147,11 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     measured = None
     if rows is not None:
         inputs = (parsed, rows, rewards or [], tokenizer)
-        report.findings += report.attempt("data", check_data.check_rows, *inputs) or []
-        report.findings += check_data.show_rows(*inputs)
-        measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
-        report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
+        are_good = report.attempt("data", check_data.check_rows, *inputs)
+        report.findings += [*(are_good or []), *check_data.show_rows(*inputs)]
+        if are_good:  # rows that the run refuses may have no length
+            measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
+            report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
         report.findings += report.attempt("rules", check_models.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured

@@ -132,7 +132,7 @@ def _rendered(prompt: Any, tokenizer: Any, options: dict[str, Any]) -> str:
         return str(prompt)
     try:
         return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
-    except TemplateError:  # another finding says so
+    except (TemplateError, TypeError):  # another finding says so
         return str(prompt)
 
 
@@ -174,10 +174,12 @@ def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
         prompts = [num_tokens(tokenizer, row["prompt"], opens_answer=True) for row in rows.train if "prompt" in row]
         prompts += [len(row["input_ids"]) for row in rows.train if "prompt" not in row and "input_ids" in row]
         return Lengths(prompt=max(prompts, default=0), num_rows=len(prompts))
+    from trl_ext.trainers.rows.pairs import token_columns
+
     longer = []  # side of each pair, with its prompt
     for row in rows.train:
-        if "chosen_ids" in row:
-            longer.append(max(len(row["chosen_ids"]), len(row["rejected_ids"])))
+        if columns := token_columns(row):
+            longer.append(max(len(row[name]) for name in columns))
             continue
         prompt = row.get("prompt")
         texts = [row[side] if prompt is None else prompt + row[side] for side in ("chosen", "rejected")]
@@ -208,7 +210,7 @@ def num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
 
         try:
             text = tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=opens_answer)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ConfigError(
                 f"The chat template refuses the messages: {error}. Check their roles and keys."
             ) from error

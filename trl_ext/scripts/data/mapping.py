@@ -5,15 +5,15 @@ what a row tells before a model loads; a stream's rows come later.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NoReturn
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.resources import __version__
-from trl_ext.scripts.data.template import PromptTemplate
+from trl_ext.scripts.data.template import PromptTemplate, written
 from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
@@ -25,7 +25,7 @@ class RowMapping:
     """What a recipe says about the columns of its data.
 
     Args:
-        columns: From our name of a column to the data's; None leaves out the column of our name.
+        columns: From our name of a column to the data's, dotted for a value within one; None leaves a column out.
         system_prompt: The system message in front of each prompt.
         template: The prompt, around columns by the data's names.
         prompt_format: "chat", "text", or None: chat where the recipe makes the prompt and a chat template is there.
@@ -97,14 +97,14 @@ class RowMapping:
             DataError: A column is missing or there twice, or rows cannot be mapped.
         """
         from datasets import IterableDataset
-        from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
         from trl_ext.trainers.checks import columns_of
 
         if dataset is None or not (self.columns or self.makes_prompts or self.answer_pattern):
             return dataset
         names = columns_of(dataset, role)
-        self._check_names(names, role)
+        dataset, names = self._unnested(dataset, names)
+        self._check_names(names, role, dataset.features or {})
         rewrite = partial(
             _rewritten,
             mapping=self,
@@ -117,15 +117,11 @@ class RowMapping:
         self._check_filled(renamed, role)
         if not (self.makes_prompts or self.answer_pattern):
             return renamed
-        has_bar = not are_progress_bars_disabled()
-        disable_progress_bars()
         try:
-            return renamed.map(rewrite)
+            with _without_bar():
+                return renamed.map(rewrite)
         except _RowError:
             self._refuse(renamed, role)
-        finally:
-            if has_bar:
-                enable_progress_bars()
 
     def problem(self, row: Mapping[str, Any]) -> str:
         """Return what keeps a row, by our names, from being mapped, in words that follow "row 7 has"; or nothing."""
@@ -133,8 +129,9 @@ class RowMapping:
             if row[name] is None:
                 return f"no {self._theirs(name)} (null)"
         for name in self._filled_in:
-            if not isinstance(row[name], str | int | float):
-                return f"{_kind(row[name])} as {self._theirs(name)}, where prompt_template fills in text"
+            if written(row[name]) is None:
+                what = f"{_kind(row[name])} as {self._theirs(name)}"
+                return f"{what}, where prompt_template fills in text, numbers and lists of up to 26 of these"
         prompt = row[PROMPT] if self.makes_prompts and self.template is None else ""
         if not isinstance(prompt, str | list):
             return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
@@ -210,7 +207,20 @@ class RowMapping:
         """Return a column's name in quotes, the data's own."""
         return f"'{self.columns.get(ours) or ours}'"
 
-    def _check_names(self, names: list[str], role: str) -> None:
+    def _unnested(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
+        """Add a column for each dotted name, `reward_model.ground_truth`, of a value within another column."""
+        asked = [*self._ours, *(self.template.fields if self.template else [])]
+        asked = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
+        kinds = {name: _kind_within(dataset.features, name) for name in asked}
+        if dataset.features:  # else only the rows of the stream tell
+            kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+        if not kinds:
+            return dataset, names
+        features = dataset.features and type(dataset.features)({**dataset.features, **kinds})
+        with _without_bar():
+            return dataset.map(partial(_within, names=list(kinds)), features=features), [*names, *kinds]
+
+    def _check_names(self, names: list[str], role: str, features: Mapping[str, Any]) -> None:
         """Refuse what the names of the data's columns tell."""
         from trl_ext.trainers.rows.sentence import listed
 
@@ -219,7 +229,8 @@ class RowMapping:
         asked += [("prompt_template reads", name) for name in (self.template.fields if self.template else [])]
         for what, name in asked:
             if name not in names:
-                guess = nearest(name, names)
+                inside = [f"{one}.{key}" for one, kind in features.items() if isinstance(kind, dict) for key in kind]
+                guess = nearest(name, [*names, *inside])
                 raise DataError(
                     f"{what} '{name}', and {has}. {f'Did you mean {guess!r}?' if guess else 'Name one of these.'}"
                 )
@@ -318,6 +329,36 @@ def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, v
     if problem := mapping.problem(row):
         raise _RowError(f"A row came along with {problem}. Filter such rows out of the stream.")
     return mapping.rewritten(row, makes_chats)
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    has_bar = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if has_bar:
+            enable_progress_bars()
+
+
+def _kind_within(features: Any, name: str) -> Any:
+    """Return the type of the values that a dotted name means; None where there are none, or nobody knows."""
+    for key in name.split("."):
+        if type(features).__name__ != "Json":  # a column of any JSON, in which all may be
+            features = features.get(key) if isinstance(features, Mapping) else None
+    return features
+
+
+def _within(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of a row that dotted names mean, None where there is none."""
+
+    def step(value: Any, key: str) -> Any:
+        return value.get(key) if isinstance(value, Mapping) else None
+
+    return {name: reduce(step, name.split("."), row) for name in names}
 
 
 def _check_columns(columns: Any) -> None:

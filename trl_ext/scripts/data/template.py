@@ -6,7 +6,7 @@ so it is not used: text of a recipe or of a row is never looked up.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from string import Formatter
+from string import Formatter, ascii_uppercase
 from typing import Any
 
 from trl_ext.errors import ConfigError
@@ -58,12 +58,27 @@ class PromptTemplate:
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def filled(self, row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-        """Return the text for a row: its values as they are, numbers written out.
+        """Return the text for a row: its values as they are, numbers and lists written out by `written`.
 
         Args:
             row: The cells, by the names that the columns have by now.
             names: From a field to that name, where it is another one.
         """
         return "".join(
-            text if field is None else f"{text}{row[names.get(field, field)]}" for text, field in self.parts
+            text if field is None else f"{text}{written(row[names.get(field, field)])}" for text, field in self.parts
         )
+
+
+def written(value: Any) -> str | None:
+    """Return a value as a template fills it in; None for one that has no form.
+
+    A list of numbers is `[44, 19, 35]`; texts of a list are options, each on a line with its letter: `A. Paris`.
+    """
+    if isinstance(value, str | int | float):
+        return str(value)
+    items = value if isinstance(value, list) else []
+    if items and all(isinstance(item, int | float) for item in items):
+        return str(items)
+    if items and len(items) <= len(ascii_uppercase) and all(isinstance(item, str) for item in items):
+        return "\n".join(f"{letter}. {item}" for letter, item in zip(ascii_uppercase, items, strict=False))
+    return None

@@ -76,11 +76,15 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
             advice = "Messages that begin with the prompt need no such column: in a recipe columns: {prompt: null}."
         refuse(found, role, advice)
     first = next(iter(dataset if is_stream else dataset.select_columns(_read(dataset))))
-    if _is_chat(first.get("chosen")) and tokenizer is not None and getattr(tokenizer, "chat_template", None) is None:
+    if not _is_chat(first.get("chosen")) or tokenizer is None:
+        return
+    if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(
             f"{role} holds messages, and the tokenizer has no chat template. Give a tokenizer with one "
             "(tokenizer.chat_template = ...), set chat_template_path, or give pairs that are text."
         )
+    with refused_by_template([first], role, tokenizer):
+        _render(first, tokenizer)
 
 
 @contextmanager
@@ -88,19 +92,23 @@ def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[Non
     """Turn a chat template's error within the block into a DataError that names the first pair it refuses."""
     try:
         yield
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         for row, pair in enumerate(dataset):
             try:
-                for side in ("chosen", "rejected"):
-                    options = {"tools": None, **(pair.get("chat_template_kwargs") or {})}
-                    tokenizer.apply_chat_template([*pair.get("prompt", []), *pair[side]], tokenize=False, **options)
-            except TemplateError:
+                _render(pair, tokenizer)
+            except (TemplateError, TypeError):
                 refuse(
                     {f"messages that the chat template refuses: {error}": [row]},
                     role,
                     "Drop such rows, change their messages, or give another template.",
                 )
         raise
+
+
+def _render(pair: Mapping[str, Any], tokenizer: Any) -> None:
+    for side in ("chosen", "rejected"):
+        options = {"tools": None, **(pair.get("chat_template_kwargs") or {})}
+        tokenizer.apply_chat_template([*pair.get("prompt", []), *pair[side]], tokenize=False, **options)
 
 
 def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
@@ -129,7 +137,7 @@ def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] 
         check: For its texts and messages.
         first: A pair of the same dataset, of whose kind all must be.
     """
-    tokens = _token_columns(row)
+    tokens = token_columns(row)
     chosen, rejected = (row[name] for name in tokens or ("chosen", "rejected"))
     if _is_empty(chosen) or _is_empty(rejected):
         yield _EMPTY
@@ -181,13 +189,13 @@ def _is_empty(side: Any) -> bool:
     return False
 
 
-def _token_columns(columns: Iterable[str]) -> tuple[str, ...]:
+def token_columns(columns: Iterable[str]) -> tuple[str, ...]:
     """Return the columns of tokens that TRL would train on; none where it would tokenize."""
     return next((names for names in (_TOKENS, _LEGACY) if set(names) <= set(columns)), ())
 
 
 def _read(dataset: Dataset) -> list[str]:
-    names = _token_columns(dataset.column_names) or ("prompt", "chosen", "rejected")
+    names = token_columns(dataset.column_names) or ("prompt", "chosen", "rejected")
     return [name for name in (*names, "margin") if name in dataset.column_names]
 
 

@@ -14,15 +14,18 @@ from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset, Value
 from torch import nn
 from transformers import AutoConfig, AutoProcessor
+from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.images import unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
-from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
+from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, refuse
 from trl_ext.trainers.rows.text import TextCheck
+
+logger = logging.get_logger(__name__)
 
 # What TRL calls a reward function with, beside the columns of the dataset; and what else, if there is an environment.
 ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
@@ -32,6 +35,10 @@ KEPT_BACK = ("prompt", "completion", "completion_ids")
 # Columns that TRL reads when `remove_unused_columns` drops the others.
 USED = ("prompt", "image", "images")
 _ADVICE = "Drop or mend such rows: dataset.filter(...)."
+_ENDS_WITH_ANSWER = (
+    "prompt that ends with the assistant's answer: the model reads it before it answers, and rules may pay for a "
+    "copy. Cut it off: dataset.map(lambda row: {'prompt': row['prompt'][:-1]})."
+)
 _TEMPLATE_ADVICE = "Give a tokenizer with one (tokenizer.chat_template = ...), or prompts that are text."
 
 
@@ -90,6 +97,9 @@ class PromptChecks:
         for rank, (problem, _) in enumerate(found):
             if problem:
                 raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
+        chats = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
+        if is_first and any(chat[-1]["role"] == "assistant" for chat in chats):
+            logger.warning(f"The stream has a {_ENDS_WITH_ANSWER}")
         if all(problem for _, problem in found):
             raise DataError(f"The first rows of the stream: {found[0][1]}")
 
@@ -208,6 +218,11 @@ class PromptChecks:
         first = next(iter(dataset.select_columns(["prompt"]).with_format(None)))["prompt"]
         if problem := self._template_problem(first):
             refuse({problem: range(len(dataset))}, role, _TEMPLATE_ADVICE)
+        for start, cells in batches(dataset, "prompt"):
+            ends = [row for roles, row in role_sequences(cells).items() if roles.endswith("assistant")]
+            if ends:
+                logger.warning(f"{role}: row {start + min(ends)} has a {_ENDS_WITH_ANSWER}")
+                break
         if problem := _problem_of_images(dataset.column_names, first):
             raise DataError(f"{role} has {problem}. Rename or drop the column, or make messages of the prompts.")
         has_more = check.may_be_blank or self.options.get("tools") or hasattr(self._processor, "tokenizer")

@@ -1,0 +1,206 @@
+"""Rows as public data sets have them: `trl-ext check` and the run say the same of each, and neither a traceback."""
+
+import json
+
+import pytest
+
+from tests import recipes, tiny
+from tests.nightly import nightly
+from trl_ext.cli.check.command import check
+from trl_ext.scripts import grpo, ppo, reward
+
+SCRIPTS = {"grpo": grpo, "reward": reward, "ppo": ppo}
+OWN = {
+    "grpo": dict(num_generations=2, max_completion_length=3, max_steps=1),
+    "reward": dict(max_length=32, max_steps=1),
+    "ppo": dict(response_length=3, advantage_estimator="reinforce_pp", num_ppo_epochs=1, total_episodes=4),
+}
+NUMBER, CHOICE = [{"rule": "answer", "gold": "answer", "kind": "number"}], [{"rule": "answer", "gold": "answer"}]
+CHOICE[0]["kind"] = "choice"
+SHORT = [{"rule": "length", "high": 4, "slack": 4}]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+ASKS, GOOD, BAD = user("w5 w6"), said("w7"), said("w8")
+VERL = {"prompt": [ASKS], "reward_model": {"style": "rule", "ground_truth": "11"}, "extra_info": {"split": "train"}}
+NESTED = {"answer": "reward_model.ground_truth"}
+# A row, the keys of the recipe, and what is refused: empty where the run trains.
+PROMPTS = {
+    "answer with a derivation": ({"question": "w5", "answer": "w6 #### 12"}, dict(answer_pattern="#### (.+)"), ""),
+    "no column of prompts": ({"question": "w5", "answer": "3"}, {}, "has no column 'prompt', only 'question'"),
+    "gold within a column": (VERL, dict(columns=NESTED), ""),
+    "gold within a column, misspelt": (
+        VERL,
+        dict(columns={"answer": "reward_model.ground_trut"}),
+        "Did you mean 'reward_model.ground_truth'?",
+    ),
+    "gold that is a mapping": (VERL, dict(columns={"answer": "reward_model"}), "is neither text nor a number"),
+    "numbers in a template": (
+        {"nums": [3, 8, 9], "answer": 20},
+        dict(prompt_template="w5 {nums}", columns={"answer": "answer"}),
+        "",
+    ),
+    "options in a template": (
+        {"ask": "w5", "choices": ["w6", "w7"], "answer": "B"},
+        dict(prompt_template="{ask}\n{choices}", rules=CHOICE),
+        "",
+    ),
+    "options and labels": (
+        {"ask": "w5", "choices": {"text": ["w6", "w7"], "label": ["A", "B"]}, "key": "A"},
+        dict(prompt_template="{ask}\n{choices.text}", columns={"answer": "key"}, rules=CHOICE),
+        "",
+    ),
+    "place of the right option": (
+        {"ask": "w5", "choices": ["w6", "w7"], "answer": 1},
+        dict(prompt_template="{ask}\n{choices}", rules=CHOICE),
+        "no letter A to J at the start of '1'",
+    ),
+    "lists of lists": (
+        {"grid": [[1], [2]], "answer": 1},
+        dict(prompt_template="{grid}"),
+        "have a list as 'grid', where prompt_template fills in text, numbers and lists of up to 26 of these",
+    ),
+    "messages and a solution": ({"messages": [ASKS], "answer": "4"}, dict(columns={"prompt": "messages"}), ""),
+    "messages that end with the answer": (
+        {"messages": [ASKS, GOOD], "answer": "4"},
+        dict(columns={"prompt": "messages"}),
+        "",
+    ),
+    "from and value": (
+        {"prompt": [{"from": "human", "value": "w5"}], "answer": "4"},
+        {},
+        "have a message without role in its prompt",
+    ),
+    "no content": ({"prompt": [{"role": "system", "content": None}, ASKS], "answer": "4"}, {}, "without content"),
+    "parts of content": ({"prompt": [user(parts("w5"))], "answer": "4"}, {}, "The chat template refuses them"),
+    "a mapping as prompt": ({"prompt": {"full_text": "w5"}, "answer": "4"}, {}, "have a prompt of type dict"),
+    "a text within a column": (
+        {"question": {"full_text": "w5"}, "answer": "4"},
+        dict(columns={"prompt": "question.full_text"}),
+        "",
+    ),
+    "float golds": ({"prompt": "w5", "answer": 0.5}, {}, ""),
+    "golds that are lists": ({"prompt": "w5", "answer": ["8", "w9"]}, {}, ""),
+    "null golds": ({"prompt": "w5", "answer": None}, {}, "which is null or NaN in all 8 of its rows"),
+    "an empty prompt": ({"prompt": "", "answer": "4"}, {}, "have an empty prompt"),
+    "text, PPO": ({"text": "w5", "label": 1}, dict(columns={"prompt": "text"}, rules=SHORT), ""),
+    "another name, PPO": ({"query": "w5"}, dict(rules=SHORT), "has no column 'prompt', only 'query'"),
+    "parts of content, PPO": ({"prompt": [user(parts("w5"))]}, dict(rules=SHORT), "The chat template refuses them"),
+}
+RENAMED = {"prompt": "question", "chosen": "answer_0", "rejected": "answer_1"}
+TURNS = {"prompt": [ASKS], "chosen": [GOOD], "rejected": [BAD]}
+WHOLE = {"chosen": [ASKS, GOOD], "rejected": [ASKS, BAD]}
+PAIRS = {
+    "texts": ({"prompt": "w5 ", "chosen": "w7", "rejected": "w8", "margin": 0.5}, {}, ""),
+    "texts without prompt": ({"chosen": "w5 w7", "rejected": "w5 w8"}, {}, ""),
+    "messages": (TURNS, {}, ""),
+    "messages that begin with the prompt": (WHOLE, {}, ""),
+    "messages next to a text": ({"prompt": "w5", **WHOLE}, {}, "have text next to messages"),
+    "the same, mended": ({"prompt": "w5", **WHOLE}, dict(columns={"prompt": None}), ""),
+    "a message for a side": (
+        {**TURNS, "chosen": {"from": "gpt", "value": "w7"}, "rejected": {"from": "gpt", "value": "w8"}},
+        {},
+        "have a chosen side of type dict",
+    ),
+    "token ids by an old name": (
+        {"input_ids_chosen": [5, 6], "input_ids_rejected": [5, 7]},
+        {},
+        "which make no preference pairs. Accepted are",
+    ),
+    "token ids": ({"chosen_input_ids": [5, 6, 2], "rejected_input_ids": [5, 7, 2]}, {}, ""),
+    "a mapping as prompt": (
+        {"question": {"full_text": "w5"}, "answer_0": "w6", "answer_1": "w7"},
+        dict(columns=RENAMED),
+        "have a prompt of type dict",
+    ),
+    "a text within a column": (
+        {"question": {"full_text": "w5"}, "answer_0": "w6", "answer_1": "w7"},
+        dict(columns=RENAMED | {"prompt": "question.full_text"}),
+        "",
+    ),
+    "parts of content": (
+        {"prompt": [user(parts("w5"))], "chosen": [said(parts("w7"))], "rejected": [said(parts("w8"))]},
+        {},
+        "chat template refuses",
+    ),
+    "sides that are null": ({"prompt": "w5", "chosen": None, "rejected": "w8"}, {}, "have an empty side"),
+}
+FORMS = {("ppo" if name.endswith("PPO") else "grpo", name): form for name, form in PROMPTS.items()}
+FORMS |= {("reward", name): form for name, form in PAIRS.items()}
+# Runs take some seconds.
+DAILY = ("gold within a column", "parts of content", "messages next to a text", "a message for a side", "token ids")
+DAILY += ("token ids by an old name", "a mapping as prompt", "text, PPO", "place of the right option")
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny model whose chat template takes texts, not parts."""
+    folder = tmp_path_factory.mktemp("assets")
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m.role + '> ' + m.content + ' ' }}{% endfor %}"
+    tokenizer.chat_template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    return recipes.save(folder / "model", tokenizer=tokenizer)
+
+
+def cases():
+    for kind, name in FORMS:
+        yield (kind, name) if name in DAILY else nightly(kind, name)
+
+
+@pytest.fixture
+def recipe_of(assets, tmp_path):
+    """Write a form's rows and recipe; return the recipe's path and what is refused."""
+
+    def write(kind, name):
+        row, keys, refused = FORMS[kind, name]
+        keys = dict(columns={"prompt": "question"}) | keys if "derivation" in name else keys
+        rows = recipes.write_rows(tmp_path / "rows.jsonl", [row] * 8)
+        where = dict(model_name_or_path=str(assets), dataset_name=str(rows), output_dir=str(tmp_path / "out"))
+        own = recipes.SMALL | OWN[kind] | ({} if kind == "reward" else {"rules": NUMBER})
+        return recipes.recipe(tmp_path, **own | where | keys)[1], refused
+
+    return write
+
+
+@pytest.mark.parametrize(("kind", "name"), cases())
+def test_the_run_and_the_check_say_the_same_of_a_form_of_rows(kind, name, recipe_of, capfd):
+    recipe, refused = recipe_of(kind, name)
+    code = check([recipe, "--trainer", kind, "--json"])
+    problems = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if f["level"] == "problem"]
+    assert code == bool(refused), problems
+    if not refused:
+        SCRIPTS[kind].main(["--config", recipe])
+        return
+    error = recipes.stopped(capfd, SCRIPTS[kind].main, ["--config", recipe])
+    sentence = next(line for line in error.splitlines() if line.startswith("error: ")).removeprefix("error: ")
+    assert refused in sentence
+    assert problems[0] == sentence
+
+
+def test_no_form_of_rows_ends_a_check_in_a_traceback(recipe_of, capsys, subtests):
+    for kind, name in FORMS:
+        with subtests.test(name, kind=kind):
+            recipe, refused = recipe_of(kind, name)
+            assert check([recipe, "--trainer", kind, "--json"]) == bool(refused)
+
+
+def test_an_answer_at_the_end_of_a_prompt_is_named_by_check_and_run_with_the_way_out(recipe_of, capfd, caplog):
+    recipe, _ = recipe_of("grpo", "messages that end with the answer")
+    check([recipe, "--json"])
+    (note,) = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if "ends with the" in f["what"]]
+    assert note.startswith("train_dataset: row 0 has a prompt that ends with the assistant's answer")
+    assert "dataset.map(lambda row: {'prompt': row['prompt'][:-1]})" in note
+    caplog.clear()
+    grpo.main(["--config", recipe])
+    assert note in caplog.messages

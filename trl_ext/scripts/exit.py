@@ -83,7 +83,7 @@ def _print_once(sentence: str) -> None:
     every launch. What was printed is noted there under a lock, which is free again when its holder ends, however it
     does.
     """
-    from trl_ext.trainers.record.launch import public
+    from trl_ext.rewards.text.secrets import public
 
     sentence, error_file = public(sentence), os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not error_file or not Path(error_file).parents[1].is_dir():  # another launcher, or one process

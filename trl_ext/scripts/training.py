@@ -14,6 +14,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.hub import unloadable
@@ -27,7 +28,6 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.resume import no_checkpoint
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
-from trl_ext.trainers.record.launch import public
 from trl_ext.trainers.setting_checks import check_settings, check_text
 
 
@@ -60,8 +60,10 @@ def main(
             quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
+        recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
         # Public: transformers pickles what is on the arguments into training_args.bin.
-        training_args.recipe = public(parser.given_values(sys.argv[1:] if argv is None else argv))
+        training_args.recipe = public(recipe)
+        training_args.recipe_lacks = [name for name in recipe if training_args.recipe.get(name) != recipe[name]]
         if "log_level_replica" not in training_args.given:
             training_args.log_level_replica = "error"  # rank 0 has warned
         check_settings(training_args)

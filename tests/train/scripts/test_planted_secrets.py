@@ -1,4 +1,4 @@
-"""Secrets of eleven kinds are planted where users put them; no file of the run, no line of its console and no payload
+"""Secrets of many kinds are planted where users put them; no file of the run, no line of its console and no payload
 of a tracker holds one of them.
 """
 
@@ -13,6 +13,7 @@ import pytest
 from transformers import TrainerCallback
 
 from tests import recipes, tiny
+from tests.chat_server import ChatServer
 from tests.nightly import daily
 from trl_ext.rewards import Rule, Verdict
 from trl_ext.scripts import grpo, ppo, reward
@@ -32,7 +33,53 @@ PLANTED = {
     "headers of a rule": "planted09tapir",
     "run_name: a password within an address": "planted10lemur",
     "a key of any other mapping": "planted11zebra",
+    "env: a token of a library": "planted12koala",
+    "address: code": "planted13squid",
+    "address: key": "planted14hyena",
+    "address: sig": "planted15stork",
+    "address: access_key": "planted16gibbon",
+    "address: X-Amz-Signature": "planted17llama",
+    "address: subscription-key": "planted18egret",
+    "address: token": "planted19shrew",
+    "address: a name that says nothing": "planted20skunk",
+    "address: behind #": "planted21trout",
+    "a list of addresses": "planted22quail",
+    "extra_body: another provider's key": "planted23crane",
+    "extra_body: deeper": "planted24bream",
+    "a judge's key, which its reply quotes": "planted25panda",
+    "a second judge's key, which its reply quotes": "planted26sloth",
+    "a verifier's key, which its reply quotes": "planted27coati",
+    "env: a key of a library": "planted28mole",
+    "an address's secret, which the reply quotes": "planted29okapi",
+    "a signing key": "planted30ibex",
+    "a webhook": "planted31vole",
 }
+
+
+QUERY = {"behind #": "#access_token", "a name that says nothing": "v"}
+QUOTED = [secret for kind, secret in PLANTED.items() if "which" in kind]
+
+
+def answer(request):
+    """Reply as a judge, or as a verifier, that quotes what it was sent."""
+    if "model" in request:
+        return f"I was sent {QUOTED[0]} or {QUOTED[1]}.\nScore: 5"
+    return json.dumps({"reward": 0.5, "said": f"I was sent {QUOTED[2]} at {QUOTED[3]}."}).encode()
+
+
+def asking_rules(url):
+    """Return rules that ask a server at this address, with secrets in all that they are given."""
+    query = {kind.removeprefix("address: "): one for kind, one in PLANTED.items() if kind.startswith("address: ")}
+    words = [f"{QUERY.get(name, name)}={secret}" for name, secret in query.items()]
+    address = f"{url}/verify?{'&'.join(words)}&quoted={QUOTED[-1]}"
+    body = {"provider_key": PLANTED["extra_body: another provider's key"], "user": "plain"}
+    body["provider"] = [{"credentials": {"id": PLANTED["extra_body: deeper"]}}]
+    second = {"base_url": url, "api_key_env": "SECOND_JUDGE_KEY"}
+    ask = {"api_key_env": "JUDGE_KEY", "extra_body": body, "fallback": [second], "retries": 0}
+    return [
+        {"rule": "judge", "model": "m", "base_url": url, **ask},
+        {"rule": "remote", "url": address, "api_key_env": "VERIFIER_KEY", "retries": 0},
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +88,9 @@ class Asks(Rule):
 
     api_key: str
     headers: dict[str, str]
+    mirrors: list[str]
+    signing_key: str
+    webhook_url: str
 
     def score(self, row):
         return Verdict(0.5)
@@ -68,7 +118,7 @@ def assets(tmp_path_factory):
     return folder
 
 
-def recipe_of(kind):
+def recipe_of(kind, url):
     """Return a short run of this trainer that saves, reports to TensorBoard and holds secrets."""
     secret = list(PLANTED.values())
     own = {
@@ -78,15 +128,19 @@ def recipe_of(kind):
     }[kind]
     rule = {"rule": "answer", "gold": "answer", "kind": "exact"}
     asks = {"rule": f"{__name__}.Asks", "api_key": secret[7], "headers": {"Authorization": f"Bearer {secret[8]}"}}
+    asks |= {"signing_key": secret[29], "webhook_url": f"https://hooks/{secret[30]}"}
+    asks["mirrors"] = ["https://a/x", f"https://b/x?t={PLANTED['a list of addresses']}"]
     return dict(
         **({"hub_token": secret[0], "model_init_kwargs": {"token": secret[1]}} if kind == "reward" else {}),
         env={
             "EXTRA_API_KEY": secret[2],
             "DATABASE_URL": f"postgres://ann:{secret[3]}@db/runs",
             "MY_SETTING": secret[4],
+            "HF_HUB_X_TOKEN": secret[11],
+            "VLLM_API_KEY": secret[27],
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         },
-        rules=[rule, asks],
+        rules=[rule, asks, *asking_rules(url)],
         run_name=f"https://ann:{secret[9]}@tracker/runs",
         liger_kernel_config={"password": secret[10]},
         **recipes.SMALL | dict(save_strategy="steps", save_steps=1, logging_steps=1, report_to="tensorboard"),
@@ -109,13 +163,20 @@ def found_in(folder):
     return found
 
 
+@pytest.fixture
+def server():
+    with ChatServer(answer) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("kind", daily(SCRIPTS, "grpo", "reward"))
-def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, tmp_path, capfd, monkeypatch):
+def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, tmp_path, capfd, monkeypatch, server):
     secret = list(PLANTED.values())
     monkeypatch.setattr("os.environ", dict(os.environ))
     os.environ |= {"HF_TOKEN": secret[5], "WANDB_API_KEY": secret[6], "TRL_EXT_REPORT": "1"}
+    os.environ |= {"JUDGE_KEY": secret[24], "SECOND_JUDGE_KEY": secret[25], "VERIFIER_KEY": secret[26]}
     tracker, out = Tracker(), tmp_path / "out"
-    argv = recipes.recipe(tmp_path, **recipe_of(kind))
+    argv = recipes.recipe(tmp_path, **recipe_of(kind, server.url))
     argv += ["--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]
     argv += ["--dataset_name", str(assets / "rows.jsonl")]
     if kind != "reward":
@@ -128,6 +189,9 @@ def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, t
     looked_at = {"training_args.bin", "manifest.json", "recipe.yaml", "versions.json", "README.md", "report.html"}
     assert looked_at <= files.keys() and any(name.startswith("events.out") for name in files)
     assert len(list(out.rglob("training_args.bin"))) >= 3  # checkpoints' and the final one
+    (left_out,) = [line for line in (out / "recipe.yaml").read_text().splitlines() if "texts for '...'" in line]
+    lost = ["hub_token", "liger_kernel_config", "model_init_kwargs", "rules", "run_name"]
+    assert left_out.endswith(f", of {', '.join(lost)}: entries, and texts for '...'.")
     printed = capfd.readouterr()
     files |= {
         place: {one for one in secret if one in text}

@@ -7,6 +7,7 @@ may run an event loop itself, as Jupyter does, and so that TRL's own loop for `a
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, cast
@@ -26,6 +27,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict, check_number, check_whole, place_of
+from trl_ext.rewards.text.secrets import secrets_in
 
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
@@ -241,7 +243,7 @@ class AsyncRule(Rule):
                     if num_made - num_free > max(self.retries, len(others)) or not may_pass(error):
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
-                        said = (late or f"{type(error).__name__}: {error}")[:300]
+                        said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]
                         raise CallFailed(f"{said} ({num_made} attempt{'s' * (num_made > 1)})") from error
                     pause_s = 0.0 if is_limit or others else pause_after(error, num_made - num_free - 1)
                 else:
@@ -253,6 +255,12 @@ class AsyncRule(Rule):
     def server_key(self) -> Hashable:
         """What stands for the server: calls of equal keys pause together where one meets a limit."""
         return type(self), self.name
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text, such as a server's, without the rule's keys and those in its addresses."""
+        for secret in secrets_in({one.name: getattr(self, one.name) for one in fields(self)}):
+            text = text.replace(secret, "***")
+        return text
 
     def cache_key(self, row: Row) -> Hashable | None:
         """All that a judge may read: prompt, messages, the columns that the rule names, the group if `reads_group`.
@@ -282,6 +290,7 @@ class AsyncRule(Rule):
         # SystemExit, too: it would end the loop, and with it every later batch.
         except (Exception, SystemExit) as error:
             verdict = Verdict(None, "error", f"{type(error).__name__}: {error} ({place_of(error)})")
+        verdict = replace(verdict, detail=self.without_secrets(verdict.detail))
         return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED)
 
 
@@ -356,6 +365,9 @@ def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
+            # They log the address of each call, and what is secret in it, where a handler shows INFO, as Ray's does.
+            for client in ("httpx", "httpx2"):
+                logging.getLogger(client).setLevel(logging.WARNING)
             # A daemon: a server that does not answer must not keep the process from ending.
             threading.Thread(target=_loop.run_forever, name="trl_ext-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, _loop)

@@ -30,6 +30,7 @@ from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server, content_key
 from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import is_blank, text_part
+from trl_ext.rewards.text.secrets import public
 from trl_ext.rewards.text.visible import after_think
 from trl_ext.rewards.totals.shaping import pair_of
 
@@ -390,12 +391,9 @@ class Judge(AsyncRule):
         try:
             return await self.call(calls[0][1], *calls[1:])
         except CallFailed as failed:
-            said = str(failed)
-            for key in filter(None, (one._key for one in servers)):
-                said = said.replace(key, "***")
             if getattr(failed.__cause__, "status_code", None) in REFUSALS:
-                return said
-            raise CallFailed(said) from None
+                return str(failed)
+            raise
 
     async def _send(self, server: "Judge", asked: JudgeRequest, counted: str) -> JudgeReply:
         """The reply of one of `servers`, counted under the name if there is one."""
@@ -416,8 +414,8 @@ class Judge(AsyncRule):
             self.spend(cost_usd=usd / 1e6)
             if not reply.tokens_in + reply.tokens_out:
                 said = f"{server.base_url} sends no numbers of tokens (usage): cost_usd leaves its calls out."
-                warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {said}")
-        return reply
+                warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {public(said)}")
+        return reply._replace(text=reply.text and self.without_secrets(reply.text))
 
     def _value(self, reply: JudgeReply, asked: JudgeRequest) -> Any:
         """The value of one reply; None where it holds no score."""
@@ -504,6 +502,6 @@ async def send(client: Any, request: Mapping[str, Any]) -> JudgeReply:
         counts = [usage.get(f"{name}_tokens") for name in ("total", "prompt", "completion")]
         is_cut = choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the server's reply is no chat completion: {bytes(body[:100])!r}") from error
+        raise ValueError(f"the server's reply is no chat completion: {bytes(body)!r}") from error
     tokens, *apart = (count if isinstance(count, int) and 0 <= count < 10**9 else 0 for count in counts)
     return JudgeReply(text if isinstance(text, str) else None, tokens, is_cut, *apart)

@@ -103,11 +103,10 @@ class Remote(AsyncRule):
         try:
             reply = await self.call(lambda: _post(_client(os.getpid(), self.timeout_s), self.url, content, headers))
         except CallFailed as failed:
-            said = str(failed).replace(key, "***") if key else str(failed)
             code = getattr(getattr(failed.__cause__, "response", None), "status_code", None)
             if code in REFUSALS:
-                return Verdict(self.floor, "refused", said)
-            raise CallFailed(said) from None
+                return Verdict(self.floor, "refused", str(failed))
+            raise
         return self._verdict(reply)
 
     def _posted(self, row: Row) -> bytes:
@@ -121,7 +120,7 @@ class Remote(AsyncRule):
         return json.dumps(found, default=str).encode()
 
     def _verdict(self, reply: bytes) -> Verdict:
-        shown = reply[:_DETAIL_CHARS].decode("utf-8", "replace")
+        shown = self.without_secrets(reply.decode("utf-8", "replace"))[:_DETAIL_CHARS]
         try:
             found: Any = json.loads(reply)
         except (ValueError, RecursionError):

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 from trl_ext.rewards import RuleSet
-from trl_ext.trainers.record.launch import public
+from trl_ext.rewards.text.secrets import public
 
 # What is compared; `resume_despite` may name these.
 PARTS = ("model", "rules", "rewards", "data", "processes", "seed", "settings")

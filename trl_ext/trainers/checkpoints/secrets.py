@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from trl_ext.trainers.record.launch import names_secret, public
+from trl_ext.rewards.text.secrets import names_secret, public
 
 _LIBRARIES = ("accelerate", "transformers")
 

@@ -20,7 +20,8 @@ from trl_ext.compat.versions import installed_versions
 from trl_ext.errors import ConfigError
 from trl_ext.resources import __version__
 from trl_ext.rewards import RuleColumn, RuleSet
-from trl_ext.trainers.record.launch import launch_line, public
+from trl_ext.rewards.text.secrets import public
+from trl_ext.trainers.record.launch import launch_line
 
 # Where a run goes on is said by the run that goes on.
 _NOT_REPEATED = ("resume_from_checkpoint", "resume_despite")
@@ -30,6 +31,7 @@ _FILLED_IN = frozenset(
     "pad_to_multiple_of report_to steps_per_generation".split()
 )
 _NOT_PLAIN = object()
+_RULES_LACK = "Left out, as they may be secrets: entries, and texts for '...'."
 
 
 def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
@@ -39,7 +41,7 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     model's name and LoRA are read back.
     """
     given = getattr(trainer.args, "recipe", None)
-    rules, _ = rules_of(trainer)
+    rules, rules_notes = rules_of(trainer)
     if given is not None:
         keys, notes = dict(given), []
     else:
@@ -51,6 +53,10 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     lost = [name for name, value in plain.items() if value is _NOT_PLAIN]
     notes += [f"Left out, as no file can hold it: {name}." for name in lost]
     shown = public({name: value for name, value in plain.items() if name not in lost})
+    lacks = {name for name, value in plain.items() if name not in lost and shown.get(name) != value}
+    lacks |= {*getattr(trainer.args, "recipe_lacks", ()), *(["rules"] if _RULES_LACK in rules_notes else [])} - {"env"}
+    if lacks:
+        notes.append(f"Left out, as they may be secrets, of {', '.join(sorted(lacks))}: entries, and texts for '...'.")
     if env := shown.pop("env", None):
         if hidden := [name for name, value in env.items() if value is None]:
             notes.append(f"Left out, as they may be secrets, of env: {', '.join(hidden)}.")
@@ -67,7 +73,8 @@ def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
     if not sets:
         return None, notes
     mapping, problem = _mapping(sets[0])
-    mapping = public(mapping)
+    given, mapping = mapping, public(mapping)
+    notes += [_RULES_LACK] if mapping != given else []
     if mapping is not None and any("__main__." in str(rule["rule"]) for rule in mapping["rules"]):
         problem = "Rules that begin with __main__ are classes of the program that ran, or of its notebook."
     return mapping, [*notes, *([problem] if problem else [])]

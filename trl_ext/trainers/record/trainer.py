@@ -16,7 +16,7 @@ from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
 from trl_ext.monitor.record import RECIPE_FILE, replace_text, write_record
-from trl_ext.trainers.record.launch import public
+from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.recipe import data_in_words, in_words, packages, recipe_of, rules_of, versions_of
 
 # "0" leaves the report out, for programs that train often.

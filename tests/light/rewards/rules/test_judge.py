@@ -355,6 +355,10 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(monkeypatch, ca
     echo = json.dumps({"error": {"message": "bad key top-secret"}}).encode()
     part, server = judged(in_turn("Score: 10"), api_key_env="JUDGE_KEY")
     assert part.value == 1.0 and server.headers[0]["Authorization"] == "Bearer top-secret"
+    part, _ = judged(in_turn("I was sent top-secret\nScore: 10"), api_key_env="JUDGE_KEY")
+    assert part.value == 1.0 and "top-secret" not in part.detail
+    part, _ = judged(in_turn(f"{'x' * 299} top-secret and no score"), api_key_env="JUDGE_KEY")
+    assert "secret" not in part.detail
     part, server = judged(lambda request: echo, api_key_env="JUDGE_KEY", retries=0)
     assert "***" in part.detail
     rule = Judge("m", api_key_env="JUDGE_KEY")

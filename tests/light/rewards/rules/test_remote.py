@@ -7,7 +7,7 @@ import pytest
 
 from tests.chat_server import ChatServer
 from trl_ext.errors import RuleError
-from trl_ext.rewards import Remote, RuleSet
+from trl_ext.rewards import Remote, Row, RuleSet
 from trl_ext.rewards.config import build_rules
 
 pytestmark = pytest.mark.slow
@@ -51,6 +51,23 @@ def test_a_body_of_ones_own_and_a_number_that_lies_deeper():
     )
     assert part.value == 7.0
     assert server.requests == [{"text": 'say "hi"\n', "gold": 1}]
+
+
+@pytest.mark.parametrize("said", ["the key secret-7x is wrong", "x" * 270 + " secret-7x", "see ?code=hidden-8x"])
+def test_what_the_server_is_sent_and_quotes_is_hidden_before_its_reply_is_cut(said, monkeypatch):
+    monkeypatch.setenv("VERIFIER_KEY", "secret-7x")
+    for answer in (reply(reward=0.5, note=said), reply(error=said), lambda request: said.encode()):
+        SERVER.answers(answer)
+        rule = Remote(f"{SERVER.url}/verify?code=hidden-8x", api_key_env="VERIFIER_KEY", retries=0)
+        (verdict,) = rule.score_batch([Row("q", "42", None, {})])
+        assert "***" in verdict.detail and "secret" not in verdict.detail and "hidden" not in verdict.detail
+
+
+def test_addresses_are_not_logged(caplog):
+    caplog.set_level("INFO")
+    SERVER.answers(reply(reward=0.5))
+    Remote(f"{SERVER.url}/verify?code=hidden-8x").score_batch([Row("q", "42", None, {})])
+    assert "hidden-8x" not in caplog.text
 
 
 BAD = {

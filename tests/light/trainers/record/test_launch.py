@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trl_ext.trainers.record.launch import public, without_secrets
+from trl_ext.rewards.text.secrets import public
+from trl_ext.trainers.record.launch import without_secrets
 
 TOKEN = "hf_" + "aB3" * 8
 
@@ -24,6 +25,10 @@ TOKEN = "hf_" + "aB3" * 8
         (["--url", "https://glpat0123@host/x?a=1&api_key=k&b=2"], ["--url", "https://...@host/x?a=1&api_key=...&b=2"]),
         (["--kw", '{"token": "abc", "a": {"api_key": "k"}, "b": 1}'], ["--kw", '{"a": {}, "b": 1}']),
         (["--kw", '{"token": "a b", "b": '], ["--kw", '{"token": "...", "b": ']),
+        (["--rules", "[{rule: my.Asks, api_key: abc}]"], ["--rules", '[{"rule": "my.Asks"}]']),
+        (["--prompt_template", "{question} [1]"], ["--prompt_template", "{question} [1]"]),
+        (["--url", "https://host/x?sv=2024-01-01&n=12"], ["--url", "https://host/x?sv=...&n=12"]),
+        (["--url", "https://host/x?download=true#frag=abcde"], ["--url", "https://host/x?download=true#frag=..."]),
         (["--env", "MY_SECRET=abc"], ["--env", "MY_SECRET=..."]),
         (["--header", "Authorization: Bearer abc"], ["--header", "Authorization: Bearer ..."]),
         (["--api_key_env", "MY_KEY"], ["--api_key_env", "MY_KEY"]),

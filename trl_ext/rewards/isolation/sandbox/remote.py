@@ -89,6 +89,7 @@ class RemoteSandbox:
                 # JSON may take six bytes for one; the rest is for the error output.
                 if len(body) > 6 * limits.output_bytes + 2**20:
                     raise _Overlong
+        body = body.replace(key.encode(), b"***") if key else body
         if reply.status_code != 200:
             raise OSError(f"HTTP {reply.status_code}: {body[:200].decode(errors='replace')}")
         return json.loads(body)

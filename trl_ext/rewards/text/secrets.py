@@ -1,0 +1,79 @@
+"""What is secret in settings, addresses and texts. All that is written of a run goes through `public`."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import yaml
+
+# Names of settings and environment variables whose values are secrets. `pad_token` and `stop_token` are none, nor is
+# `api_key_env`, which holds a variable's name.
+_SECRET_NAME = re.compile(
+    r"(^|_)(hub|hf|auth|access|api|bearer|session|refresh|wandb|github|security|service|client|id)_?token$"
+    r"|^(use_auth_)?token$|api_?key(?!_env)|secret|passw|credential|private_?key|authorization|cookie|webhook"
+    r"|(provider|access|account|subscription|sign(ing|ature)|shared|encryption|auth|client|master|service|functions?"
+    r"|deploy|license|session|storage)_?key$|signature$|(^|_)(pwd|sas|jwt|dsn)$",
+    re.IGNORECASE,
+)
+# Tokens of the services that runs talk to, what stands before @ in an address, and what follows "Bearer".
+_SECRET_VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{16,}|\bsk-[\w-]{16,}|\bgh[opsu]_\w{16,}|github_pat_\w{16,}|(?<=://)[^/\s@]+(?=@)"
+    r"|(?<=Bearer )[^\s\"']+"
+)
+# A name and its text in JSON, whole or cut off, or in the query of an address.
+_ENTRY = re.compile(r"""((?:["']([^"'\s]+)["']\s*:\s*["']|[?&#;]([\w.-]+)=))((?<=["'])[^"']*|[^"'&#;\s]*)""")
+# In an address, every value of the query that is longer than a number or a truth value may be a key.
+_ADDRESS = re.compile(r"""\b\w+://[^\s"'<>]+""")
+_QUERY = re.compile(r"([?&#;][^=&#;]+=)(?!(?:true|false|[^&#;]{0,4})(?:[&#;]|$))([^&#;]+)", re.IGNORECASE)
+# Environment variables of a recipe whose values are shown: those of libraries that hold no secrets in them.
+_SHOWN_VARIABLE = re.compile(
+    r"(?!.*(_TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE)(_|$))"
+    r"((PYTORCH|TORCH|CUDA|NCCL|GLOO|OMP|MKL|TOKENIZERS|VLLM|TRITON|TRL_EXT|DS|ACCELERATE|HF_HUB|HF_DATASETS)_"
+    r"|(HF_HOME|WANDB_PROJECT|WANDB_MODE)$)"
+)
+HIDDEN = "..."
+
+
+def public(value: Any) -> Any:
+    """Return plain data without its secrets: entries that are named like one left out, those in texts hidden.
+
+    Of a recipe's block `env` the values are None but those of libraries' own variables.
+    """
+    if isinstance(value, Mapping):
+        shown = {key: public(item) for key, item in value.items() if not names_secret(key)}
+        if isinstance(env := shown.get("env"), dict):
+            shown["env"] = {name: env.get(name) if _SHOWN_VARIABLE.match(name) else None for name in value["env"]}
+        return shown
+    if isinstance(value, (list, tuple)):
+        return [public(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith(("{", "[")):  # a mapping or list as the command line has it
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            given = yaml.safe_load(value)
+            return value if public(given) == given else json.dumps(public(given), default=str)
+    text = _ENTRY.sub(lambda m: m[1] + (HIDDEN if names_secret(m[2] or m[3]) else m[4]), value)
+    text = _ADDRESS.sub(lambda address: _QUERY.sub(rf"\1{HIDDEN}", address[0]), text)
+    return _SECRET_VALUE.sub(HIDDEN, text)
+
+
+def names_secret(name: Any) -> bool:
+    """Return True for the name of a setting, variable or flag whose value no file may hold."""
+    return bool(_SECRET_NAME.search(str(name).lstrip("-").replace("-", "_")))
+
+
+def secrets_in(value: Any, *, is_secret: bool = False) -> set[str]:
+    """Return the texts that `public` hides in plain data, and what the variables hold that an `api_key_env` names."""
+    if isinstance(value, Mapping):
+        found = {os.environ.get(str(value.get("api_key_env")), "")}
+        parts = [secrets_in(item, is_secret=is_secret or names_secret(name)) for name, item in value.items()]
+        return found.union(*parts) - {""}
+    if isinstance(value, (list, tuple)):
+        return set().union(*(secrets_in(item, is_secret=is_secret) for item in value))
+    if not isinstance(value, str):
+        return set()
+    hidden = {query[2] for address in _ADDRESS.findall(value) for query in _QUERY.finditer(address)}
+    return {value} if is_secret else hidden.union(_SECRET_VALUE.findall(value))

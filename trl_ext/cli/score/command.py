@@ -28,10 +28,12 @@ EXPLAIN = """\
 Why did this completion earn what it earned? Scores one row of the table that TRL writes with log_completions=True
 (output_dir/completions/*.parquet), or of any file with the columns prompt and completion."""
 EXPLAIN_EXAMPLE = """\
-TRL's table does not hold the dataset's columns. --data names the dataset; the row with the same prompt is taken.
+A run's table holds the cells that its rules read, long ones shortened. Else --data names the dataset; the row with the
+same prompt is taken.
 Rules that count tokens take the tokenizer of the run, in whose folder the table lies.
 
 examples:
+  trl-ext score explain out/rules.yaml out/completions/completions_00010.parquet --row 17
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
   trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
 REDTEAM = """\

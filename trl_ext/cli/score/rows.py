@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.monitor.pages.samples import json_mapping
 from trl_ext.rewards import AsyncRule, Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit_report import shortened, table
 from trl_ext.rewards.text.prompt import question_text
@@ -107,11 +108,14 @@ def columns_of(
             columns.pop(name, None)
     if data is not None:
         return {**columns, **_matching(read_data(data, split), row, names, rules.columns, data)}
+    for name, cell in json_mapping(row.get("rule_columns")).items():  # what the rules of the run have read
+        if name not in names and not str(cell).endswith("..."):  # else it is shortened
+            columns[name] = cell
     missing = [name for name in rules.columns if name not in columns]
     if missing:
         raise DataError(
-            f"The rules read the column '{missing[0]}', which this table lacks: TRL's tables do not hold the "
-            f"dataset's columns. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
+            f"The rules read the column '{missing[0]}', which this table lacks, or holds shortened: a run's table has "
+            f"the starts of long cells. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
         )
     return columns
 

@@ -87,7 +87,15 @@ def read_cells(rules: Sequence[Rule], columns: Mapping[str, Sequence[Any]]) -> l
     """JSON of the dataset's cells that the rules read, shortened, one text per row: a column of the same table."""
     names = list(dict.fromkeys(name for rule in rules for name in rule.all_columns))
     rows = zip(*(columns[name] for name in names), strict=True)
-    return [json.dumps({name: trace_cell(str(cell)) for name, cell in zip(names, row, strict=True)}) for row in rows]
+    return [json.dumps(dict(zip(names, map(_shown, row), strict=True)), default=str) for row in rows]
+
+
+def _shown(cell: Any) -> Any:
+    """The cell as it is; of one that is long, its start, which ends on "..."."""
+    text = str(cell).rstrip()
+    if len(text) <= _TRACE_CHARS:
+        return text if isinstance(cell, str) else cell
+    return f"{trace_cell(text).removesuffix('...')[: _TRACE_CHARS - 3]}..."
 
 
 def trace_cell(text: str) -> str:

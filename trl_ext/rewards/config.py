@@ -169,17 +169,12 @@ def rule_class(name: str, where: str) -> type[Rule]:
 def _imported(name: str, where: str) -> Any:
     """Import what stands at a dotted path, which runs its module."""
     module, _, attribute = name.rpartition(".")
+    if os.getcwd() not in sys.path:  # programs such as `trl-ext` do not look there by themselves
+        sys.path.insert(0, os.getcwd())
     try:
-        return getattr(import_from_here(module), attribute)
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: there is no dot
         raise ConfigError(f"{where}: '{name}' cannot be imported: {error}. Give package.module.name.") from error
-
-
-def import_from_here(module: str) -> Any:
-    """Import a module, also of the working folder, where programs such as `trl-ext` do not look by themselves."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return import_module(module)
 
 
 def nearest(key: object, valid: Iterable[str]) -> str:

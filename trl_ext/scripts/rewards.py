@@ -1,13 +1,14 @@
 """The reward functions that a script's arguments name: rules, functions by name or dotted path, a reward model."""
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
-from trl_ext.rewards.config import import_from_here
 from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
 from trl_ext.trainers.setting_checks import setting
@@ -113,8 +114,10 @@ def find_function(name: str) -> Any:
         guess = nearest(name, TRL_REWARDS)
         hint = f"Did you mean '{guess}'?" if guess else "Give the dotted path of a function, as my_module.my_reward."
         raise ConfigError(f"There is no reward function '{name}'. {hint}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(import_from_here(module_name), attribute)
+        function = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         raise ConfigError(f"The reward function '{name}' cannot be imported: {error}.") from error
     except AttributeError as error:

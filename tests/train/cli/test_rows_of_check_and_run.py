@@ -120,12 +120,12 @@ PAIRS = {
     ),
     "token ids": ({"chosen_input_ids": [5, 6, 2], "rejected_input_ids": [5, 7, 2]}, {}, ""),
     "a mapping as prompt": (
-        {"question": {"full_text": "w5"}, "answer_0": "w6", "answer_1": "w7"},
+        {"question": {"full_text": "w5 "}, "answer_0": "w6", "answer_1": "w7"},
         dict(columns=RENAMED),
         "have a prompt of type dict",
     ),
     "a text within a column": (
-        {"question": {"full_text": "w5"}, "answer_0": "w6", "answer_1": "w7"},
+        {"question": {"full_text": "w5 "}, "answer_0": "w6", "answer_1": "w7"},
         dict(columns=RENAMED | {"prompt": "question.full_text"}),
         "",
     ),

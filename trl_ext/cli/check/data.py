@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
-from trl_ext.errors import ConfigError, DataError, TrlExtError
+from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
 from trl_ext.scripts.data.look import ROLES, look_at_pairs, look_at_prompts
 
@@ -163,57 +163,37 @@ class Lengths:
 
 
 def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
-    """Count the tokens of the rows; nothing without a tokenizer.
+    """Count the tokens of the rows; nothing without a tokenizer, or without the template that messages need.
 
     Raises:
-        ConfigError: Messages, and a tokenizer without a chat template; or a template that refuses them.
+        DataError: The chat template refuses the messages.
     """
-    if tokenizer is None or not rows.train:
+    from trl_ext.trainers.rows.pairs import refused_by_template, token_columns
+
+    are_chats = any(isinstance(row.get(name), list) for row in rows.train for name in ("prompt", "chosen"))
+    if tokenizer is None or not rows.train or (are_chats and not tokenizer.chat_template):
         return Lengths()
+    tokens = []  # of each prompt; of pairs, the longer side with its prompt
+    with refused_by_template(rows.train, ROLES[0], tokenizer):
+        for row in rows.train:
+            if columns := token_columns(row) or (() if "prompt" in row else ["input_ids"] * ("input_ids" in row)):
+                tokens.append(max(len(row[name]) for name in columns))
+            elif parsed.trainer == "reward":
+                start = row.get("prompt") or type(row["chosen"])()
+                tokens.append(max(_num_tokens(tokenizer, start + row[side], False) for side in ("chosen", "rejected")))
+            elif "prompt" in row:
+                tokens.append(_num_tokens(tokenizer, row["prompt"], True))
     if parsed.trainer != "reward":
-        prompts = [num_tokens(tokenizer, row["prompt"], opens_answer=True) for row in rows.train if "prompt" in row]
-        prompts += [len(row["input_ids"]) for row in rows.train if "prompt" not in row and "input_ids" in row]
-        return Lengths(prompt=max(prompts, default=0), num_rows=len(prompts))
-    from trl_ext.trainers.rows.pairs import token_columns
-
-    longer = []  # side of each pair, with its prompt
-    for row in rows.train:
-        if columns := token_columns(row):
-            longer.append(max(len(row[name]) for name in columns))
-            continue
-        prompt = row.get("prompt")
-        texts = [row[side] if prompt is None else prompt + row[side] for side in ("chosen", "rejected")]
-        longer.append(max(num_tokens(tokenizer, text, opens_answer=False) for text in texts))
+        return Lengths(prompt=max(tokens, default=0), num_rows=len(tokens))
     limit = parsed.training_args.max_length
-    num_long = sum(tokens > limit for tokens in longer) if limit else 0
-    return Lengths(side=max(longer), num_long=num_long, num_rows=len(longer))
+    num_long = sum(length > limit for length in tokens) if limit else 0
+    return Lengths(side=max(tokens), num_long=num_long, num_rows=len(tokens))
 
 
-def num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
-    """Tokens of a text, or of messages through the chat template.
-
-    Args:
-        tokenizer: The model's.
-        text: Text or messages.
-        opens_answer: True if the assistant's turn begins after the messages.
-
-    Raises:
-        ConfigError: There is no chat template, or it refuses the messages.
-    """
+def _num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
+    """Tokens of a text, or of messages through the chat template, with the start of an answer if one is wanted."""
     if isinstance(text, list):
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                "The rows hold messages, and the tokenizer has no chat template. Take an instruction-tuned model, "
-                "or turn the messages into text."
-            )
-        from jinja2 import TemplateError
-
-        try:
-            text = tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=opens_answer)
-        except (TemplateError, TypeError) as error:
-            raise ConfigError(
-                f"The chat template refuses the messages: {error}. Check their roles and keys."
-            ) from error
+        text = tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=opens_answer)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -65,15 +65,10 @@ def names_secret(name: Any) -> bool:
     return bool(_SECRET_NAME.search(str(name).lstrip("-").replace("-", "_")))
 
 
-def secrets_in(value: Any, *, is_secret: bool = False) -> set[str]:
-    """Return the texts that `public` hides in plain data, and what the variables hold that an `api_key_env` names."""
-    if isinstance(value, Mapping):
-        found = {os.environ.get(str(value.get("api_key_env")), "")}
-        parts = [secrets_in(item, is_secret=is_secret or names_secret(name)) for name, item in value.items()]
-        return found.union(*parts) - {""}
-    if isinstance(value, (list, tuple)):
-        return set().union(*(secrets_in(item, is_secret=is_secret) for item in value))
-    if not isinstance(value, str):
-        return set()
-    hidden = {query[2] for address in _ADDRESS.findall(value) for query in _QUERY.finditer(address)}
-    return {value} if is_secret else hidden.union(_SECRET_VALUE.findall(value))
+def secrets_in(settings: Mapping[str, Any]) -> set[str]:
+    """Return the texts that `public` hides in settings, and what the variables hold that an `api_key_env` names."""
+    text = json.dumps(settings, default=str, ensure_ascii=False)
+    found = {entry[4] for entry in _ENTRY.finditer(text) if names_secret(entry[2] or entry[3])}
+    found |= {query[2] for address in _ADDRESS.findall(text) for query in _QUERY.finditer(address)}
+    found |= {os.environ.get(name, "") for name in re.findall(r'"api_key_env": "(\w+)"', text)}
+    return found.union(_SECRET_VALUE.findall(text)) - {""}

@@ -5,10 +5,10 @@ what a row tells before a model loads; a stream's rows come later.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NoReturn
 
 from trl_ext.errors import ConfigError, DataError
@@ -18,6 +18,18 @@ from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
 _ADVICE = "Drop or mend such rows."
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        restore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,7 @@ class RowMapping:
         given = self.system_prompt or self.template or self.prompt_format or self.columns.get(PROMPT)
         return bool(given) and not self.has_pairs
 
+    @_without_bar()
     def apply(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
         """Return the rows by our names, with prompts and answers as the recipe wants them; of a stream, as they come.
 
@@ -118,8 +131,7 @@ class RowMapping:
         if not (self.makes_prompts or self.answer_pattern):
             return renamed
         try:
-            with _without_bar():
-                return renamed.map(rewrite)
+            return renamed.map(rewrite)
         except _RowError:
             self._refuse(renamed, role)
 
@@ -209,16 +221,14 @@ class RowMapping:
 
     def _unnested(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
         """Add a column for each dotted name, `reward_model.ground_truth`, of a value within another column."""
-        asked = [*self._ours, *(self.template.fields if self.template else [])]
-        asked = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
-        kinds = {name: _kind_within(dataset.features, name) for name in asked}
-        if dataset.features:  # else only the rows of the stream tell
-            kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+        features, asked = dataset.features, [*self._ours, *(self.template.fields if self.template else [])]
+        nested = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
+        kinds = {name: kind for name in nested if (kind := _within(features, name)) is not None or not features}
         if not kinds:
             return dataset, names
-        features = dataset.features and type(dataset.features)({**dataset.features, **kinds})
-        with _without_bar():
-            return dataset.map(partial(_within, names=list(kinds)), features=features), [*names, *kinds]
+        features = features and type(features)({**features, **kinds})
+        rows = dataset.map(lambda row: {name: _within(row, name) for name in kinds}, features=features)
+        return rows, [*names, *kinds]
 
     def _check_names(self, names: list[str], role: str, features: Mapping[str, Any]) -> None:
         """Refuse what the names of the data's columns tell."""
@@ -331,34 +341,12 @@ def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, v
     return mapping.rewritten(row, makes_chats)
 
 
-@contextmanager
-def _without_bar() -> Iterator[None]:
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    has_bar = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if has_bar:
-            enable_progress_bars()
-
-
-def _kind_within(features: Any, name: str) -> Any:
-    """Return the type of the values that a dotted name means; None where there are none, or nobody knows."""
+def _within(value: Any, name: str) -> Any:
+    """Return what a dotted name means within a row, or within the types of columns; None where there is nothing."""
     for key in name.split("."):
-        if type(features).__name__ != "Json":  # a column of any JSON, in which all may be
-            features = features.get(key) if isinstance(features, Mapping) else None
-    return features
-
-
-def _within(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of a row that dotted names mean, None where there is none."""
-
-    def step(value: Any, key: str) -> Any:
-        return value.get(key) if isinstance(value, Mapping) else None
-
-    return {name: reduce(step, name.split("."), row) for name in names}
+        if type(value).__name__ != "Json":  # the type of a column of any JSON, which may hold the name
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _check_columns(columns: Any) -> None:

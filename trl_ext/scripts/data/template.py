@@ -74,11 +74,8 @@ def written(value: Any) -> str | None:
 
     A list of numbers is `[44, 19, 35]`; texts of a list are options, each on a line with its letter: `A. Paris`.
     """
-    if isinstance(value, str | int | float):
-        return str(value)
-    items = value if isinstance(value, list) else []
-    if items and all(isinstance(item, int | float) for item in items):
-        return str(items)
-    if items and len(items) <= len(ascii_uppercase) and all(isinstance(item, str) for item in items):
-        return "\n".join(f"{letter}. {item}" for letter, item in zip(ascii_uppercase, items, strict=False))
-    return None
+    if not isinstance(value, list):
+        return str(value) if isinstance(value, str | int | float) else None
+    if value and all(isinstance(item, str) for item in value) and len(value) <= len(ascii_uppercase):
+        return "\n".join(f"{letter}. {item}" for letter, item in zip(ascii_uppercase, value, strict=False))
+    return str(value) if value and all(isinstance(item, int | float) for item in value) else None

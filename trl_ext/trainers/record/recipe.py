@@ -54,8 +54,8 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     notes += [f"Left out, as no file can hold it: {name}." for name in lost]
     shown = public({name: value for name, value in plain.items() if name not in lost})
     lacks = {name for name, value in plain.items() if name not in lost and shown.get(name) != value}
-    lacks |= {*getattr(trainer.args, "recipe_lacks", ()), *(["rules"] if _RULES_LACK in rules_notes else [])} - {"env"}
-    if lacks:
+    lacks |= {*getattr(trainer.args, "recipe_lacks", ()), *(["rules"] if _RULES_LACK in rules_notes else [])}
+    if lacks := lacks - {"env"}:
         notes.append(f"Left out, as they may be secrets, of {', '.join(sorted(lacks))}: entries, and texts for '...'.")
     if env := shown.pop("env", None):
         if hidden := [name for name, value in env.items() if value is None]:

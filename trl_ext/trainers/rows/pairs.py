@@ -89,7 +89,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
 
 @contextmanager
 def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[None]:
-    """Turn a chat template's error within the block into a DataError that names the first pair it refuses."""
+    """Turn a chat template's error within the block into a DataError that names the first row it refuses."""
     try:
         yield
     except (TemplateError, TypeError) as error:
@@ -108,7 +108,7 @@ def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[Non
 def _render(pair: Mapping[str, Any], tokenizer: Any) -> None:
     for side in ("chosen", "rejected"):
         options = {"tools": None, **(pair.get("chat_template_kwargs") or {})}
-        tokenizer.apply_chat_template([*pair.get("prompt", []), *pair[side]], tokenize=False, **options)
+        tokenizer.apply_chat_template([*pair.get("prompt", []), *pair.get(side, [])], tokenize=False, **options)
 
 
 def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:

@@ -374,7 +374,8 @@ def _work(config: dict[str, Any]) -> int:
         ray.get([actor.begin_attempt.remote() for actor in config["actors"]])
     argv = list(config["argv"])
     # Ray starts this run again, and it has written a checkpoint.
-    if ray.train.get_checkpoint() is not None or _checkpoints(Path(config["output_dir"])) != config["checkpoints"]:
+    there = _checkpoints(Path(config["output_dir"]))  # fewer, where `overwrite` has removed some
+    if ray.train.get_checkpoint() is not None or not set(there) <= set(config["checkpoints"]):
         argv += ["--resume_from_checkpoint", "true"]
     main: Callable[[Sequence[str], Sequence[Any]], None] = import_module(config["module"]).main
     reports = _report_callback()

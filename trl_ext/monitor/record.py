@@ -34,9 +34,9 @@ class RunRecord:
 
     Args:
         recipe: Keys and values of recipe.yaml. A trainer constructed in Python leaves out what it got as objects.
-        versions: versions.json: `trainer` ("grpo", "ppo", "reward"), `started` (ISO 8601, UTC), `num_processes`,
-            `launch` (the line), `cards` (names), `cuda`, `python`, `commit` (None where not known), and `packages`, a
-            mapping from name to version with trl_ext first.
+        versions: versions.json: `trainer` ("grpo", "ppo", "reward"), `run` (an id, which its checkpoints have, too),
+            `started` (ISO 8601, UTC), `num_processes`, `launch` (the line), `cards` (names), `cuda`, `python`,
+            `commit` (None where not known), and `packages`, a mapping from name to version with trl_ext first.
         rules: The mapping of rules.yaml, None without.
         plan: The mapping of plan.json, None without.
     """
@@ -108,6 +108,15 @@ def read_record(output_dir: str | Path) -> RunRecord | None:
     if recipe is None or versions is None or "trainer" not in versions:
         raise DataError(f"{found[VERSIONS_FILE]} is damaged: it names no trainer. Start the run again.")
     return RunRecord(recipe, versions, rules, plan)
+
+
+def recorded_run(output_dir: str | Path) -> str | None:
+    """Return the id of the run whose record lies in a folder; None where none is known."""
+    try:
+        record = read_record(output_dir)
+    except DataError:  # it ended while it was beginning
+        return None
+    return None if record is None else record.versions.get("run")
 
 
 def _mapping(path: Path) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from trl_ext.scripts.data.look import ROLES
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
+from trl_ext.trainers.checkpoints.folder import check_unused
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.resume import no_checkpoint
@@ -107,10 +108,15 @@ def check_output_dir(name: str) -> None:
 def resume_point(training_args: Any) -> str | bool | None:
     """Where to resume: a checkpoint's folder, True for the newest in output_dir, None to start afresh.
 
+    Raises:
+        ConfigError: There is no such checkpoint; or to start afresh an earlier run is in the way.
+
     The field is typed as text, so `true` arrives from the command line as a word.
     """
     value = training_args.resume_from_checkpoint
     if not value or str(value).lower() == "false":
+        if training_args.output_dir is not None:
+            check_unused(training_args)
         return None
     if str(value).lower() == "true":
         folder = Path(training_args.output_dir)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from trl_ext.compat.peft import computing_weights
+from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.folder import held
@@ -105,11 +105,14 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
         is_kept = trial is None and self.leaves_record
         with ExitStack() as run:
             if is_kept:
-                run.enter_context(held(self.args))  # before anything in the folder is read
+                model = str(getattr(getattr(base_model(self.model), "config", None), "_name_or_path", ""))
+                is_fresh = not resume_from_checkpoint
+                run.enter_context(held(self.args, model, is_fresh=is_fresh))  # before anything there is read
             checkpoint = self._checkpoint_of(resume_from_checkpoint, trial)
             if is_kept:
                 # A run that ends by a signal or an error has a record, and no report.
-                run.enter_context(self._recorded(is_resumed=checkpoint is not None))
+                own = (self._run or {}).get("id")
+                run.enter_context(self._recorded(own, is_resumed=checkpoint is not None))
             run.enter_context(out_of_memory_in_words(self))
             run.enter_context(ended(self))  # innermost: a lost process is named while the others still wait
             return super().train(checkpoint, trial, ignore_keys_for_eval)

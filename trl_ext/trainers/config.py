@@ -78,6 +78,11 @@ class ExtendedConfig(PublicArguments):
         "model, rules, rewards, data, processes, seed, settings; manifest for a checkpoint not known to be whole, "
         "such as one of TRL's own trainers.",
     )
+    overwrite: bool = setting(
+        False,
+        "Where output_dir holds checkpoints of an earlier run, begin all the same: they are removed before step 1. "
+        "A run that is resumed removes nothing. False: such a start is refused.",
+    )
     save_on_signal: bool | None = setting(
         None,
         "On SIGTERM or one Ctrl-C, save a checkpoint at the end of the optimizer step, on all processes "

@@ -7,6 +7,7 @@ stale ones to judge. NFS, Lustre, GPFS and CephFS take it to their server, if th
 import getpass
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,9 @@ from filelock import FileLock, Timeout
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.manifest import UNFINISHED, Damaged, Manifest
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0, see_folder
+from trl_ext.trainers.checkpoints.save import is_whole, newest_first
 from trl_ext.trainers.ending.signals import saves_on_signal
 
 # Left out of uploads to the hub, as all names with a leading `_`.
@@ -49,21 +52,28 @@ def check_seen_by_all(args: Any) -> None:
 
 
 @contextmanager
-def held(args: Any) -> Iterator[None]:
+def held(args: Any, model: str, *, is_fresh: bool) -> Iterator[None]:
     """Keep other runs out of output_dir while the block runs. Collective; process 0 holds the lock.
 
     Args:
         args: Training arguments.
+        model: Name or folder of the model that training begins with.
+        is_fresh: The run does not go on from a checkpoint: an earlier one's are in its way.
 
     Raises:
-        ConfigError: On all processes: another run uses the folder.
+        ConfigError: On all processes: another run uses the folder, or has left its checkpoints there.
     """
     folder, lock, sentence = Path(args.output_dir), None, ""
     if args.process_index == 0:
         try:
             lock = _lock(folder, min(PATIENCE_S, args.ddp_timeout / 2))
+            if is_fresh:
+                check_unused(args)
+                _remove_earlier_run(folder, model)
         except ConfigError as error:
             sentence = str(error)
+        except OSError as error:
+            sentence = f"The earlier run in output_dir {folder} cannot be removed: {error}. Give another output_dir."
     try:
         if sentence := of_rank_0(args, sentence):
             raise ConfigError(sentence)
@@ -77,6 +87,39 @@ def check_free(folder: Path) -> None:
     """Raise ConfigError if a run uses the folder and goes on to."""
     if (folder / LOCK).exists() and (lock := _lock(folder, PATIENCE_S)) is not None:
         _release(lock, folder)
+
+
+def check_unused(args: Any) -> None:
+    """Raise ConfigError where an earlier run's checkpoints lie in output_dir, and `overwrite` is not set."""
+    folder = Path(args.output_dir)
+    there = [*newest_first(folder), *filter(is_whole, newest_first(folder / UNFINISHED))]
+    if there and str(getattr(args, "overwrite", False)).lower() != "true":
+        raise ConfigError(
+            f"output_dir {folder} holds {there[0].name} of an earlier run. Go on with that run by "
+            "--resume_from_checkpoint true (in Python: train(resume_from_checkpoint=True)), remove it by "
+            "overwrite: true, or give another output_dir."
+        )
+
+
+def _remove_earlier_run(folder: Path, model: str) -> None:
+    """Remove checkpoints, tables and the saved model of an earlier run; files that no run has written stay.
+
+    Each leaves its place by one renaming, the newest checkpoint last, so that a kill leaves it whole. A folder that
+    training begins with keeps its model until the end of this run replaces it.
+    """
+    if not (checkpoints := newest_first(folder)):
+        return
+    bin_, saved = folder / UNFINISHED, {"completions", "trainer_state.json"}
+    with suppress(Damaged):
+        saved |= {name.partition("/")[0] for name in Manifest.read(checkpoints[0]).files}
+    if Path(model).resolve() == folder.resolve():
+        saved = {"completions"}
+    shutil.rmtree(bin_, ignore_errors=True)
+    bin_.mkdir()
+    for path in [*(folder / name for name in sorted(saved)), *reversed(checkpoints)]:
+        if path.exists():
+            os.rename(path, bin_ / f"removed-{path.name}")
+    shutil.rmtree(bin_, ignore_errors=True)
 
 
 def _lock(folder: Path, patience_s: float) -> FileLock | None:

@@ -15,10 +15,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
+from trl_ext.monitor.record import recorded_run
 from trl_ext.trainers.checkpoints.fingerprint import PARTS, RESTORED, differences
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest, share_of
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
-from trl_ext.trainers.checkpoints.save import is_whole, newest_first, step_of
+from trl_ext.trainers.checkpoints.save import is_whole, newest_first, run_of, step_of
 
 _NAMED = 3  # differences and reasons that a message names
 
@@ -45,6 +46,7 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     """
     if wanted is None or wanted is False:
         return None
+    run_dir = Path(trainer.args.output_dir)
     if not isinstance(wanted, bool):
         folder = Path(wanted)
         reason = _why_not(trainer, folder)
@@ -52,15 +54,17 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
             other, _ = _newest_whole(trainer, folder.parent, leave_out=folder.name)
             advice = f"{other} is whole" if other else f"No other one in {folder.parent} is whole"
             raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
+        others = [path.name for path in newest_first(run_dir) if run_of(path) != run_of(folder)]
+        if (other := of_rank_0(trainer.args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
+            raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another one.")
         return str(wanted)
-    run_dir = Path(trainer.args.output_dir)
     if trainer.args.process_index == 0:
         # Whole, but not yet in its place, as a kill between two renamings leaves it.
         for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             final = run_dir / staged.name
             if step_of(staged) is not None and is_whole(staged) and not final.exists():
                 os.rename(staged, final)
-    found, passed = _newest_whole(trainer, run_dir)
+    found, passed = _newest_whole(trainer, run_dir, of_rank_0(trainer.args, recorded_run(run_dir)))
     if found:
         for line in passed if trainer.args.process_index == 0 else ():
             logger.warning(f"Passed over {line}. Resuming from {found.name}.")
@@ -133,11 +137,15 @@ def position_in_stream(checkpoint: str) -> tuple[int, int]:
 _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTrainer"}
 
 
-def _newest_whole(trainer: Any, run_dir: Path, leave_out: str = "") -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint, and "<name>: <reason>" of each newer one. Collective."""
+def _newest_whole(
+    trainer: Any, run_dir: Path, run: str | None = None, leave_out: str = ""
+) -> tuple[Path | None, list[str]]:
+    """Return the newest whole checkpoint of a run, and "<name>: <reason>" of each newer one. Collective."""
     passed: list[str] = []
     for name in of_rank_0(trainer.args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
         reason = _why_not(trainer, run_dir / name)
+        if not reason and run_of(run_dir / name) not in (None, run or run_of(run_dir / name)):
+            reason = "it is of another run than recipe.yaml"
         if not reason:
             return run_dir / name, passed
         passed.append(f"{name}: {reason}")

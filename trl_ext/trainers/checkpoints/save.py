@@ -220,7 +220,7 @@ class Saver:
     # Rotation -------------------------------------------------------------------------------------------------------
 
     def rotate(self, newest: Path) -> None:
-        """Remove the oldest whole checkpoints above save_total_limit; never the newest one, nor the best.
+        """Remove this run's oldest whole checkpoints above save_total_limit; never the newest one, nor the best.
 
         A folder leaves `checkpoint-*` by one renaming before its files are deleted.
         """
@@ -231,6 +231,7 @@ class Saver:
         kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
         paths = map(Path, sort_checkpoints(str(self.run_dir), use_mtime=True))
         old = [path for path in paths if path.resolve() not in kept and is_whole(path)]
+        old = [path for path in old if run_of(path) == run_of(newest)]
         for path in old[: max(len(old) + len(kept) - limit, 0)]:
             bin_ = self.run_dir / UNFINISHED / f"removed-{path.name}"
             bin_.parent.mkdir(exist_ok=True)
@@ -250,6 +251,14 @@ def is_whole(folder: Path) -> bool:
     except Damaged:
         return False
     return True
+
+
+def run_of(folder: Path) -> str | None:
+    """Return the id of the run that wrote a checkpoint; None without a manifest, and from before there were ids."""
+    try:
+        return Manifest.read(folder).run.get("id")
+    except Damaged:
+        return None
 
 
 def newest_whole(run_dir: Path) -> str | None:

@@ -1,6 +1,7 @@
 """What the three trainers share of saving and resuming."""
 
 import os
+import secrets
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +19,7 @@ from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint, position_in_stream
-from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
+from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded, run_of
 from trl_ext.trainers.checkpoints.secrets import guard_secrets
 from trl_ext.trainers.checkpoints.weights import loading
 
@@ -63,9 +64,10 @@ class WholeCheckpoints(Trainer):
         if isinstance(wanted, str) and not Path(wanted, MANIFEST).is_file():
             self._check_checkpoint(wanted)
         checkpoint = find_checkpoint(self, wanted)
-        self._run = of_rank_0(self.args, fingerprint(self))
+        self._run = of_rank_0(self.args, {"id": secrets.token_hex(8)} | fingerprint(self))
         if checkpoint is not None:
             check_run(self, checkpoint, self._run, self._check_checkpoint)
+            self._run["id"] = run_of(Path(checkpoint))
         return checkpoint
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

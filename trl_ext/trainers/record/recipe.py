@@ -24,7 +24,7 @@ from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.launch import launch_line
 
 # Where a run goes on is said by the run that goes on.
-_NOT_REPEATED = ("resume_from_checkpoint", "resume_despite")
+_NOT_REPEATED = ("resume_from_checkpoint", "resume_despite", "overwrite")
 # Fields that TRL's and transformers' configs fill in themselves, so that another value than the default tells nothing.
 _FILLED_IN = frozenset(
     "accelerator_config activation_checkpointing bf16 dataloader_pin_memory debug disable_tqdm generation_batch_size "

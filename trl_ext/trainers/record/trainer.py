@@ -15,7 +15,7 @@ from transformers.utils import logging
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
-from trl_ext.monitor.record import RECIPE_FILE, replace_text, write_record
+from trl_ext.monitor.record import RECIPE_FILE, recorded_run, replace_text, write_record
 from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.recipe import data_in_words, in_words, packages, recipe_of, rules_of, versions_of
 
@@ -61,10 +61,10 @@ class RunRecords(Trainer):
         super().add_callback(callback)
 
     @contextmanager
-    def _recorded(self, *, is_resumed: bool) -> Iterator[None]:
-        """Write the record before the training inside the block, and the report after it."""
+    def _recorded(self, run: str | None, *, is_resumed: bool) -> Iterator[None]:
+        """Write the record of a run with this id before the training inside the block, and the report after it."""
         if self.is_world_process_zero():
-            self._record(is_resumed=is_resumed)
+            self._record(run, is_resumed=is_resumed)
         yield
         if self.is_world_process_zero() and os.environ.get(REPORT_VARIABLE) != "0":
             self._report()
@@ -93,13 +93,14 @@ class RunRecords(Trainer):
             recipe.setdefault("rules", rules)
         complete_card(path, type(self).__name__, facts, recipe, packages())
 
-    def _record(self, *, is_resumed: bool) -> None:
+    def _record(self, run: str | None = None, *, is_resumed: bool) -> None:
         """Write the record of this run; one that is resumed keeps the record of its beginning."""
         folder = str(self.args.output_dir)
-        if is_resumed and os.path.isfile(os.path.join(folder, RECIPE_FILE)):
+        is_own = recorded_run(folder) in (None, run)
+        if is_resumed and is_own and os.path.isfile(os.path.join(folder, RECIPE_FILE)):
             return
         plan = getattr(self.args, "memory_plan", None)
-        versions = versions_of(self)
+        versions = versions_of(self) | {"run": run}
         recipe, notes = recipe_of(self)
         rules, rules_notes = rules_of(self)
         launch = f" with:\n  {versions['launch']}\n" if versions["launch"] else ".\n"

@@ -154,15 +154,20 @@ class Looks(TrainerCallback):
 
 def test_a_checkpoint_is_never_half_written_in_its_place_and_replaces_what_stood_there(tmp_path, monkeypatch):
     place, seen, write = tmp_path / "checkpoint-2", [], Manifest.write
-    place.mkdir()
-    (place / "checkpoint-is-incomplete.txt").write_text("transformers writes this before a save that SIGTERM asks for")
+
+    class Leaves(TrainerCallback):
+        """Makes the folder that transformers writes before a save that SIGTERM asks for."""
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            place.mkdir()
+            (place / "checkpoint-is-incomplete.txt").touch()
 
     def watched(self, folder):
         seen.append((folder.parent.name, steps(tmp_path)))
         write(self, folder)
 
     monkeypatch.setattr(Manifest, "write", watched)
-    trainer(tmp_path, max_steps=2).train()
+    trainer(tmp_path, Leaves(), max_steps=2).train()
     assert seen == [(UNFINISHED, [2]), (UNFINISHED, [1, 2])]
     assert is_whole(place)
     assert not (place / "checkpoint-is-incomplete.txt").exists()
@@ -170,13 +175,15 @@ def test_a_checkpoint_is_never_half_written_in_its_place_and_replaces_what_stood
 
 def test_rotation_keeps_the_newest_and_the_best_and_leaves_alone_what_is_not_whole(tmp_path):
     class Worsens(TrainerCallback):
-        """Makes the evaluation of step 2 the best one."""
+        """Makes the evaluation of step 2 the best one, and a folder that is not whole."""
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            (tmp_path / "checkpoint-0").mkdir()
+            (tmp_path / "checkpoint-0" / "someone's").write_text("file")
 
         def on_evaluate(self, args, state, control, metrics, **kwargs):
             metrics["eval_loss"] = abs(state.global_step - 2.0)
 
-    (tmp_path / "checkpoint-0").mkdir(parents=True)
-    (tmp_path / "checkpoint-0" / "someone's").write_text("file")
     looks = Looks()
     evaluates = dict(eval_strategy="steps", eval_steps=1, eval_dataset=pairs(4), load_best_model_at_end=True)
     done = trainer(tmp_path, Worsens(), looks, save_total_limit=2, max_steps=5, **evaluates)

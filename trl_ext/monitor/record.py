@@ -4,13 +4,14 @@
     rules.yaml      the rules, as `RuleSet.from_yaml` reads them; absent where nothing was scored by rules
     versions.json   trainer, time, processes, cards and the versions of packages
     plan.json       the plan, where `memory` made one
+    log.jsonl       what was logged, an entry a line, as it came; an error that ended the run is the last
 
-Each file is replaced as a whole, and versions.json comes last: where it is, the others are.
+Each other file is replaced as a whole, and versions.json comes last: where it is, the others are.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ RECIPE_FILE = "recipe.yaml"
 RULES_FILE = "rules.yaml"
 VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
-FILES = (RECIPE_FILE, RULES_FILE, VERSIONS_FILE, PLAN_FILE)
+LOG_FILE = "log.jsonl"
+FILES = (RECIPE_FILE, RULES_FILE, VERSIONS_FILE, PLAN_FILE, LOG_FILE)
 # The first line of YAML files that a run writes: it replaces them, and nobody else's.
 MARK = "# Written by trl_ext at the start of a run."
 
@@ -108,6 +110,37 @@ def read_record(output_dir: str | Path) -> RunRecord | None:
     if recipe is None or versions is None or "trainer" not in versions:
         raise DataError(f"{found[VERSIONS_FILE]} is damaged: it names no trainer. Start the run again.")
     return RunRecord(recipe, versions, rules, plan)
+
+
+@dataclass(eq=False)
+class LogFile:
+    """Writes what a run logs as it comes, in the place of what an earlier one has left."""
+
+    path: Path
+    _num_entries: int = 0
+    _num_bytes: int = 0
+
+    def write(self, log_history: Sequence[Mapping[str, Any]]) -> None:
+        """Write the entries of a history that are not in the file yet; a failed write (OSError) is made up for."""
+        new = log_history[self._num_entries :]
+        text = "".join(json.dumps(entry, default=str) + "\n" for entry in new).encode()
+        with self.path.open("ab") as file:
+            file.truncate(self._num_bytes)  # which a write that failed may have passed
+            file.write(text)
+        self._num_entries, self._num_bytes = len(log_history), self._num_bytes + len(text)
+
+
+def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
+    """Read log.jsonl; empty where there is none. A last line that a kill has cut is left out."""
+    path = Path(output_dir, LOG_FILE)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    try:
+        entries = [json.loads(line) for line in lines]
+        if not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("a line is no entry")
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}. Remove it to use the newest checkpoint's.") from error
+    return entries
 
 
 def recorded_run(output_dir: str | Path) -> str | None:

@@ -20,7 +20,7 @@ from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
 from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
-from trl_ext.monitor.record import PLAN_FILE, RULES_FILE, RunRecord, read_record
+from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
 from trl_ext.monitor.words import duration
 
@@ -29,12 +29,13 @@ HTML_FILE = "report.html"
 
 
 def read_state(output_dir: str | Path) -> dict[str, Any]:
-    """The trainer_state.json of a finished or stopped run, with its `log_history`.
+    """The trainer_state.json of a finished or stopped run, with its `log_history`, which log.jsonl has up to the end.
 
     Raises:
-        DataError: Neither the folder nor a checkpoint in it holds a readable one.
+        DataError: Neither the folder nor a checkpoint in it holds a readable one, and there is no log.jsonl.
     """
     folder = Path(output_dir)
+    log = read_log(folder)
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
     newest_first = sorted(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
     for path in [folder / STATE_FILE, *(checkpoint / STATE_FILE for checkpoint in newest_first)]:
@@ -43,10 +44,16 @@ def read_state(output_dir: str | Path) -> dict[str, Any]:
                 state = json.loads(path.read_text(encoding="utf-8"))
                 if not all(isinstance(entry, dict) for entry in state["log_history"]):
                     raise ValueError("its log_history is no list of entries")
-                return state
+                return state | {"log_history": log or state["log_history"]}
             except (OSError, ValueError, KeyError, TypeError) as error:
+                if log:
+                    break
                 raise DataError(f"{path} is damaged: {error}. Remove it to use an older checkpoint's.") from error
-    raise DataError(f"There is no {STATE_FILE} in {folder} or its checkpoints. Give the --output_dir of a run.")
+    if log:
+        return {"log_history": log}
+    raise DataError(
+        f"There is no {LOG_FILE} or {STATE_FILE} in {folder} or its checkpoints. Give the --output_dir of a run."
+    )
 
 
 def read_log_history(output_dir: str | Path) -> list[dict[str, Any]]:
@@ -66,11 +73,10 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = N
     """
     folder = Path(output_dir)
     record = read_record(folder)
-    if log_history is None:
+    max_steps = record.recipe.get("max_steps") if record else None
+    if log_history is None:  # else what an earlier run has saved in this folder says nothing of this one
         state = read_state(folder)
-        log_history, max_steps = state["log_history"], state.get("max_steps")
-    else:  # what an earlier run has saved in this folder says nothing of this one
-        max_steps = record.recipe.get("max_steps") if record else None
+        log_history, max_steps = state["log_history"], state.get("max_steps", max_steps)
     summary = summarize(log_history)
     max_steps = max_steps if isinstance(max_steps, int) and max_steps > 0 else None
     page = report_page(log_history, run_facts(folder, log_history, summary, record, max_steps), summary)

@@ -110,7 +110,6 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
                 run.enter_context(held(self.args, model, is_fresh=is_fresh))  # before anything there is read
             checkpoint = self._checkpoint_of(resume_from_checkpoint, trial)
             if is_kept:
-                # A run that ends by a signal or an error has a record, and no report.
                 own = (self._run or {}).get("id")
                 run.enter_context(self._recorded(own, is_resumed=checkpoint is not None))
             run.enter_context(out_of_memory_in_words(self))

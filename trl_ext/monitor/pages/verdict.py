@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trl_ext.monitor.log_keys import HELD_OUT, PPO, Curve, Entry
 from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
-from trl_ext.monitor.words import duration, from_to, score, short
+from trl_ext.monitor.words import cut, duration, from_to, score, short
 
 # Where a warning begins. None of them proves a fault: each is what people look for first.
 TRUNCATED_FRAC = 0.1
@@ -23,6 +23,7 @@ OVERFIT_GAP = 0.15
 OUTBID = 0.05
 IDLE_FRAC = 0.3
 MOST_WARNINGS = 8
+MOST_CHARS = 500  # of an error in the headline
 # A change by less than this share of the larger value is none.
 _SMALL = 0.02
 _RULES = Panel("", "", (Curve("rewards/*/mean", "*"),))
@@ -60,11 +61,13 @@ def judge_run(
     numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
     broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
     failure = broken and "{} was {} in step {}: from there on the weights may be broken.".format(*broken)
+    if error := next((entry for entry in reversed(log_history) if "error" in entry), None):
+        headline, mood = f"It failed after step {error['step']}: {cut(error['error'], MOST_CHARS)}", "worse"
     is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
     steps = f"{summary.num_steps:,} of {max_steps:,} steps" if max_steps else f"{summary.num_steps:,} steps"
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
-    ending = f"{'failed' if failure else state}: {steps}{time}"
+    ending = f"{'failed' if failure or error else state}: {steps}{time}"
     warnings = [*([failure] if failure else []), *_warnings(series, summary)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]

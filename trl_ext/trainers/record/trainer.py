@@ -13,9 +13,10 @@ from transformers import trainer as transformers_trainer
 from transformers.utils import logging
 
 from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.errors import TrlExtError
 from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
-from trl_ext.monitor.record import RECIPE_FILE, recorded_run, replace_text, write_record
+from trl_ext.monitor.record import LOG_FILE, RECIPE_FILE, LogFile, recorded_run, replace_text, write_record
 from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.recipe import data_in_words, in_words, packages, recipe_of, rules_of, versions_of
 
@@ -39,6 +40,7 @@ class RunRecords(Trainer):
     given_rewards: Sequence[Any] = ()
     given_lora_targets: Any = None
     leaves_record = True
+    _log_file: LogFile | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
@@ -62,12 +64,41 @@ class RunRecords(Trainer):
 
     @contextmanager
     def _recorded(self, run: str | None, *, is_resumed: bool) -> Iterator[None]:
-        """Write the record of a run with this id before the training inside the block, and the report after it."""
+        """Write the record of a run with this id before the training inside the block, its log meanwhile, and the
+        report after it, however it ends."""
+        history: list[dict[str, Any]] = []
         if self.is_world_process_zero():
             self._record(run, is_resumed=is_resumed)
-        yield
-        if self.is_world_process_zero() and os.environ.get(REPORT_VARIABLE) != "0":
-            self._report()
+            self._log_file = LogFile(Path(str(self.args.output_dir), LOG_FILE))
+            if not is_resumed:
+                self._write_log(history)
+        try:
+            yield
+        except Exception as error:
+            name = "" if isinstance(error, TrlExtError) else f"{type(error).__name__}: "
+            said = public(" ".join(f"{name}{error}".split()))
+            history = [{"error": said, "step": self.state.global_step}]
+            raise
+        finally:
+            history = self.state.log_history + history
+            has_begun = self.state.max_steps > 0  # else nothing was trained, and the error is the command's own
+            if self._log_file and has_begun:
+                self._write_log(history)
+                if os.environ.get(REPORT_VARIABLE) != "0":
+                    self._report(history)
+            self._log_file = None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides transformers.Trainer.log: what is logged is in log.jsonl at once."""
+        super().log(logs, start_time)
+        self._write_log(self.state.log_history)
+
+    def _write_log(self, history: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            if self._log_file:
+                self._log_file.write(history)
+        except OSError as error:  # the numbers stay in memory, and the next entry brings them along
+            logger.warning_once(f"{LOG_FILE} could not be written: {error}. Training goes on.")
 
     def create_model_card(  # type: ignore[override]  # as TRL has it
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -119,11 +150,11 @@ class RunRecords(Trainer):
         except OSError as error:  # a run that saves nothing may be right to have such a folder
             logger.warning(f"The record of this run could not be written: {error}.")
 
-    def _report(self) -> None:
+    def _report(self, history: Sequence[Mapping[str, Any]]) -> None:
         from trl_ext.monitor.report import write_report
 
         try:
-            write_report(str(self.args.output_dir), self.state.log_history)
+            write_report(str(self.args.output_dir), history)
         except Exception as error:  # whatever it is: the trained model is not saved yet
             said = f"{type(error).__name__}: {error}"
             logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")

@@ -20,6 +20,8 @@ from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
 from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
+from trl_ext.monitor.pages.series import read_series
+from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
 from trl_ext.monitor.words import duration
@@ -157,6 +159,15 @@ def summary_table(summary: RunSummary) -> Group:
     facts += [", ".join(" ".join(row) for row in phase_rows(summary))]
     memory = [table_of(summary.memory)] if summary.memory else []
     return Group(table, *(Text(fact) for fact in facts if fact), *memory)
+
+
+def verdict_lines(log_history: Sequence[Entry], summary: RunSummary, max_steps: int | None = None) -> Group:
+    """The verdict and its warnings, for rich to print."""
+    verdict = judge_run(log_history, read_series(log_history), summary, max_steps)
+    return Group(
+        Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"),
+        *(Text(f"* {warning}", "yellow") for warning in verdict.warnings),
+    )
 
 
 def table_of(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

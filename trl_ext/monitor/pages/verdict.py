@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import HELD_OUT, PPO, Curve, Entry
+from trl_ext.monitor.log_keys import HELD_OUT, PPO, REWARD_MODEL, Curve, Entry
 from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
@@ -58,6 +58,13 @@ def judge_run(
         max_steps: Steps that it was to take, None if not known.
     """
     headline, mood = _learning(series, summary)
+    norms = [entry for entry in log_history if "grad_norm" in entry]
+    # A gradient norm is the last step's alone, the share of rows that are left out all logged steps'.
+    idle = [e for e in norms if e["grad_norm"] == 0 and e.get("packing/skipped_rows_frac", 1) == 1]
+    if len(idle) == max(len(norms), 1) or (2 * len(idle) > len(norms) and mood != "better"):
+        how_little = "Nothing" if len(idle) == len(norms) else "Hardly anything"
+        headline = f"{how_little} was trained: {len(idle):,} of {len(norms):,} logged steps had no gradient"
+        mood = "worse"
     numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
     broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
     failure = broken and "{} was {} in step {}: from there on the weights may be broken.".format(*broken)
@@ -117,16 +124,29 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
             f"Packing was off: {summary.why_padded}. Padded batches give the same results in more time; "
             "docs/reference/packing.md lists what can be packed."
         )
-    if (cut := _last(series, "completions/clipped_ratio")) is not None and cut > TRUNCATED_FRAC:
-        yield (
-            f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more "
-            "tokens, or let a rule reward short ones."
-        )
-    if (same := _last(series, "frac_reward_zero_std")) is not None and same > SAME_REWARD_FRAC:
-        yield (
-            f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. Choose prompts "
-            "that are neither too easy nor too hard."
-        )
+    is_unscored = summary.kind is not REWARD_MODEL and "completions/mean_length" in series
+    if is_unscored and summary.kind.curves[0].key not in series:
+        yield "No completion had a reward: what scores them gave no number. Read some below, and mend it."
+    for rule, found in ((key.split("/")[1], _last(series, key)) for key in series if key.endswith("/no_answer_frac")):
+        if found and found > SAME_REWARD_FRAC:
+            yield (
+                f"Rule '{rule}' found no answer in {found:.0%} of the last completions. Read some below; "
+                "`trl-ext score explain` tells what the rule reads."
+            )
+    cut, same = (_last(series, key) or 0.0 for key in ("completions/clipped_ratio", "frac_reward_zero_std"))
+    cut_off = (
+        f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let a "
+        "rule reward short ones."
+    )
+    earned = [values.values[-1] for _, values in members(_RULES, series)] or [math.nan]
+    advice = "Choose prompts that are neither too easy nor too hard."
+    if min(earned) >= 1:
+        advice = "They earn the most that there is: choose harder prompts, or a finer reward."
+    elif max(earned) <= 0:
+        advice = "They earn the least that there is: choose easier prompts, or reward steps on the way."
+    alike = f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
+    shares = [(cut, TRUNCATED_FRAC, cut_off), (same, SAME_REWARD_FRAC, alike)]
+    yield from (words for share, least, words in sorted(shares, key=lambda one: -one[0]) if share > least)
     yield from _divergence(series, summary)
     entropy = series.get("entropy")
     if entropy and len(entropy.values) > 1 and (left := _last(series, "entropy")) is not None:

@@ -23,12 +23,13 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     """Log one rule's metrics over a batch, of its values as it gave them, unweighted and ungated.
 
     rewards/<rule>/mean and std are TRL's own keys, and missing where no row has a value. rules/<rule>/: none_frac of
-    rows without a value; undecided_frac of those among them whose gold the rule cannot compare; timeout_frac that were
-    too long or too complex, took too long or crashed; error_frac in which the rule, the machine or a server failed;
-    not_finite_frac; skipped_frac by `when`; gated_frac behind a gate that was not open; cache_frac of rows whose
-    verdict was known; p95_ms, within which 95 % of the others were judged; and of an AsyncRule latency_s, the mean
-    seconds of a call, with the batch's calls, retries and tokens. Our trainers log a share from the first
-    time on that it is not 0. Of a rubric met_frac, the share of criteria that are met, and met/<title or tag>.
+    rows without a value; no_answer_frac of those in which the rule found nothing to judge; undecided_frac of those
+    among them whose gold the rule cannot compare; timeout_frac that were too long or too complex, took too long or
+    crashed; error_frac in which the rule, the machine or a server failed; not_finite_frac; skipped_frac by `when`;
+    gated_frac behind a gate that was not open; cache_frac of rows whose verdict was known; p95_ms, within which 95 %
+    of the others were judged; and of an AsyncRule latency_s, the mean seconds of a call, with the batch's calls,
+    retries and tokens. Our trainers log a share from the first time on that it is not 0. Of a rubric met_frac, the
+    share of criteria that are met, and met/<title or tag>.
     """
     rows = len(column.verdicts)
     known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
@@ -45,6 +46,7 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     metrics = {
         # In whole rows: 1 - 5/6 - 1/6 is not 0.
         "none_frac": (rows - len(known) - counts.get("skipped", 0)) / rows,
+        "no_answer_frac": share("no_answer"),
         "undecided_frac": share("undecided"),
         "timeout_frac": share("timeout", "too_long", "too_complex", "crashed"),
         "error_frac": share("error", "infra_error", "refused", "no_score"),

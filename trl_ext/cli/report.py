@@ -24,14 +24,7 @@ def report(argv: Sequence[str]) -> int:
         raise ConfigError("Give one run for its report, or two or more after --compare: trl-ext report --compare A B.")
     from rich.console import Console
 
-    from trl_ext.monitor.report import (
-        HTML_FILE,
-        read_log_history,
-        summary_table,
-        table_of,
-        verdict_lines,
-        write_report,
-    )
+    from trl_ext.monitor.report import HTML_FILE, read_log_history, summary_table, table_of, write_report
 
     console = Console()
     if arguments.compare:
@@ -39,7 +32,6 @@ def report(argv: Sequence[str]) -> int:
 
         console.print(table_of(compare_runs(arguments.compare)))
         return 0
-    summary = write_report(arguments.run)
-    console.print(summary_table(summary), verdict_lines(read_log_history(arguments.run), summary))
+    console.print(summary_table(write_report(arguments.run), read_log_history(arguments.run)))
     console.print(f"Report: {arguments.run.rstrip('/')}/{HTML_FILE}", soft_wrap=True, markup=False, highlight=False)
     return 0

@@ -374,8 +374,8 @@ def _work(config: dict[str, Any]) -> int:
         ray.get([actor.begin_attempt.remote() for actor in config["actors"]])
     argv = list(config["argv"])
     # Ray starts this run again, and it has written a checkpoint.
-    there = _checkpoints(Path(config["output_dir"]))  # fewer, where `overwrite` has removed some
-    if ray.train.get_checkpoint() is not None or not set(there) <= set(config["checkpoints"]):
+    new = set(_checkpoints(Path(config["output_dir"]))) - set(config["checkpoints"])  # `overwrite` removes some
+    if ray.train.get_checkpoint() is not None or new:
         argv += ["--resume_from_checkpoint", "true"]
     main: Callable[[Sequence[str], Sequence[Any]], None] = import_module(config["module"]).main
     reports = _report_callback()
@@ -410,7 +410,7 @@ def _may_pass(error: BaseException | None) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob(f"{CHECKPOINT}-*"))
+    return sorted(f"{path.name} of {path.stat().st_mtime_ns}" for path in folder.glob(f"{CHECKPOINT}-*"))
 
 
 def _report_callback() -> Any:

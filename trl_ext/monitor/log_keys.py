@@ -8,6 +8,7 @@ A kind of run is a table of its curves. Keys beside them, of which any may be ab
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry
+    ended_by_error                                 text, in the last entry of a run that failed
 """
 
 import math
@@ -20,6 +21,7 @@ Entry = Mapping[str, Any]
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
 HELD_OUT_GREEDY = "eval_greedy_"  # of PPO's metrics of greedy completions, in the same entry
 WHY_PADDED = "packing/why_off"
+ERROR = "ended_by_error"
 EVALUATE = "evaluate"  # the phase that is no part of a step, though its seconds are logged with the next one
 
 

@@ -135,12 +135,9 @@ def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
     path = Path(output_dir, LOG_FILE)
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     try:
-        entries = [json.loads(line) for line in lines]
-        if not all(isinstance(entry, dict) for entry in entries):
-            raise ValueError("a line is no entry")
-    except ValueError as error:
+        return [dict(json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged: {error}. Remove it to use the newest checkpoint's.") from error
-    return entries
 
 
 def recorded_run(output_dir: str | Path) -> str | None:

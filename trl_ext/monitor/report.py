@@ -151,23 +151,19 @@ def short_name(name: str) -> str:
     return "/".join(parts[-2:]) if len(parts) > 2 or name.startswith((".", "/")) else name
 
 
-def summary_table(summary: RunSummary) -> Group:
-    """The short table that a run ends with, for rich to print."""
+def summary_table(summary: RunSummary, log_history: Sequence[Entry] = ()) -> Group:
+    """The short table that a run ends with, and the verdict on its log where that is given, for rich to print."""
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     table = table_of(curve_rows(summary), f"{summary.num_steps} steps{time}")
     facts = [": ".join(row) for row in token_rows(summary)]
     facts += [", ".join(" ".join(row) for row in phase_rows(summary))]
-    memory = [table_of(summary.memory)] if summary.memory else []
-    return Group(table, *(Text(fact) for fact in facts if fact), *memory)
-
-
-def verdict_lines(log_history: Sequence[Entry], summary: RunSummary, max_steps: int | None = None) -> Group:
-    """The verdict and its warnings, for rich to print."""
-    verdict = judge_run(log_history, read_series(log_history), summary, max_steps)
-    return Group(
-        Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"),
-        *(Text(f"* {warning}", "yellow") for warning in verdict.warnings),
-    )
+    parts: list[Any] = [table, *(Text(fact) for fact in facts if fact)]
+    parts += [table_of(summary.memory)] if summary.memory else []
+    if log_history:
+        verdict = judge_run(log_history, read_series(log_history), summary, None)
+        parts.append(Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"))
+        parts += [Text(f"* {warning}", "yellow") for warning in verdict.warnings]
+    return Group(*parts)
 
 
 def table_of(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

@@ -300,13 +300,12 @@ def print_summary(trainer: Any) -> None:
     from rich.console import Console
 
     from trl_ext.monitor.ending import ending
-    from trl_ext.monitor.report import HTML_FILE, summary_table, verdict_lines
+    from trl_ext.monitor.report import HTML_FILE, summary_table
     from trl_ext.monitor.summary import summarize
 
     report = Path(trainer.args.output_dir, HTML_FILE)
     console = Console()
-    summary = summarize(trainer.state.log_history)
-    console.print(summary_table(summary), verdict_lines(trainer.state.log_history, summary, trainer.state.max_steps))
+    console.print(summary_table(summarize(trainer.state.log_history), trainer.state.log_history))
     places = f"Model: {report.parent}" + (f", report: {report}" if report.is_file() else "")
     last_lines = ending(report.parent, trainer.memory_kind, hasattr(trainer.model, "peft_config"))
     for line in (places, "", *last_lines):

@@ -75,7 +75,7 @@ def test_a_plan_read_back_keeps_its_clock(tmp_path, clock, capsys):
     ("break_it", "words"),
     [
         (lambda run, clock: (run / "plan.json").unlink(), "has no plan.json"),
-        (lambda run, clock: (run / "trainer_state.json").unlink(), "There is no trainer_state.json"),
+        (lambda run, clock: (run / "trainer_state.json").unlink(), "There is no log.jsonl or trainer_state.json"),
         (lambda run, clock: run_of(run, num_entries=2), "has logged its phases 2 times"),
         (lambda run, clock: (clock.parent.mkdir(), clock.write_text('{"A40-48GB": [1, 0, 1]}')), "is damaged"),
     ],

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import HELD_OUT, PPO, REWARD_MODEL, Curve, Entry
+from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry
 from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
@@ -68,8 +68,8 @@ def judge_run(
     numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
     broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
     failure = broken and "{} was {} in step {}: from there on the weights may be broken.".format(*broken)
-    if error := next((entry for entry in reversed(log_history) if "error" in entry), None):
-        headline, mood = f"It failed after step {error['step']}: {cut(error['error'], MOST_CHARS)}", "worse"
+    if error := next((entry for entry in log_history if ERROR in entry), None):
+        headline, mood = f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse"
     is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
     steps = f"{summary.num_steps:,} of {max_steps:,} steps" if max_steps else f"{summary.num_steps:,} steps"
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"

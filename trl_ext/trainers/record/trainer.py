@@ -15,6 +15,7 @@ from transformers.utils import logging
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import TrlExtError
 from trl_ext.memory.files.plan import as_dict
+from trl_ext.monitor.log_keys import ERROR
 from trl_ext.monitor.progress import ProgressLine
 from trl_ext.monitor.record import LOG_FILE, RECIPE_FILE, LogFile, recorded_run, replace_text, write_record
 from trl_ext.rewards.text.secrets import public
@@ -77,7 +78,7 @@ class RunRecords(Trainer):
         except Exception as error:
             name = "" if isinstance(error, TrlExtError) else f"{type(error).__name__}: "
             said = public(" ".join(f"{name}{error}".split()))
-            history = [{"error": said, "step": self.state.global_step}]
+            history = [{ERROR: said, "step": self.state.global_step}]
             raise
         finally:
             history = self.state.log_history + history

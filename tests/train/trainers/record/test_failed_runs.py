@@ -12,6 +12,7 @@ from tests import grpo_trainers, reward_trainers
 from tests.faults import forks
 from trl_ext.cli.main import main
 from trl_ext.errors import TrlExtError
+from trl_ext.monitor.log_keys import ERROR
 from trl_ext.monitor.record import LOG_FILE, read_log
 from trl_ext.monitor.report import read_log_history
 from trl_ext.rewards import Judge, RuleSet
@@ -68,8 +69,8 @@ def test_a_run_that_fails_leaves_log_report_and_reason(kind, tmp_path, monkeypat
         make(tmp_path).train()
     entries = read_log_history(tmp_path)
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, num_steps + 1))
-    assert reason in entries[-1]["error"] and entries[-1]["step"] == num_steps
-    assert " ".join(str(caught.value).split()) in entries[-1]["error"]
+    assert reason in entries[-1][ERROR] and entries[-1]["step"] == num_steps
+    assert " ".join(str(caught.value).split()) in entries[-1][ERROR]
     words = f"It failed after step {num_steps}: "
     assert words in (tmp_path / "report.html").read_text()
     (tmp_path / "report.html").unlink()
@@ -102,7 +103,7 @@ def test_after_a_resume_no_step_stands_twice_and_none_beyond_the_checkpoint(tmp_
     reward_run(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     again = read_log(tmp_path)
     assert [entry["step"] for entry in again] == [1, 2, 3, 4, 4]
-    assert not any("error" in entry for entry in again) and again[-1]["train_runtime"]
+    assert not any(ERROR in entry for entry in again) and again[-1]["train_runtime"]
 
 
 def test_the_log_is_the_history_to_the_last_number_and_a_fresh_run_begins_it_anew(tmp_path):

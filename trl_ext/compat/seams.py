@@ -118,6 +118,7 @@ trl.trainer.utils
     add_fused_lm_head(model, temperature, cast_lm_head_to_fp32, outputs): log-probabilities and entropies of a packed
         row without its logits; `shift_labels` at chosen positions
     _CHUNKED_LOGPROB_CHUNK_SIZE: width of that head's tiles; narrower on a processor
+    _ChunkedLogProbFunction: that head's, whose `forward` `torch.compile` passes over
     FusedCausalLMOutput(log_probs, entropy): values are added to its fields
     split_pixel_values_by_grid(batch): the patches and grids of each row
     is_async_callable(): guards asynchronous reward functions as such

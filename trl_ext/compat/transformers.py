@@ -92,16 +92,27 @@ def is_kernel(function: Callable[..., Any]) -> bool:
 def prompts_read_once(model: Any) -> AbstractContextManager[None]:
     """Let the model's `generate` read equal prompts of a batch once inside the block, not once for each completion.
 
-    Left as they are: images, and models whose caches are more than the keys and values of all tokens.
+    Left as they are: images, models whose caches are more than the keys and values of all tokens, and settings that
+    choose the cache themselves.
     """
     generate = model.generate
 
     def after_cached_prompts(input_ids: Any, attention_mask: Any, generation_config: Any, **others: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        cache = {} if others else _cache_of_prompts(model, **inputs)
+        is_other = bool(others) or _chooses_cache(generation_config, model.generation_config)
+        cache = {} if is_other else _cache_of_prompts(model, **inputs)
         return generate(**inputs, generation_config=generation_config, **others, **cache)
 
     return swapped(model, generate=after_cached_prompts)
+
+
+def _chooses_cache(*configs: Any) -> bool:
+    """True where settings, of which earlier ones win, want another cache than one of all tokens and a row each."""
+    implementation, uses, beams = (
+        next((value for config in configs if (value := getattr(config, name, None)) is not None), None)
+        for name in ("cache_implementation", "use_cache", "num_beams")
+    )
+    return implementation is not None or uses is False or (beams or 1) > 1
 
 
 def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:

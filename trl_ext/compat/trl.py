@@ -3,8 +3,11 @@
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.versions import is_older
@@ -42,6 +45,19 @@ def head_in_cache(device_type: str) -> AbstractContextManager[Any]:
     import trl.trainer.utils
 
     return swapped(trl.trainer.utils, _CHUNKED_LOGPROB_CHUNK_SIZE=_TILE_ON_CPU)
+
+
+@cache
+def leave_fused_head_uncompiled() -> None:
+    """Let `torch.compile` pass over TRL's fused LM head; idempotent.
+
+    Issue: its loops fix the number of tokens, so that each one is compiled anew, and after eight Dynamo gives up.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: it is disabled for the compiler there; it is matrix products, which a compiler leaves as they are.
+    """
+    from trl.trainer.utils import _ChunkedLogProbFunction as Head
+
+    Head.forward = staticmethod(torch.compiler.disable(Head.forward))  # type: ignore[method-assign]
 
 
 def num_experts(config: Any) -> int:

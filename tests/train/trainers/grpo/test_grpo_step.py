@@ -22,6 +22,7 @@ CASES = [
     dict(delta=1.5, epsilon_high=0.28),
     dict(gradient_checkpointing=True),
     dict(scale_rewards="batch"),
+    dict(cache_implementation="static", rollout_func=None, top_p=0.9),
     nightly(dict(max_grad_norm=0.01)),
     dict(beta=0.1, steps=2),
     MIXTURE | dict(router_aux_loss_coef=0.1),

@@ -59,7 +59,8 @@ class GymServer:
 
     Args:
         answer: From the path and the number of requests of the session, this one included, to what is sent instead:
-            bytes as they are, an HTTP code, seconds to wait; None: what the game says.
+            bytes as they are, an HTTP code, seconds to wait, a function that writes to the connection; None: what the
+            game says.
 
     Attributes:
         asked: Path, body and headers of each request.
@@ -109,7 +110,9 @@ class GymServer:
                 other = outer.answer(self.path, outer.counts[session])
                 if isinstance(other, float):
                     time.sleep(other)
-                if isinstance(other, bytes):
+                if callable(other):
+                    other(self.wfile)
+                elif isinstance(other, bytes):
                     self.reply(200, other)
                 elif isinstance(other, int):
                     self.reply(other, b"<html>no</html>")

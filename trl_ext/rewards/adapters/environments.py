@@ -2,23 +2,27 @@
 
 TRL makes one object a rollout, calls `reset` with its row, and offers its public methods to the model as tools. A
 server that fails, takes too long or answers no JSON loses its row alone: the floor, also where it had earned more,
-since a completion may bring that about. A session ends with its score; none is part of a checkpoint.
+since a completion may bring that about. A call that takes too long for three rows in a row is then tried once in each
+`timeout_s`, and other rows are lost at once. A session ends with its score; none is part of a checkpoint.
 """
 
 import json
 import logging
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from threading import Thread
 from typing import Any, ClassVar
 from urllib import request
 from urllib.error import HTTPError
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.adapters.tool_methods import with_tools
-from trl_ext.rewards.isolation.workers.breaker import MISTAKE_CALLS, share_above
+from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import check_server
 from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
 from trl_ext.rewards.rules.remote import as_responses
@@ -36,37 +40,56 @@ class Environment:
     Attributes:
         earned: Reward of each call of a tool in this episode, in their order.
         lost: Why the episode cannot go on; empty while it can.
+        timeout_s: Seconds until a reply has to be there.
     """
 
     tools: ClassVar[dict[str, Any]] = {}
+    timeout_s: ClassVar[float] = math.inf
+    # By call: how many in a row had no reply in time, and when the last of them ended.
+    _late: ClassVar[dict[str, tuple[int, float]]] = {}
     _begin: Callable[..., str | None]
     _step: Callable[..., str]
     _session: Any = None
     lost = ""
+
+    def __init_subclass__(cls, timeout_s: float | None = None) -> None:
+        cls.timeout_s, cls._late = timeout_s or cls.timeout_s, {}
 
     def reset(self, **row: Any) -> str | None:
         """Begin an episode with a row of the dataset; return what is appended to its prompt."""
         self._close()
         self.earned: list[float] = []
         self.lost = ""
-        return self._guarded(self._begin, row)
+        return self._guarded("reset", self._begin, row)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         self.earned.append(0.0)
-        return self._guarded(self._step, name, arguments)
+        return self._guarded(name, self._step, name, arguments)
 
     def _end(self, prompt: Any, completion: Any) -> float:
         """Return what the episode earns beside its calls."""
         return 0.0
 
-    def _guarded(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            found = _GONE if self.lost else ask(*arguments)
-            # No tokenizer takes a lone surrogate.
-            return found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
-        except Exception as error:  # whatever a client raises costs this row, and is counted
-            self.lost = f"{type(error).__name__}: {error}"[:300]
+    def _guarded(self, name: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+        (num_late, ended), began = self._late.get(name, (0, 0.0)), time.monotonic()
+        late = f"`{name}` of an environment did not reply within {self.timeout_s:g} s"
+        if num_late >= LATE_CALLS and began < ended + self.timeout_s:
+            self.lost = self.lost or f"{late}, {num_late} calls in a row"
+        if self.lost:
             return _GONE
+        try:
+            found = ask(*arguments)
+            # No tokenizer takes a lone surrogate.
+            found = found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
+        except Exception as error:  # whatever a client raises costs this row, and is counted
+            self.lost, found = f"{type(error).__name__}: {error}"[:300], _GONE
+        if self.lost and time.monotonic() - began >= 0.9 * self.timeout_s:
+            if name not in self._late:
+                logger.warning(f"{late}: its row is lost. After {LATE_CALLS} in a row, others too at once.")
+            self.lost, self._late[name] = late, (num_late + 1, time.monotonic())
+        elif name in self._late:
+            self._late[name] = (0, 0.0)
+        return found
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -107,7 +130,7 @@ class EnvironmentReward:
         return rewards
 
     def _of(self, prompt: Any, completion: Any, environment: Environment) -> list[float] | float:
-        last = environment._guarded(environment._end, prompt, completion)
+        last = environment._guarded("verify", environment._end, prompt, completion)
         environment._close()
         if environment.lost:
             return self.floor
@@ -145,7 +168,7 @@ def nemo_gym(
         data = None if body is None else json.dumps(body, default=str).encode()
         return _reply(opener, request.Request(f"{url.rstrip('/')}/{path}", data, headers), timeout_s, refusals)
 
-    class NemoGym(Environment):
+    class NemoGym(Environment, timeout_s=timeout_s):
         def _begin(self, row: dict[str, Any]) -> None:
             self._session, self._row = _opener(), {name: cell for name, cell in row.items() if name != "prompt"}
             ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
@@ -196,7 +219,7 @@ def openenv(
     check_server("openenv", "url", url, "", "http://localhost:8000")
     limits = dict(connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_REPLY_BYTES / 1e6)
 
-    class OpenEnv(Environment):
+    class OpenEnv(Environment, timeout_s=timeout_s):
         def _begin(self, row: dict[str, Any]) -> str | None:
             made = client(base_url=url, **limits)
             self._session = made.sync() if hasattr(made, "sync") else made
@@ -245,7 +268,20 @@ def _opener() -> Any:
 
 
 def _reply(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequence[int]) -> Any:
-    """Return a reply's JSON, also that of an HTTP code of `refusals`."""
+    """Return a reply's JSON, also that of an HTTP code of `refusals`; in a thread, since headers may come for ever."""
+    done: Future[Any] = Future()
+
+    def read() -> None:
+        try:
+            done.set_result(_read(opener, asked, timeout_s, refusals))
+        except Exception as error:  # raised below
+            done.set_exception(error)
+
+    Thread(target=read, daemon=True).start()
+    return done.result(timeout_s)
+
+
+def _read(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequence[int]) -> Any:
     until, body = time.monotonic() + timeout_s, b""
     try:
         reply = opener.open(asked, timeout=timeout_s)

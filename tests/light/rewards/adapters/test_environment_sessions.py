@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import time
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -236,6 +238,63 @@ def test_the_first_is_said_and_more_than_five_percent_of_twenty_steps_end_the_ru
             RuleError, match=r"11 of the last 110 rows lost their environment, more than 5%.*HTTP Error"
         ):
             step()
+
+
+def drips(connection: Any) -> None:
+    """Send a header that does not end, faster than any time-out of a socket."""
+    with suppress(OSError):
+        connection.write(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(60):
+            connection.write(b"X")
+            time.sleep(0.05)
+
+
+def generated(made: list[Any], completion: list[dict]) -> list[tuple[Any, list[dict]]]:
+    """Play as TRL does: each call of all rows, one row after the other."""
+    for one in made:
+        one.reset(prompt=PROMPT, level=2)
+    results = [one.add(a=1, b=2) for one in made]
+    return [
+        (one, [completion[0], {"role": "tool", "name": "add", "content": found}, *completion[1:]])
+        for one, found in zip(made, results, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("hang", [2.0, drips], ids=["hangs", "drips headers"])
+@pytest.mark.parametrize("where", ["seed_session", "add", "verify"])
+def test_a_server_that_hangs_is_waited_for_three_times_and_named_at_the_first(where, hang, caplog):
+    warned: list[bool] = []  # before each request that hangs
+
+    def answer(path: str, number: int) -> Any:
+        if path == f"/{where}":
+            warned.append("did not reply within 0.3 s" in caplog.text)
+            return hang
+        return None
+
+    with GymServer(answer) as server, caplog.at_level(logging.WARNING):
+        rows = [made() for made in [nemo_gym(server.url, timeout_s=0.3)] * 16]
+        server.answer = lambda path, number: None
+        assert scored(EnvironmentReward(), *generated(rows, TWO_TURNS)) == [[0.0, 0.5]] * 16
+        server.answer = answer
+        assert scored(EnvironmentReward(floor=-1.0), *generated(rows, TWO_TURNS)) == [-1.0] * 16
+        assert warned == [False, True, True] and caplog.text.count("its row is lost") == 1
+        assert "3 calls in a row" in rows[-1].lost
+        server.answer = lambda path, number: None
+        time.sleep(0.3)  # then it is tried again
+        assert scored(EnvironmentReward(), *generated(rows, TWO_TURNS)) == [[0.0, 0.5]] * 16
+
+
+def test_late_replies_with_others_between_them_cost_their_rows_alone():
+    calls: list[str] = []
+
+    def answer(path: str, number: int) -> float | None:
+        calls.extend([path] * (path == "/add"))
+        return 1.0 if path == "/add" and len(calls) % 3 else None
+
+    with GymServer(answer) as server:
+        rows = [made() for made in [nemo_gym(server.url, timeout_s=0.3)] * 7]
+        generated(rows, TWO_TURNS)
+    assert [bool(one.lost) for one in rows] == [True, True, False] * 2 + [True]
 
 
 # OpenEnv ----------------------------------------------------------------------------------------------------------

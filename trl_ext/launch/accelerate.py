@@ -133,7 +133,10 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
 
 
 def _name_defaults(arguments: Namespace) -> None:
-    """Name what accelerate itself would choose for one process, and say so at length, where no launch file does."""
+    """Name what accelerate itself would choose for one process, and say so at length, where no launch file does.
+
+    Several processes on one machine without cards get the shipped file `cpu`.
+    """
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -142,6 +145,10 @@ def _name_defaults(arguments: Namespace) -> None:
     is_alone = not (arguments.multi_gpu or arguments.use_deepspeed or arguments.use_fsdp)
     defaults: dict[str, Any] = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
     if is_alone and torch.accelerator.device_count() < 2:
+        if (arguments.num_processes or 1) > 1 and (arguments.num_machines or 1) < 2:
+            # accelerate would start one process, also with --cpu.
+            arguments.cpu, arguments.config_file = False, str(resources.accelerate_config("cpu"))
+            return
         defaults["num_processes"] = 1
     for name, value in defaults.items():
         if getattr(arguments, name) is None:

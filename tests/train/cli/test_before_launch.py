@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command
 from filelock import FileLock
 
 from trl_ext import resources
@@ -104,6 +105,14 @@ def test_more_processes_than_cards(monkeypatch):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda cards=cards: cards)
         with pytest.raises(ConfigError, match=sentence) if sentence else nullcontext():
             check(*words.split(), use_cpu=None)
+
+
+@pytest.mark.parametrize("words", [(), ("--cpu",)], ids=["", "--cpu"])
+def test_several_processes_without_cards_are_started_as_such(words, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    arguments = launch_arguments("trl_ext.scripts.grpo", parser_of("grpo"), ["--num_processes", "2", *words])
+    arguments, *_ = _validate_launch_command(arguments)
+    assert arguments.num_processes == 2 and arguments.multi_gpu and not arguments.cpu  # accelerate's name for several
 
 
 def test_a_recipe_of_another_trainer_names_its_command(capsys):

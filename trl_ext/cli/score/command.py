@@ -220,6 +220,11 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
         if not token:
             raise ConfigError(f"{source} holds no token. Put one there: openssl rand -hex 32 makes one.")
+    for rule in rules.rules:
+        if getattr(rule, "unit", "") == "tokens" or hasattr(rule, "soft_punish_cache"):
+            print(
+                f"Rule '{rule.name}' counts tokens, which only /score can bring (completion_ids). Else: unit: words."
+            )
     with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port
         print(

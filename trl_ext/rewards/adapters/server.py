@@ -234,6 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": str(error)})
         except TrlExtError as error:
             self._send(500, {"error": str(error)})
+        except (RecursionError, ValueError) as error:  # of what the body holds, which /verify sends back
+            self._send(400, {"error": f"No JSON answers it: {error}. Send a flatter body, and numbers without NaN."})
 
     def _check_sender(self) -> None:
         """Raise RequestError for a name that is not this server's, and for another token than this server's."""
@@ -267,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(400, f"The body is not JSON: {error}.") from error
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:
-        data = json.dumps(answer).encode()
+        data = json.dumps(answer, allow_nan=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -27,7 +27,7 @@ _RANK = re.compile(r"(?:^rng_state_|^rollouts_|rank_|^__)(\d+)[_.]")
 # What transformers, PEFT, DeepSpeed, accelerate and our trainers read where they find it, whoever wrote it.
 _READ = re.compile(
     r"(adapter_|config\.json$|critic/|global_step|latest$|(pytorch_)?model|optimizer|ppo\.json$|rng_state|rollouts_"
-    r"|rules\.json$|scaler|scheduler|trainer_state|[^/]+/adapter_)"
+    r"|rules\.json$|scaler|scheduler|trainer_state|[^/]+/adapter_|curriculum\.npz$|ahead\.json$|reference\.safetensors$)"
 )
 
 

@@ -80,6 +80,20 @@ def test_nemo_gym_is_answered_with_its_body_and_the_reward(server):
     assert (status, found["error"]) == (500, "No rule has a value for the completion.")
 
 
+@pytest.mark.parametrize("odd", [b"NaN", b"[1e999]", *(b"[" * deep + b"]" * deep for deep in (900, 940, 980, 990))])
+def test_what_nemo_gyms_reply_cannot_hold_is_answered_without_a_traceback(server, odd, capfd):
+    said = b'"response": {"output": [{"type": "message", "content": "A: 18"}]}, "answer": "18"'
+    body = b'{"responses_create_params": {"input": "9 * 2 ="}, "kind": ' + odd + b", " + said + b"}"
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("POST", "/verify", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    found = response.read()
+    connection.close()
+    assert response.status == 400 or (response.status == 200 and odd in found.replace(b" ", b"") and odd[:2] == b"[[")
+    assert response.status == 200 or json.loads(found)["error"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_request_that_cannot_be_judged_is_told_why(server, subtests):
     for body, says in (
         *((b"{", "not JSON"), (b"[" * 30_000, "not JSON"), (b"\xff\xfe", "not JSON"), ([], "is a list")),
@@ -265,7 +279,7 @@ def test_the_page_shows_the_schema_that_requests_are_held_to():
 
 def test_the_command_serves_as_printed_until_it_is_told_to_end(tmp_path):
     (printed,) = (line for block in BLOCKS if block.page == PAGE for line in block.commands() if "score serve" in line)
-    (tmp_path / "rules.yaml").write_text("rules: [{rule: answer}]\n")
+    (tmp_path / "rules.yaml").write_text("rules: [{rule: answer}, {rule: length, high: 9, gate: answer}]\n")
     command = printed.removesuffix("&").replace("8300", "0").split()
     assert command[:2] == ["trl-ext", "score"]
     code = "import sys; from trl_ext.cli.main import main; sys.exit(main())"
@@ -273,12 +287,16 @@ def test_the_command_serves_as_printed_until_it_is_told_to_end(tmp_path):
         [sys.executable, "-c", code, *command[1:]], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ
     )
     try:
+        said = process.stdout.readline()
+        assert said.startswith("Rule 'length' counts tokens, which only /score can bring (completion_ids)")
         line = process.stdout.readline()
         assert line.startswith("Serving rules.yaml at http://127.0.0.1:")
         port = int(line.split(": POST")[0].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("POST", "/score", json.dumps(BATCH), {"Content-Type": "application/json"})
-        assert json.loads(connection.getresponse().read())["totals"] == [1.0, 0.0]
+        connection.request(
+            "POST", "/score", json.dumps(BATCH | {"completion_ids": [[1], [2]]}), {"Content-Type": "application/json"}
+        )
+        assert json.loads(connection.getresponse().read())["totals"] == [2.0, 0.0]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
     finally:

@@ -40,7 +40,11 @@ def test_what_was_written_is_read_and_a_file_that_came_later_is_no_damage(checkp
 
 
 @pytest.mark.parametrize(
-    "name", ["scaler.pt", "critic/critic.json", "adapter_extra.safetensors", "rules.json", "lora/adapter_model.bin"]
+    "name",
+    [
+        *("scaler.pt", "critic/critic.json", "adapter_extra.safetensors", "rules.json", "lora/adapter_model.bin"),
+        *("curriculum.npz", "ahead.json", "reference.safetensors"),
+    ],
 )
 def test_a_file_that_came_later_and_would_be_read_is_damage(checkpoint, name):
     (checkpoint / name).parent.mkdir(exist_ok=True)

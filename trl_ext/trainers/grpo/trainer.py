@@ -52,7 +52,7 @@ from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
 from trl_ext.trainers.rows.curriculum import Curriculum, check_curriculum
-from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
+from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows, without_nulls
 from trl_ext.trainers.rows.prompts import PromptChecks
 
 
@@ -352,7 +352,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             inputs = self.curriculum.take(self._oversampling.num_sampled, len(inputs))
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
-        self._reward_calls.rows = inputs
+        self._reward_calls.rows = inputs = without_nulls(inputs)
         metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
@@ -455,6 +455,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation; casts no weights."""
         with self.clock.phase("generate"), generating(self, is_packed=self._packs):
             output = super()._generate(prompts)
+        if output[6] is not None:  # TRL's own code cannot read a None beside images
+            output = (*output[:6], [of_row or [] for of_row in output[6]], *output[7:])
         prompt_ids, completion_ids, _, completions, logps, *_ = output
         check_generated(self, prompt_ids, completion_ids, logps)
         if self._takes_images and not can_log_images(self, output[6], self._reward_calls.rows):

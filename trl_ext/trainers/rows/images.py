@@ -16,6 +16,8 @@ from trl_ext.packing.families.images import Image, ImageReader, ImageRows, image
 
 # What TRL hands to a forward for the images of its rows.
 KEYS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
+_COLUMNS, _ADDRESSES = ("image", "images"), ("image", "url", "path", "base64")  # of a row, and of a part of a message
+_MOST_ASPECT = 200  # that Qwen's processors take
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,34 +137,70 @@ def digest_of_rows(rows: ImageRows, device: torch.device) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
-def unreadable(dataset: Dataset) -> dict[str, list[int]]:
-    """Return the rows with an image that cannot be opened or whose file is damaged, by what is wrong.
+def without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a batch whose rows have an empty list of images where they have null, which TRL cannot read."""
+    if not any(row.get(name, "") is None for row in rows for name in _COLUMNS):
+        return rows
+    return [
+        {**row, "images": row.get("images") or [one for one in [row.get("image")] if one is not None]} for row in rows
+    ]
+
+
+def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
+    """Return the rows that `problem_of_row` finds something wrong with, by what it is.
 
     Pixels are not decoded, which would take minutes: a JPEG that is cut off after its head is not found.
     """
     found: dict[str, list[int]] = {}
-    for column in {"image", "images"} & set(dataset.column_names):
-        feature = dataset.features[column]
-        is_list = not isinstance(feature, ImageFeature)
-        if is_list and not isinstance(getattr(feature, "feature", None), ImageFeature):
-            continue  # of another type: TRL says what it makes of it
-        as_files = ImageFeature(decode=False)
-        files = dataset.select_columns([column]).cast_column(column, List(as_files) if is_list else as_files)
-        for row, value in enumerate(files[column]):
-            for file in (value or []) if is_list else [value]:
-                if file is not None and (problem := _problem_of_file(file)):
-                    found.setdefault(f"an image that cannot be read ({problem})", []).append(row)
+    files = dataset.select_columns([name for name in ("prompt", *_COLUMNS) if name in dataset.column_names])
+    for column in set(_COLUMNS) & set(dataset.column_names):
+        feature, as_file = dataset.features[column], ImageFeature(decode=False)
+        if isinstance(feature, ImageFeature):
+            files = files.cast_column(column, as_file)
+        elif isinstance(getattr(feature, "feature", None), ImageFeature):
+            files = files.cast_column(column, List(as_file))
+    for number, row in enumerate(files.with_format(None)):
+        if problem := problem_of_row(row, image_token):
+            found.setdefault(problem, []).append(number)
     return found
 
 
-def _problem_of_file(file: Mapping[str, Any]) -> str:
+def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
+    """Return what is wrong with the images of a row, in words that follow "row 7 has"; empty if nothing is.
+
+    Args:
+        row: Its prompt, and its columns `image` and `images`, decoded or not.
+        image_token: What stands for an image in a rendered prompt; empty where it is not known.
+    """
+    prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
+    if isinstance(prompt, str):
+        return ""
+    messages = prompt if isinstance(prompt, list) else ()
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
+    parts = [part for part in parts if isinstance(part, Mapping)]
+    if image_token and any(image_token in str(part.get("text")) for part in parts):
+        return f"the text {image_token}, which stands for an image"
+    given = [part[key] for part in parts for key in _ADDRESSES if part.get(key) is not None]
+    return next(filter(None, map(_problem_of_image, [*given, *(images or ())])), "")
+
+
+def _problem_of_image(image: Any) -> str:
     import PIL.Image  # not there where nobody trains on images
 
+    if isinstance(image, str):  # transformers opens or fetches what it names
+        is_data = image.startswith("data:image/")
+        return "" if is_data else "the address of an image, and none is opened but in a column of datasets' Image()"
     try:
-        with PIL.Image.open(BytesIO(file["bytes"]) if file["bytes"] is not None else file["path"]) as image:
-            image.verify()
+        if isinstance(image, Mapping):
+            with PIL.Image.open(BytesIO(image["bytes"]) if image["bytes"] is not None else image["path"]) as opened:
+                opened.verify()
+                image = opened
+        if isinstance(image, PIL.Image.Image) and max(image.size) > _MOST_ASPECT * min(image.size):
+            return f"an image of {image.width} x {image.height} pixels, beyond {_MOST_ASPECT} : 1"
     except PIL.UnidentifiedImageError:
-        return "no image file"
-    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
-        return str(error)
+        return "an image that cannot be read (no image file)"
+    # PIL raises SyntaxError for a broken PNG.
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
+        return f"an image that cannot be read ({error})"
     return ""

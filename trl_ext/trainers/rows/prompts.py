@@ -19,7 +19,7 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
-from trl_ext.trainers.rows.images import unreadable
+from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, refuse
@@ -129,6 +129,10 @@ class PromptChecks:
         except (OSError, ValueError):  # as above
             return None
 
+    @property
+    def _image_token(self) -> str:
+        return str(getattr(self._processor, "image_token", None) or "")
+
     def _loading(self) -> dict[str, Any]:
         given = getattr(self.args, "model_init_kwargs", None) or {}
         options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
@@ -184,7 +188,7 @@ class PromptChecks:
     def _check_rows(self, dataset: Dataset, role: str) -> None:
         """Raise for golds that rules cannot read, rows that name none of several environments, and bad prompts."""
         check_gold(dataset, self.reward_funcs, role)
-        if damaged := unreadable(dataset):
+        if may_hold_images(dataset) and (damaged := unreadable(dataset, self._image_token)):
             refuse(damaged, role, _ADVICE)
         known, has_names = self.options.get("environment_factory"), "environment" in dataset.column_names
         if isinstance(known, dict) and (
@@ -241,7 +245,8 @@ class PromptChecks:
             problem = check.problem(prompt, "prompt") or _other_kind(prompt, prompts[0])
             if problem := problem or self._template_problem(prompt) or _problem_of_images(rows[0], prompt):
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
-        return ""
+        images = (problem_of_row(row, self._image_token) for row in rows) if self.may_hold_images else ()
+        return next(filter(None, images), "")
 
 
 def _takes_columns(function: Any) -> bool:

@@ -46,7 +46,8 @@ $(VENV)/.installed: pyproject.toml
 quickstart: $(VENV)/.installed
 	assets=$$($(BIN)/python -m benchmarks.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
 	$(BIN)/trl-ext grpo --num_processes 2 --config_file zero2 --config quickstart \
-		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED) --bf16 $(BF16)
+		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --overwrite true \
+		--seed $(SEED) --bf16 $(BF16)
 
 test: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -139,7 +139,7 @@ def shareable(tokens: np.ndarray) -> np.ndarray:
     """
     after = tokens[1:]
     if (tokens < 0).any():
-        ends = np.flatnonzero(np.diff(tokens, append=0))
+        ends = np.flatnonzero(np.diff(tokens, append=tokens[-1] + 1))
         after = tokens[np.minimum(ends[np.searchsorted(ends, np.arange(len(after)))] + 1, len(tokens) - 1)]
         after = np.where(tokens[:-1] < 0, after, tokens[1:])
     return (tokens[:-1] << 32) + after

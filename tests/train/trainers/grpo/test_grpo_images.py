@@ -156,3 +156,10 @@ def test_an_image_at_the_end_of_a_beginning_is_shared_whole():
     found = [shareable(np.array(one)).tolist() for one in (tokens, *others)]
     common = [next(i for i, (a, b) in enumerate(zip(found[0], one, strict=True)) if a != b) for one in found[1:]]
     assert common == [1, 4, 0]
+
+
+def test_a_row_with_an_image_may_end_with_any_token():
+    """Token 0 is "!" to many tokenizers, and rows end with two of them."""
+    for last in (0, 7):
+        tokens = np.array([-5, -5, 3, last, last])
+        assert shareable(tokens).tolist() == [(-5 << 32) + 3, (-5 << 32) + 3, (3 << 32) + last, (last << 32) + last]

@@ -67,17 +67,20 @@ def signals_passed_on() -> Iterator[None]:
 
     from trl_ext.trainers.ending.signals import SAME_PRESS_S
 
-    first_s = math.inf
+    first_s, has_passed = math.inf, False
 
     def pass_on(number: int, frame: Any) -> None:
-        nonlocal first_s
+        nonlocal first_s, has_passed
         processes = [child for child in psutil.Process().children() if child.pid not in servers.running]
-        if not processes:  # none was started yet, or all are gone
+        if not processes and has_passed:  # they have ended, and their exit code is on its way
+            return
+        if not processes:  # none was started yet
             signal.signal(number, before[number])
             signal.raise_signal(number)
         is_second = number == signal.SIGINT and time.monotonic() - first_s > SAME_PRESS_S
         if number == signal.SIGINT:
             first_s = min(first_s, time.monotonic())
+        has_passed = True
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL if is_second else number)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -174,6 +175,23 @@ def test_the_batch_script_starts_a_run_and_requeues_one_that_saved(
         assert asked(call) == [f"http://gpu0:{port}" for port in ports]
         starting = [each for each in steps if "--nodelist=gpu0" in each]
         assert len(starting) == len(ports) and all("--overlap" in each for each in starting)
+
+
+def test_servers_outlive_the_run_where_slurm_signals_all_steps(shell, tmp_path):
+    pids = tmp_path / "pids"
+    serve = f'echo $$ >> {pids}; trap "exit 0" TERM; while :; do /bin/sleep 0.1; done\n'
+    # SLURM signals the servers, too, while the run saves.
+    train = (
+        f"until [ $(cat {pids} | wc -l) -eq 2 ]; do /bin/sleep 0.1; done; kill -TERM $(cat {pids}); /bin/sleep 0.5\n"
+    )
+    train += f"for one in $(cat {pids}); do kill -0 $one || exit 6; done; exit 75\n"
+    pids.touch()
+    for name, then in (("trl", serve), ("trl-ext", train)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{then}")
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "gpu[0-2]"}
+    code, calls = shell((CLUSTER / "train_vllm.sbatch").read_text(), SLURM_CPUS_PER_TASK="64", **slurm)
+    assert code == 75 and ["requeue", "7"] in [each[1:3] for each in of("scontrol", calls)]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split())
 
 
 @pytest.mark.parametrize("name", ["sky", "sky_vllm"])

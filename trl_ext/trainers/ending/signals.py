@@ -17,6 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trl_ext.errors import LostProcessError
+from trl_ext.rewards.rules.async_rule import end_calls
 
 # One Ctrl-C may arrive twice: from the terminal and from the launcher.
 SAME_PRESS_S = 0.5
@@ -86,6 +87,7 @@ class SignalNotes:
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
         self._replaced.clear()
+        end_calls(soon=False)
 
     def name_lost(self, error: LostProcessError) -> None:
         """Let SIGTERM end this process with the sentence of `error`, unless somebody has printed it by then.
@@ -117,6 +119,7 @@ class SignalNotes:
                 signal.raise_signal(number)
         elif not self.first:
             self.first, self._at_s = number, time.monotonic()
+            end_calls(soon=True)
             if os.environ.get("RANK", "0") == "0":
                 again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
                 name = signal.Signals(number).name

@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from tests.ppo_trainers import distance, trained_weights
+from tests.ppo_trainers import Gradients, distance, trained_weights
 
 Rows = list[torch.Tensor]  # [T] of each row, empty for a row that nothing could score
 OF_GROUPS = ("rloo", "grpo")
@@ -115,6 +115,8 @@ class Models:
     value_model: Any
     critic: str
     temperature: float
+    dtype: torch.dtype = torch.float32  # of log-probabilities and values
+    autocast: bool = False
 
     @property
     def bare(self) -> Any:
@@ -125,10 +127,11 @@ class Models:
         found = []
         for prompt, completion, counted in update.tokens():
             if not len(completion):
-                found.append(torch.zeros(0, dtype=model.dtype))
+                found.append(torch.zeros(0, dtype=self.dtype))
                 continue
-            logits = type(model).forward(model, input_ids=torch.cat([prompt, completion])[None]).logits[0]
-            logits = logits[len(prompt) - 1 : -1] / self.temperature
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                logits = type(model).forward(model, input_ids=torch.cat([prompt, completion])[None]).logits[0]
+            logits = logits[len(prompt) - 1 : -1].to(self.dtype) / self.temperature
             found.append(logits.log_softmax(-1).gather(1, completion[:, None])[counted, 0])
         return found
 
@@ -147,11 +150,12 @@ class Models:
         found = []
         for prompt, completion, counted in update.tokens():
             if not len(completion):
-                found.append(torch.zeros(0, dtype=head.weight.dtype))
+                found.append(torch.zeros(0, dtype=self.dtype))
                 continue
-            hidden = body(input_ids=torch.cat([prompt, completion])[None]).last_hidden_state[0]
-            hidden = hidden[len(prompt) - 1 : -1][counted]
-            found.append(hidden @ head.weight[0] + (0.0 if head.bias is None else head.bias))
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                hidden = body(input_ids=torch.cat([prompt, completion])[None]).last_hidden_state[0]
+                hidden = hidden[len(prompt) - 1 : -1][counted]
+                found.append(torch.nn.functional.linear(hidden, head.weight, head.bias)[:, 0].to(self.dtype))
         return found
 
     def adapters_values(self, update: Update) -> Rows:
@@ -302,12 +306,14 @@ def value_terms(s: Settings, new: Rows, old: Rows, returns: Rows) -> Rows:
 
 @dataclass
 class Replayed:
-    """The weights that a replay ends with, and its last step's log-probabilities, those of before, and advantages."""
+    """The weights that a replay ends with, its last step's log-probabilities, those of before, and advantages; and of
+    every step the gradients by name, as they are stepped by."""
 
     weights: dict[str, torch.Tensor]
     new: Rows = field(default_factory=list)
     old: Rows = field(default_factory=list)
     advantages: Rows = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
 
 def replay(
@@ -319,6 +325,7 @@ def replay(
     dtype: torch.dtype = torch.float32,
     turns: Callable[[Update], list[list[float]]] | None = None,
     correct: Callable[[Update, Rows], Rows] | None = None,
+    half: tuple[torch.dtype, bool] | None = None,
 ) -> Replayed:
     """Train the trainer's models again from their first weights, on the same rollouts.
 
@@ -330,10 +337,15 @@ def replay(
         dtype: Of all weights; another one tells how much of the result is rounding.
         turns: The rewards of each counted token, in the place of a score at the last one.
         correct: What the terms of the policy are multiplied by, from an update and its old log-probabilities.
+        half: Of forwards in half precision: the dtype of the weights, and whether they run under autocast to bfloat16.
+            What follows the logits and the values is in `dtype`.
     """
-    set_back(state, dtype)
-    reference = None if trainer.ref_model is None else trainer.ref_model.to(dtype)
-    m = Models(trainer.model, reference, trainer._ppo_models.value_model, trainer._critic.name, s.temperature)
+    weights_dtype, autocast = (dtype, False) if half is None else half
+    set_back(state, weights_dtype)
+    reference = None if trainer.ref_model is None else trainer.ref_model.to(weights_dtype)
+    m = Models(
+        trainer.model, reference, trainer._ppo_models.value_model, trainer._critic.name, s.temperature, dtype, autocast
+    )
     named = {n: p for n, p in m.actor.named_parameters() if p.requires_grad}
     in_actors = [p for n, p in named.items() if "value_head" in n or ".critic." in n]
     critic = list(m.value_model.parameters()) if m.critic == "separate" else in_actors
@@ -342,6 +354,8 @@ def replay(
     if m.critic == "separate":
         optimizers.append(torch.optim.AdamW(groups_of(s, [], critic, "none"), eps=s.adam_epsilon))
     scale, coefficient, num_steps, result = Scale(), s.kl_coef, 0, Replayed({})
+    noted = Gradients(trainer)
+    noted.on_train_begin()
     as_rows = lambda rows: [torch.tensor(row, dtype=dtype) for row in rows]  # noqa: E731
     for update in updates:
         with torch.no_grad():
@@ -405,9 +419,11 @@ def replay(
                 clip(s, actor, critic, m.critic)
                 for optimizer in optimizers:
                     optimizer.step()
+                noted.on_step_end()
                 num_steps += 1
                 result = Replayed({}, [row.detach() for row in new], old, advantages)
-    result.weights = trained_weights(trainer)
+    noted.on_train_end()
+    result.weights, result.gradients = trained_weights(trainer), noted.steps
     set_back(state, torch.float32)
     if reference is not None:
         reference.float()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForSequenceClassification
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import AutoModelForSequenceClassification, TrainerCallback
 
 import trl_ext
 from tests import tiny
@@ -128,6 +129,40 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     if value_model is not None:
         weights |= {f"value_model.{n}": p.detach().clone() for n, p in value_model.named_parameters()}
     return weights
+
+
+class Gradients(TrainerCallback):
+    """The gradients that the optimizers of actor and critic step by.
+
+    Args:
+        trainer: A PPO trainer. Its critic's own optimizer steps before the actor's and lets its gradients go.
+
+    Attributes:
+        steps: Of each optimizer step everything that is trained, by name, in float32; zeros where there is none.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+        self._trainer, self._found = trainer, {}
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._hook = register_optimizer_step_pre_hook(self._note)
+
+    def _note(self, optimizer: Any, *args: Any) -> None:
+        of_step = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        parts = {n: p for n, p in self._trainer.model.named_parameters() if p.requires_grad}
+        if (value_model := self._trainer._ppo_models.value_model) is not None:
+            parts |= {f"value_model.{n}": p for n, p in value_model.named_parameters()}
+        for name, p in parts.items():
+            if id(p) in of_step:
+                self._found[name] = torch.zeros(p.shape) if p.grad is None else p.grad.float().clone()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.steps.append(self._found)
+        self._found = {}
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self._hook.remove()
 
 
 def resumed_as_whole(make: Callable[[Path], Any], folder: Path, step: int) -> tuple[Any, Any]:

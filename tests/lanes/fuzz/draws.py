@@ -1,15 +1,26 @@
 """Draws of a fuzzer: seeds, what a deviation is measured by, and the line that sums up."""
 
+import math
 import os
 from collections import Counter
 
+import pytest
 import torch
+
+from tests.half_precision import error
 
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 # Of the update, the largest weight change of all: what float32 and two orders of summing make of a few steps.
 CLOSE = 1e-5
 MOST_OVER_NOISE = 3.0
 OUTCOMES: dict[str, Counter] = {}
+# Of the errors of gradients in half precision, ours over TRL's, the geometric mean of a lane's draws.
+MOST_OF_MEAN, FEWEST_FOR_MEAN = 1.1, 10
+# Of one draw, whose errors are rounding: TRL in another of these layouts is off itself by nearly as much.
+MOST_OF_ONE = 1.25
+# TRL's rows padded further: the same mathematics, rounded otherwise.
+LAYOUTS = ({}, {"pad_to_multiple_of": 64})
+RATIOS: dict[str, list[float]] = {}
 
 
 def seeds(count: int) -> range:
@@ -54,8 +65,60 @@ def check_equal(lane: str, seed: int, settings: dict, run) -> None:
     assert outcome != "off", f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
 
 
+def precision_of(seed: int) -> str | None:
+    """How a draw runs: None in float32; each third one in half precision, by turns under autocast and with weights."""
+    in_turn = ("autocast", "bf16 weights", "autocast", "bf16 weights under autocast")
+    return None if seed % 3 else in_turn[seed // 3 % 4]
+
+
+def check_in_half(lane: str, seed: int, settings: dict, run) -> None:
+    """Fail where gradients of ours in half precision are further off TRL's in float32 than TRL's own are.
+
+    Args:
+        run: Returns a trainer after its training and the gradients of its optimizer steps. Its argument `precision` is
+            one of PRECISIONS, `layout` as in `check_equal`.
+    """
+    precision = precision_of(seed)
+    print(f"{lane} seed {seed}: {precision}, {settings}")
+    _, truth = run(ours=False, precision="float32")
+    theirs = [error(run(ours=False, precision=precision, layout=layout)[1], truth) for layout in LAYOUTS]
+    trainer, found = run(ours=True, precision=precision)
+    note_errors(lane, seed, theirs, error(found, truth))
+    assert trainer._packs
+
+
+def note_errors(lane: str, seed: int, theirs: list[float], ours: float) -> None:
+    """Note the errors of a draw in half precision; fail where ours is beyond all of the peer's."""
+    is_beyond = ours > MOST_OF_ONE * max(theirs)
+    outcome = "nothing moved in half precision" if math.isnan(ours) else "beyond" if is_beyond else "in half precision"
+    OUTCOMES.setdefault(lane, Counter())[outcome] += 1
+    if outcome != "nothing moved in half precision":
+        RATIOS.setdefault(lane, []).append(ours / math.prod(theirs) ** (1 / len(theirs)))
+        RATIOS.setdefault(f"{lane}, the peer over itself", []).append(theirs[-1] / theirs[0])
+    shown = " ".join(f"{one:.5f}" for one in theirs)
+    print(f"{lane} seed {seed}: {outcome}; error {ours:.5f}, the peer's {shown}")
+    assert not is_beyond, f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def check_mean_in_half(lane: str) -> None:
+    ratios = RATIOS.get(lane, [])
+    if len(ratios) < FEWEST_FOR_MEAN:
+        pytest.skip(f"{len(ratios)} draws in half precision have no mean")
+    assert geometric_mean(ratios) <= MOST_OF_MEAN
+
+
 def summary(lane: str) -> str:
     found = OUTCOMES.get(lane, Counter())
-    return f"{lane}: {found.total()} draws from seed {FIRST_SEED}: " + ", ".join(
-        f"{count} {outcome}" for outcome, count in found.most_common()
-    )
+    lines = [
+        f"{lane}: {found.total()} draws from seed {FIRST_SEED}: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in found.most_common())
+    ]
+    for name, ratios in RATIOS.items():
+        if name.partition(",")[0] == lane:
+            span = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            lines.append(f"{name}: {len(ratios)} ratios of errors, mean {geometric_mean(ratios):.3f}, {span}")
+    return "\n".join(lines)

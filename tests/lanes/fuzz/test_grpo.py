@@ -14,13 +14,23 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import tiny
-from tests.lanes.fuzz.draws import check_equal, seeds, summary, weights
+from tests.half_precision import PRECISIONS, Gradients, moved_weights, wide_model
+from tests.lanes.fuzz.draws import (
+    check_equal,
+    check_in_half,
+    check_mean_in_half,
+    precision_of,
+    seeds,
+    summary,
+    weights,
+)
 from tests.rollouts import forked_rollout, rollout
 from trl_ext.packing import step_plan
 
 torch.set_num_threads(1)
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral_window", "gemma3", "qwen3_moe", "deepseek_v3"]
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
+NUM_GENERATIONS = 4
 SCORES = ["ragged", "dead groups", "tied", "NaN"]
 
 
@@ -77,6 +87,22 @@ def drawn(seed: int) -> dict:
     return settings | dict(forked=draw.random() < 0.4)
 
 
+def drawn_in_half(seed: int) -> dict:
+    """Settings of one draw in half precision: the gradients are compared, so nothing clips them."""
+    settings, draw = drawn(seed), random.Random(f"half {seed}")
+    for name in ("eval_strategy", "eval_steps", "per_device_eval_batch_size"):
+        settings.pop(name, None)
+    if settings["loss_type"] == "luspo":
+        settings["importance_sampling_level"] = "sequence"
+    size, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    micro_batches = [
+        n for n in (1, 2, 4, 8) if n * size % NUM_GENERATIONS == 0 and (n % accumulation == 0 or accumulation % n == 0)
+    ]
+    return settings | dict(
+        max_grad_norm=0.0, learning_rate=draw.choice([1e-4, 1e-3]), steps_per_generation=draw.choice(micro_batches)
+    )
+
+
 def score_as(kind: str):
     def score(prompts, completion_ids, **_):
         values = [sum(ids) % 17 / 17 for ids in completion_ids]
@@ -99,7 +125,8 @@ def with_mask(rollout):
     return spoken
 
 
-def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None = None):
+def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None = None, precision: str | None = None):
+    """Train; return the weights before and after, or of a `precision` the trainer and the gradients of its steps."""
     settings = {**settings, **(layout or {})}
     family, lora, scores, env_mask = (settings.pop(name) for name in ("family", "lora", "scores", "env_mask"))
     completions = forked_rollout if settings.pop("forked") else rollout
@@ -107,9 +134,12 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
         settings |= {"max_tokens_per_forward": budget} if ours else {}
     library = trl_ext if ours else trl
     in_float64 = settings.pop("in_float64", False)
-    model = tiny.model(family, seed=seed)
+    dtype, autocast = PRECISIONS.get(precision, (torch.float32, False))
+    model = wide_model(family, seed) if precision else tiny.model(family, seed=seed)
     model = model.double() if in_float64 else model
-    model.save_pretrained(folder / "model")  # TRL loads the reference by the model's name
+    # TRL loads the reference by the model's name; near the policy a KL would have no gradient to compare.
+    (moved_weights(model) if precision else model).save_pretrained(folder / "model")
+    model = model.to(dtype) if precision else model
     model.config._name_or_path = str(folder / "model")
     draw = random.Random(seed)
     words = [
@@ -120,22 +150,31 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
         model,
         score_as(scores),
         library.GRPOConfig(
-            str(folder / "out"), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no",
-            max_steps=3, num_generations=4, max_completion_length=12, adam_epsilon=1e-3, logging_steps=1, seed=seed,
-            **settings,
+            str(folder / "out"), use_cpu=True, bf16=autocast, report_to="none", disable_tqdm=True, save_strategy="no",
+            max_steps=3, num_generations=NUM_GENERATIONS, max_completion_length=12,
+            adam_epsilon=1e-3, logging_steps=1, seed=seed, **settings,
         ),
         Dataset.from_dict({"prompt": words}),
         eval_dataset=Dataset.from_dict({"prompt": words[:2]}),
         processing_class=tiny.tokenizer(),
         rollout_func=with_mask(completions) if env_mask else completions,
         peft_config=LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"]) if lora else None,
+        callbacks=[gradients := Gradients()],
     )  # fmt: skip
     before = weights(trainer.model)
     trainer.train()
+    if precision:
+        return trainer, gradients.steps
     return before, weights(trainer.model)
 
 
 @pytest.mark.parametrize("seed", seeds(200))
 def test_a_drawn_run_is_trls(seed, tmp_path):
-    settings = drawn(seed)
-    check_equal("grpo", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+    in_half = precision_of(seed) is not None
+    settings = drawn_in_half(seed) if in_half else drawn(seed)
+    check = check_in_half if in_half else check_equal
+    check("grpo", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+
+
+def test_the_draws_in_half_precision_are_as_near_to_float32_as_trls():
+    check_mean_in_half("grpo")

@@ -5,19 +5,24 @@
 Each draw prints its seed, its settings, how far the run moved, how far it ends from the replay, and how far the replay
 ends from itself in double precision: that is rounding, which training amplifies. A deviation beyond three times that,
 and beyond four steps of float32 at 1, which norms' weights are near, is an error.
+
+Each third draw runs in half precision. There the replay forwards in the same precision, row by row without padding;
+what follows the logits is in float32. Its gradients and ours are held against those of the replay in float32.
 """
 
 import os
 import random
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
 from peft import LoraConfig
 
 from tests import ppo_replay, ppo_trainers
+from tests.half_precision import PRECISIONS, error, moved_weights, wide_classifier, wide_model
+from tests.lanes.fuzz.draws import check_mean_in_half, note_errors, precision_of, summary
 from tests.ppo_replay import OF_GROUPS, Settings
-from tests.ppo_trainers import distance, trained_weights
+from tests.ppo_trainers import Gradients, distance, trained_weights
 from tests.rollouts import rollout
 from tests.train.trainers.ppo.test_ppo_loss_modes import EVERY_CASE, check_replay
 from tests.train.trainers.ppo.test_ppo_without_critic import greedy_score
@@ -90,6 +95,12 @@ def with_other_words(prompts, trainer):
 # Draws ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tell():
+    yield
+    print("\n" + summary("ppo"))
+
+
 @pytest.fixture(autouse=True)
 def cheap_calls(monkeypatch):
     """Prompts are kept wherever a group is cut: what a call costs is of models that are larger than these."""
@@ -148,14 +159,24 @@ def drawn(seed):
     return Settings(**own), run, is_lora, draw.random() < 0.5
 
 
-def trainer_of(settings, run, is_lora, is_decided, folder):
-    """The trainer; only what differs from PPOConfig's defaults, or has an effect, is given to it."""
+def trainer_of(settings, run, is_lora, is_decided, folder, precision=None):
+    """The trainer; only what differs from PPOConfig's defaults, or has an effect, is given to it.
+
+    With a `precision` its models are wide ones.
+    """
     given = {name: value for name, value in asdict(settings).items() if name not in _unread(settings)}
     if is_lora:
         given["peft_config"] = LoraConfig(**ppo_trainers.LORA)
     elif settings.kl_coef:
         given["ref_model"] = ppo_trainers.actor(seed=3)
     model = ppo_trainers.decided_actor() if is_decided else ppo_trainers.actor()
+    if precision:
+        dtype, given["bf16"] = PRECISIONS[precision]
+        model = wide_model("llama").to(dtype)
+        if "ref_model" in given:
+            given["ref_model"] = moved_weights(model).to(dtype)
+        if run["critic"] == "separate":
+            given["value_model"] = wide_classifier(folder / "critic", "llama", seed=5).to(dtype)
     return ppo_trainers.stir(ppo_trainers.trainer(folder=folder, model=model, **(given | run)))
 
 
@@ -166,8 +187,41 @@ def _unread(s):
     )
 
 
+def check_in_half(seed, precision, folder):
+    """Hold the gradients of a draw against the replay's. Not ReMax: rounding decides its greedy completions."""
+    settings, run, *how = drawn(seed)
+    if settings.advantage_estimator == "remax":
+        settings, run["rollout_func"] = replace(settings, advantage_estimator="reinforce_pp"), rollout
+    # Nothing is clipped, so that the gradients can be compared.
+    settings = replace(settings, max_grad_norm=1e9, value_max_grad_norm=None)
+    trainer = trainer_of(settings, run, *how, folder, precision)
+    trainer.add_callback(gradients := Gradients(trainer))
+    print(f"ppo seed {seed}: {precision}, {settings}, {run}, {how}")
+    updates, state = ppo_replay.recorded(trainer)
+    replayed = [
+        ppo_replay.replay(trainer, settings, updates, state, half=half).gradients
+        for half in (PRECISIONS[precision], None)
+    ]
+    assert trainer._packs == run["packing"]
+    for part in ("actor", "critic") if trainer._critic.name != "none" else ("actor",):
+        ours, theirs, truth = (
+            [_flat(step, of_critic=part == "critic") for step in steps] for steps in (gradients.steps, *replayed)
+        )
+        note_errors("ppo", seed, [error(theirs, truth)], error(ours, truth))
+
+
+def _flat(gradients, *, of_critic):
+    """The gradients of the critic's own weights, or of all others, in the order of their names."""
+    own = ("value_head", ".critic.", "value_model.")
+    names = [name for name in sorted(gradients) if any(one in name for one in own) == of_critic]
+    return torch.cat([gradients[name].flatten() for name in names])
+
+
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + DRAWS))
 def test_a_run_of_drawn_settings_is_the_replays(seed, tmp_path):
+    if precision := precision_of(seed):
+        check_in_half(seed, precision, tmp_path)
+        return
     settings, run, *how = drawn(seed)
     trainer = trainer_of(settings, run, *how, tmp_path)
     before = trained_weights(trainer)
@@ -182,6 +236,10 @@ def test_a_run_of_drawn_settings_is_the_replays(seed, tmp_path):
     shown = run | {name: getattr(run[name], "__qualname__", None) for name in ("reward_funcs", "rollout_func")}
     print(f"\nseed {seed}: moved {moved:.1e}, off {off:.1e}, rounding {noise:.1e}; {changed} {shown} {how}")
     assert off <= max(FLOOR, TIMES_NOISE * noise)
+
+
+def test_the_draws_in_half_precision_are_as_near_to_float32_as_the_replays():
+    check_mean_in_half("ppo")
 
 
 @pytest.mark.parametrize("estimator, mode, kl", EVERY_CASE)

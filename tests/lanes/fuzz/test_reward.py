@@ -10,7 +10,16 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import tiny
-from tests.lanes.fuzz.draws import check_equal, seeds, summary, weights
+from tests.half_precision import PRECISIONS, Gradients, wide_classifier
+from tests.lanes.fuzz.draws import (
+    check_equal,
+    check_in_half,
+    check_mean_in_half,
+    precision_of,
+    seeds,
+    summary,
+    weights,
+)
 from tests.preferences import reward_model, words
 from tests.reward_trainers import chat_tokenizer
 
@@ -47,6 +56,11 @@ def drawn(seed: int) -> dict:
     return settings
 
 
+def drawn_in_half(seed: int) -> dict:
+    """Settings of one draw in half precision: the gradients are compared, so nothing clips them."""
+    return drawn(seed) | dict(max_grad_norm=0.0, max_steps=4)
+
+
 def pairs_of(seed: int, kind: str, margin: bool, num_pairs: int) -> Dataset:
     draw = random.Random(seed)
 
@@ -72,7 +86,8 @@ def pairs_of(seed: int, kind: str, margin: bool, num_pairs: int) -> Dataset:
     return Dataset.from_list([row() | ({"margin": draw.random()} if margin else {}) for _ in range(num_pairs)])
 
 
-def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None = None):
+def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None = None, precision: str | None = None):
+    """Train; return the weights before and after, or of a `precision` the trainer and the gradients of its steps."""
     settings = {**settings, **(layout or {})}
     own = ("family", "lora", "format", "margin", "pad_is_eos", "num_pairs")
     family, lora, kind, margin, pad_is_eos, num_pairs = (settings.pop(name) for name in own)
@@ -81,7 +96,12 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     library = trl_ext if ours else trl
     in_float64 = settings.pop("in_float64", False)
     tokenizer = chat_tokenizer()
-    model = reward_model(folder / "model", family)
+    dtype, autocast = PRECISIONS.get(precision, (torch.float32, False))
+    model = (
+        wide_classifier(folder / "model", family, seed).to(dtype)
+        if precision
+        else reward_model(folder / "model", family)
+    )
     model = model.double() if in_float64 else model
     if pad_is_eos:
         tokenizer.pad_token = tokenizer.eos_token
@@ -90,19 +110,28 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     trainer = library.RewardTrainer(
         model,
         library.RewardConfig(
-            str(folder / "out"), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no",
+            str(folder / "out"), use_cpu=True, bf16=autocast, report_to="none", disable_tqdm=True, save_strategy="no",
             num_train_epochs=1, adam_epsilon=1e-3, logging_steps=1, seed=seed, **settings,
         ),
         train_dataset=pairs_of(seed, kind, margin, num_pairs),
         processing_class=tokenizer,
         peft_config=LoraConfig(r=4, task_type="SEQ_CLS", target_modules="all-linear") if lora else None,
+        callbacks=[gradients := Gradients()],
     )  # fmt: skip
     before = weights(trainer.model)
     trainer.train()
+    if precision:
+        return trainer, gradients.steps
     return before, weights(trainer.model)
 
 
 @pytest.mark.parametrize("seed", seeds(60))
 def test_a_drawn_run_is_trls(seed, tmp_path):
-    settings = drawn(seed)
-    check_equal("reward", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+    in_half = precision_of(seed) is not None
+    settings = drawn_in_half(seed) if in_half else drawn(seed)
+    check = check_in_half if in_half else check_equal
+    check("reward", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+
+
+def test_the_draws_in_half_precision_are_as_near_to_float32_as_trls():
+    check_mean_in_half("reward")

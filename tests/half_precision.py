@@ -1,6 +1,7 @@
 """Gradients in half precision, for tests: how far TRL's and ours are off TRL's in float32."""
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -64,3 +65,7 @@ def wide_classifier(folder: Any, family: str, seed: int = 0) -> Any:
     with torch.no_grad():
         made.score.weight.copy_(made.score.weight.bfloat16())
     return made
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

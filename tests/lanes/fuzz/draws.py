@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.half_precision import error
+from tests.half_precision import error, geometric_mean
 
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 # Of the update, the largest weight change of all: what float32 and two orders of summing make of a few steps.
@@ -98,10 +98,6 @@ def note_errors(lane: str, seed: int, theirs: list[float], ours: float) -> None:
     shown = " ".join(f"{one:.5f}" for one in theirs)
     print(f"{lane} seed {seed}: {outcome}; error {ours:.5f}, the peer's {shown}")
     assert not is_beyond, f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
-
-
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def check_mean_in_half(lane: str) -> None:

@@ -41,6 +41,13 @@ def wide_model(family: str, seed: int = 0) -> Any:
     return made
 
 
+def cast(model: Any, dtype: torch.dtype) -> Any:
+    """The model with its weights in a dtype. `model.to` would round the frequencies of its positions, too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
     """How far gradients are off the true ones, as a fraction of these: over all steps and all weights."""
     off = sum((one - true).square().sum() for one, true in zip(found, truth, strict=True))

@@ -13,6 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import TrainerCallback
 
+from tests.half_precision import cast
 from tests.ppo_trainers import Gradients, distance, trained_weights
 
 Rows = list[torch.Tensor]  # [T] of each row, empty for a row that nothing could score
@@ -100,7 +101,7 @@ def recorded(trainer: Any) -> tuple[list[Update], dict[str, Any]]:
 
 def set_back(state: dict[str, Any], dtype: torch.dtype) -> None:
     for model, weights in zip(state["models"], state["before"], strict=True):
-        model.to(dtype).load_state_dict(weights)
+        cast(model, dtype).load_state_dict(weights)
 
 
 # Forwards -----------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ def replay(
     """
     weights_dtype, autocast = (dtype, False) if half is None else half
     set_back(state, weights_dtype)
-    reference = None if trainer.ref_model is None else trainer.ref_model.to(weights_dtype)
+    reference = None if trainer.ref_model is None else cast(trainer.ref_model, weights_dtype)
     m = Models(
         trainer.model, reference, trainer._ppo_models.value_model, trainer._critic.name, s.temperature, dtype, autocast
     )
@@ -426,7 +427,7 @@ def replay(
     result.weights, result.gradients = trained_weights(trainer), noted.steps
     set_back(state, torch.float32)
     if reference is not None:
-        reference.float()
+        cast(reference, torch.float32)
     return result
 
 

@@ -14,7 +14,7 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import tiny
-from tests.half_precision import PRECISIONS, Gradients, moved_weights, wide_model
+from tests.half_precision import PRECISIONS, Gradients, cast, moved_weights, wide_model
 from tests.lanes.fuzz.draws import (
     check_equal,
     check_in_half,
@@ -139,7 +139,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     model = model.double() if in_float64 else model
     # TRL loads the reference by the model's name; near the policy a KL would have no gradient to compare.
     (moved_weights(model) if precision else model).save_pretrained(folder / "model")
-    model = model.to(dtype) if precision else model
+    model = cast(model, dtype) if precision else model
     model.config._name_or_path = str(folder / "model")
     draw = random.Random(seed)
     words = [

@@ -19,7 +19,7 @@ import torch
 from peft import LoraConfig
 
 from tests import ppo_replay, ppo_trainers
-from tests.half_precision import PRECISIONS, error, moved_weights, wide_classifier, wide_model
+from tests.half_precision import PRECISIONS, cast, error, moved_weights, wide_classifier, wide_model
 from tests.lanes.fuzz.draws import check_mean_in_half, note_errors, precision_of, summary
 from tests.ppo_replay import OF_GROUPS, Settings
 from tests.ppo_trainers import Gradients, distance, trained_weights
@@ -172,11 +172,11 @@ def trainer_of(settings, run, is_lora, is_decided, folder, precision=None):
     model = ppo_trainers.decided_actor() if is_decided else ppo_trainers.actor()
     if precision:
         dtype, given["bf16"] = PRECISIONS[precision]
-        model = wide_model("llama").to(dtype)
+        model = cast(wide_model("llama"), dtype)
         if "ref_model" in given:
-            given["ref_model"] = moved_weights(model).to(dtype)
+            given["ref_model"] = cast(moved_weights(model), dtype)
         if run["critic"] == "separate":
-            given["value_model"] = wide_classifier(folder / "critic", "llama", seed=5).to(dtype)
+            given["value_model"] = cast(wide_classifier(folder / "critic", "llama", seed=5), dtype)
     return ppo_trainers.stir(ppo_trainers.trainer(folder=folder, model=model, **(given | run)))
 
 
@@ -193,7 +193,7 @@ def check_in_half(seed, precision, folder):
     if settings.advantage_estimator == "remax":
         settings, run["rollout_func"] = replace(settings, advantage_estimator="reinforce_pp"), rollout
     # Nothing is clipped, so that the gradients can be compared.
-    settings = replace(settings, max_grad_norm=1e9, value_max_grad_norm=None)
+    settings = replace(settings, max_grad_norm=1e9, value_max_grad_norm=None, learning_rate=1e-4)
     trainer = trainer_of(settings, run, *how, folder, precision)
     trainer.add_callback(gradients := Gradients(trainer))
     print(f"ppo seed {seed}: {precision}, {settings}, {run}, {how}")

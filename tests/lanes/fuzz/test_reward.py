@@ -10,7 +10,7 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import tiny
-from tests.half_precision import PRECISIONS, Gradients, wide_classifier
+from tests.half_precision import PRECISIONS, Gradients, cast, wide_classifier
 from tests.lanes.fuzz.draws import (
     check_equal,
     check_in_half,
@@ -98,7 +98,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     tokenizer = chat_tokenizer()
     dtype, autocast = PRECISIONS.get(precision, (torch.float32, False))
     model = (
-        wide_classifier(folder / "model", family, seed).to(dtype)
+        cast(wide_classifier(folder / "model", family, seed), dtype)
         if precision
         else reward_model(folder / "model", family)
     )

@@ -9,7 +9,7 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import grpo_trainers, ppo_trainers, tiny, trained
-from tests.half_precision import PRECISIONS, Gradients, error, geometric_mean, wide_model
+from tests.half_precision import PRECISIONS, Gradients, cast, error, geometric_mean, wide_model
 from tests.nightly import daily, nightly
 from trl_ext.packing import step_plan
 
@@ -51,7 +51,7 @@ def prompts() -> Dataset:
 def wide_trainer(folder, precision, **changes):
     """A trainer of ours whose policy does not move: four optimizer steps on each generation of 16 rows."""
     dtype, autocast = PRECISIONS[precision]
-    model = wide_model("qwen3").to(dtype)
+    model = cast(wide_model("qwen3"), dtype)
     model.config._name_or_path = str(folder / "model")  # the reference, which is the policy
     model.save_pretrained(folder / "model")
     settings = dict(
@@ -83,10 +83,10 @@ def test_nothing_is_clipped_and_the_kl_is_zero_before_anything_moved(precision, 
 @pytest.mark.parametrize("critic", daily(ppo_trainers.CRITICS, "head"))
 def test_ppos_first_update_clips_nothing(precision, critic, tmp_path):
     dtype, autocast = PRECISIONS[precision]
-    own = dict(value_model=ppo_trainers.classifier().to(dtype)) if critic == "separate" else {}
+    own = dict(value_model=cast(ppo_trainers.classifier(), dtype)) if critic == "separate" else {}
     settings = dict(max_steps=1, cliprange=1e-9, num_ppo_epochs=2, max_tokens_per_forward=60, kl_coef=0.0)
     trainer = ppo_trainers.trainer(
-        critic, tmp_path, model=wide_model("qwen3").to(dtype), bf16=autocast, **settings, **own
+        critic, tmp_path, model=cast(wide_model("qwen3"), dtype), bf16=autocast, **settings, **own
     )
     trainer.train()
     assert trainer._packs

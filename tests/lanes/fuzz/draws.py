@@ -16,7 +16,7 @@ MOST_OVER_NOISE = 3.0
 OUTCOMES: dict[str, Counter] = {}
 # Of the errors of gradients in half precision, ours over TRL's, the geometric mean of a lane's draws.
 MOST_OF_MEAN, FEWEST_FOR_MEAN = 1.1, 10
-# Of one draw, whose errors are rounding: TRL in another of these layouts is off itself by nearly as much.
+# Of one draw. TRL in the other of these layouts is off itself by up to 1.14 in Reward, in GRPO by up to 7 (48 draws).
 MOST_OF_ONE = 1.25
 # TRL's rows padded further: the same mathematics, rounded otherwise.
 LAYOUTS = ({}, {"pad_to_multiple_of": 64})
@@ -80,24 +80,39 @@ def check_in_half(lane: str, seed: int, settings: dict, run) -> None:
     """
     precision = precision_of(seed)
     print(f"{lane} seed {seed}: {precision}, {settings}")
-    _, truth = run(ours=False, precision="float32")
-    theirs = [error(run(ours=False, precision=precision, layout=layout)[1], truth) for layout in LAYOUTS]
-    trainer, found = run(ours=True, precision=precision)
-    note_errors(lane, seed, theirs, error(found, truth))
-    assert trainer._packs
+
+    def errors(**changes) -> tuple[list[float], float]:
+        _, truth = run(ours=False, precision="float32", layout=changes)
+        theirs = [error(run(ours=False, precision=precision, layout=layout | changes)[1], truth) for layout in LAYOUTS]
+        trainer, found = run(ours=True, precision=precision, layout=changes)
+        assert trainer._packs
+        return theirs, error(found, truth)
+
+    note_errors(lane, seed, errors)
 
 
-def note_errors(lane: str, seed: int, theirs: list[float], ours: float) -> None:
-    """Note the errors of a draw in half precision; fail where ours is beyond all of the peer's."""
-    is_beyond = ours > MOST_OF_ONE * max(theirs)
-    outcome = "nothing moved in half precision" if math.isnan(ours) else "beyond" if is_beyond else "in half precision"
-    OUTCOMES.setdefault(lane, Counter())[outcome] += 1
-    if outcome != "nothing moved in half precision":
+def note_errors(lane: str, seed: int, errors) -> None:
+    """Note the errors of a draw in half precision; fail where ours is beyond all of the peer's.
+
+    Rounding can decide which token is clipped, and is then no measure of an error. A draw that is beyond is repeated
+    where nothing moves.
+
+    Args:
+        errors: Returns the peer's errors and ours, given settings that differ from the draw's.
+    """
+    theirs, ours = errors()
+    outcome = "nothing moved in half precision" if math.isnan(ours) else "in half precision"
+    if not math.isnan(ours):
         RATIOS.setdefault(lane, []).append(ours / math.prod(theirs) ** (1 / len(theirs)))
         RATIOS.setdefault(f"{lane}, the peer over itself", []).append(theirs[-1] / theirs[0])
+    if ours > MOST_OF_ONE * max(theirs):
+        of_unmoved, ours_unmoved = errors(learning_rate=1e-9)
+        is_near = ours_unmoved <= MOST_OF_ONE * max(of_unmoved)
+        outcome = "in half precision where nothing moves" if is_near else "beyond"
+    OUTCOMES.setdefault(lane, Counter())[outcome] += 1
     shown = " ".join(f"{one:.5f}" for one in theirs)
     print(f"{lane} seed {seed}: {outcome}; error {ours:.5f}, the peer's {shown}")
-    assert not is_beyond, f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
+    assert outcome != "beyond", f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
 
 
 def check_mean_in_half(lane: str) -> None:

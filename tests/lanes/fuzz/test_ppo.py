@@ -188,12 +188,20 @@ def _unread(s):
 
 
 def check_in_half(seed, precision, folder):
-    """Hold the gradients of a draw against the replay's. Not ReMax: rounding decides its greedy completions."""
+    """Hold the gradients of a draw against the replay's: the actor's, and those of a critic's own weights."""
+    has_critic = drawn(seed)[1]["critic"] != "none"
+    for part in ("actor", "critic") if has_critic else ("actor",):
+        note_errors("ppo", seed, lambda part=part, **changes: errors_of(seed, precision, folder, part, **changes))
+
+
+def errors_of(seed, precision, folder, part, **changes):
+    """The replay's error and ours. Not of ReMax: rounding decides its greedy completions."""
     settings, run, *how = drawn(seed)
     if settings.advantage_estimator == "remax":
         settings, run["rollout_func"] = replace(settings, advantage_estimator="reinforce_pp"), rollout
     # Nothing is clipped, so that the gradients can be compared.
-    settings = replace(settings, max_grad_norm=1e9, value_max_grad_norm=None, learning_rate=1e-4)
+    own = dict(max_grad_norm=1e9, value_max_grad_norm=None, learning_rate=1e-4, value_learning_rate=None)
+    settings = replace(settings, **own | changes)
     trainer = trainer_of(settings, run, *how, folder, precision)
     trainer.add_callback(gradients := Gradients(trainer))
     print(f"ppo seed {seed}: {precision}, {settings}, {run}, {how}")
@@ -203,11 +211,10 @@ def check_in_half(seed, precision, folder):
         for half in (PRECISIONS[precision], None)
     ]
     assert trainer._packs == run["packing"]
-    for part in ("actor", "critic") if trainer._critic.name != "none" else ("actor",):
-        ours, theirs, truth = (
-            [_flat(step, of_critic=part == "critic") for step in steps] for steps in (gradients.steps, *replayed)
-        )
-        note_errors("ppo", seed, [error(theirs, truth)], error(ours, truth))
+    ours, theirs, truth = (
+        [_flat(step, of_critic=part == "critic") for step in steps] for steps in (gradients.steps, *replayed)
+    )
+    return [error(theirs, truth)], error(ours, truth)
 
 
 def _flat(gradients, *, of_critic):

@@ -35,9 +35,9 @@ from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.generation import can_log_images, check_generated, generating, prepare_generation
-from trl_ext.trainers.grpo.old_policy import OldPolicy
+from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
+from trl_ext.trainers.grpo.log_probs.passes import UpdatePasses
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
-from trl_ext.trainers.grpo.passes import UpdatePasses
 from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
@@ -100,7 +100,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             settle_memory("grpo", args, kwargs, model, **given)
         self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
-        self._old_policy, self._passes = OldPolicy(self), UpdatePasses(self)
+        self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
         check_groups(self.given_rewards, args)
         choose_correction(args)
@@ -108,6 +108,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         drawing = check_curriculum(args) if self.memory_kind == "grpo" else None
         self.curriculum = None if drawing is None else Curriculum(drawing, args, train_dataset)
         self._update = StepUpdate(self)
+        log_probs = self._get_per_token_logps_and_entropies
+        self._passes = UpdatePasses(self, self._old_policy, self._update, log_probs)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)

@@ -15,7 +15,7 @@ import trl_ext
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, prompts, trainer, weights
 from tests.rollouts import rollout
 from trl_ext.errors import DataError
-from trl_ext.trainers.grpo import old_policy
+from trl_ext.trainers.grpo.log_probs import old_policy
 
 SAMPLING = ("sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/")
 

@@ -3,7 +3,7 @@
 With vLLM, TRL corrects the policy gradient by the ratio of the old policy's probability to the sampler's, and forwards
 the whole batch once more for it. In the first optimizer step after a generation the old policy is the one that is
 trained: the detached log-probabilities of the update are the same numbers. Later ones have those that
-`trl_ext/trainers/grpo/passes.py` made before. Legend: B rows, T completion tokens.
+`trl_ext/trainers/grpo/log_probs/passes.py` made before. Legend: B rows, T completion tokens.
 
 The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a stand-in.
 """

@@ -7,7 +7,7 @@ policy is 1, to the bit. Legend: B rows, C completion tokens.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
-from trl_ext.trainers.grpo.update import RolloutForward, Rollouts
+from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
+from trl_ext.trainers.grpo.update import RolloutForward, Rollouts, StepUpdate
 
 OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
 # TRL's arguments for images; what rollouts have of them goes along.
@@ -29,20 +30,23 @@ class UpdatePasses:
 
     Args:
         trainer: A GRPO trainer. PPO's targets need the log-probabilities before its updates are known: it has TRL's.
+        old_policy: Leaves TRL's pass of the old policy out with vLLM.
+        update: Plans the forwards.
+        log_probs: TRL's `_get_per_token_logps_and_entropies`.
 
     Attributes:
         is_running: True while forwards of updates run without a gradient.
     """
 
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
+    def __init__(self, trainer: Any, old_policy: OldPolicy, update: StepUpdate, log_probs: Callable[..., Any]):
+        self._trainer, self._old_policy, self._update, self._forward = trainer, old_policy, update, log_probs
         self._is_waiting = False
         self._due: list[str] = []
         self.is_running = False
 
     @property
     def _can_wait(self) -> bool:
-        return self._is_waiting and not self._trainer._old_policy.is_trls_alone
+        return self._is_waiting and not self._old_policy.is_trls_alone
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -71,7 +75,7 @@ class UpdatePasses:
 
     def make(self, micro_batches: Sequence[Rollouts]) -> None:
         """Add what is due to the micro-batches of a generation. Collective."""
-        trainer, update, due = self._trainer, self._trainer._update, self._due
+        trainer, update, due = self._trainer, self._update, self._due
         self._due = []
         if not due:
             return
@@ -105,7 +109,7 @@ class UpdatePasses:
         trainer, accelerator = self._trainer, self._trainer.accelerator
         group = trainer.step_settings.group
         rows, width = len(window[0]["completion_ids"]), window[0]["completion_ids"].size(1)
-        forwards = trainer._update.planned(window, is_noted=False)
+        forwards = self._update.planned(window, is_noted=False)
         of_all = torch.zeros(
             (accelerator.num_processes, len(window), rows, agreed_num_forwards(width, accelerator)),
             device=accelerator.device,
@@ -118,7 +122,7 @@ class UpdatePasses:
             elif group is None or group.rank == 0:  # one of the processes that share rows
                 numbers = [forward.window.numbers[row] for row in forward.rows]
                 of_all[numbers, : logps.size(1)] = logps[: len(numbers)]
-        trainer._update.forget_kept()
+        self._update.forget_kept()
         if name in window[0]:
             return
         own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(window), rows))
@@ -131,5 +135,5 @@ class UpdatePasses:
         ids, mask = (torch.cat([batch[f"{part}_{what}"] for part in parts], dim=1) for what in ("ids", "mask"))
         images = {name: batch[name] for name in _IMAGES if name in batch}
         width = batch["completion_ids"].size(1)
-        logps: torch.Tensor = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, width, **images)[0]
+        logps: torch.Tensor = self._forward(model, ids, mask, width, **images)[0]
         return logps

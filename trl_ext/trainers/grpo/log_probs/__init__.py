@@ -1,0 +1,1 @@
+"""Log-probabilities that updates start from."""

@@ -28,9 +28,11 @@ WAYS = {
     "LoRA": (dict(peft_config=LORA, beta=0.1), 1),
     "padded": (dict(packing=False, beta=0.1), 1),
     "checkpointing": (dict(gradient_checkpointing=True, beta=0.1), 1),
+    "steps that do not divide": (dict(num_iterations=2, steps_per_generation=3, gradient_accumulation_steps=2), 1),
 }
 DAILY = [("bf16 weights under autocast", GSPO, "KL twice"), ("autocast", BY_TOKEN, "several forwards, KL")]
 DAILY += [("bf16 weights", BY_TOKEN, "LoRA"), ("autocast", GSPO, "padded")]
+DAILY += [("bf16 weights", BY_TOKEN, "steps that do not divide")]
 
 
 @pytest.fixture(autouse=True)

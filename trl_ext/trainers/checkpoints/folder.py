@@ -111,7 +111,7 @@ def _remove_earlier_run(folder: Path, model: str) -> None:
         return
     bin_, saved = folder / UNFINISHED, {"completions", "trainer_state.json"}
     with suppress(Damaged):
-        saved |= {name.partition("/")[0] for name in Manifest.read(checkpoints[0]).files}
+        saved |= {name.partition("/")[0] for name in Manifest.read(checkpoints[0]).files} - {"", ".", ".."}
     if Path(model).resolve() == folder.resolve():
         saved = {"completions"}
     shutil.rmtree(bin_, ignore_errors=True)

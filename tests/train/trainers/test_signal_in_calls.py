@@ -31,8 +31,9 @@ def test_a_signal_ends_the_calls_of_a_judge_that_hangs_and_the_run_saves(tmp_pat
     monkeypatch.setattr(async_rule, "LAST_S", 0.3)
     rewards = RuleSet([Length(high=4, unit="words"), Hangs()])
     subject = grpo_trainers.trainer(tmp_path, rewards=rewards, max_steps=9, save_strategy="steps", save_steps=100)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray leaves a handler in the process of the tests
     with pytest.raises(SystemExit) as end:
         subject.train()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, before)
     assert end.value.code == 75 and (tmp_path / "checkpoint-2").is_dir()
     assert not async_rule._is_ending

@@ -117,7 +117,7 @@ OTHERS = {
         log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo""",
     "what a resumed run takes up": """
         ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint load_best_model_at_end
-        metric_for_best_model greater_is_better resume_despite""",
+        metric_for_best_model greater_is_better resume_despite overwrite""",
     "when and how an evaluation runs": """
         eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps bf16_full_eval fp16_full_eval

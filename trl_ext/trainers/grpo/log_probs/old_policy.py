@@ -120,15 +120,17 @@ class OldPolicy:
             self._compared.append(self._comparison(own))
 
     def weigh(self, logps: torch.Tensor) -> None:
-        """Add TRL's importance-sampling ratios to the inputs of the running forward of the loss.
+        """Add the old policy's log-probabilities, where they are those of the update, and TRL's importance-sampling
+        ratios to the inputs of the running forward of the loss.
 
         Args:
             logps: [B, T] log-probabilities of the update.
         """
-        if self._inputs is None or not self.is_left_out or "importance_sampling_ratio" in self._inputs:
+        if self._inputs is None:
             return
         self._inputs.setdefault("old_per_token_logps", logps.detach())
-        self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
+        if self.is_left_out and "importance_sampling_ratio" not in self._inputs:
+            self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
 
     def _ratio(self, rollouts: dict[str, Any]) -> torch.Tensor:
         """Return TRL's ratio of the rollouts' two log-probabilities, shaped as by `importance_ratio`."""

@@ -67,7 +67,8 @@ def check_packs(kind: str, results: list[CheckResult], *given: Any) -> None:
     assert subject._packs, subject.why_padded
     assert len(results) == (2 if kind == "ppo" else 1)
     for result in results:
-        assert result.is_exact and result.leak == 0.0
+        # Experts get other numbers of tokens, and may round the last bit otherwise.
+        assert result.is_exact and result.leak <= 1e-6
         assert result.error <= 0.75 * result.tolerance, f"little is left of the tolerance: {result}"
 
 

@@ -48,7 +48,7 @@ def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:
 
 
 def computing_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Return all weights of a model but those of adapters that are not active."""
+    """Return all weights of a model except the weights of inactive adapters."""
     idle = set(model.peft_config) - set(model.active_adapters) if isinstance(model, PeftModel) else set()
     return [weight for name, weight in model.named_parameters() if idle.isdisjoint(name.split("."))]
 

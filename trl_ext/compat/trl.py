@@ -51,7 +51,7 @@ def head_in_cache(device_type: str) -> AbstractContextManager[Any]:
 def leave_fused_head_uncompiled() -> None:
     """Let `torch.compile` pass over TRL's fused LM head; idempotent.
 
-    Issue: its loops fix the number of tokens, so that each one is compiled anew, and after eight Dynamo gives up.
+    Issue: its loops fix the number of tokens, so that each one is compiled again, and after eight Dynamo gives up.
     Fixed in: no version of TRL up to 1.16.
     Remove when: it is disabled for the compiler there; it is matrix products, which a compiler leaves as they are.
     """

@@ -114,7 +114,7 @@ def read_record(output_dir: str | Path) -> RunRecord | None:
 
 @dataclass(eq=False)
 class LogFile:
-    """Writes what a run logs as it comes, in the place of what an earlier one has left."""
+    """Writes the entries of a run's log as they come. The log of an earlier run is overwritten."""
 
     path: Path
     _num_entries: int = 0

@@ -115,6 +115,19 @@ def note_errors(lane: str, seed: int, errors) -> None:
     assert outcome != "beyond", f"FUZZ_SEED={seed} FUZZ_DRAWS=1 repeats it"
 
 
+def check_draw(lane: str, seed: int, drawn, drawn_in_half, trained) -> None:
+    """Compare a draw with TRL: its weights, or in half precision its gradients.
+
+    Args:
+        drawn, drawn_in_half: Return the settings of a seed.
+        trained: Called with settings, seed and what `check_equal` passes to `run`.
+    """
+    in_half = precision_of(seed) is not None
+    settings = drawn_in_half(seed) if in_half else drawn(seed)
+    check = check_in_half if in_half else check_equal
+    check(lane, seed, settings, lambda **how: trained(settings, seed, **how))
+
+
 def check_mean_in_half(lane: str) -> None:
     ratios = RATIOS.get(lane, [])
     if len(ratios) < FEWEST_FOR_MEAN:

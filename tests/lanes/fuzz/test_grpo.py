@@ -5,6 +5,7 @@ are positions that depend on a row's length (`tests/tiny.py`, STRETCHED), where 
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,10 +17,8 @@ import trl_ext
 from tests import tiny
 from tests.half_precision import PRECISIONS, Gradients, cast, moved_weights, wide_model
 from tests.lanes.fuzz.draws import (
-    check_equal,
-    check_in_half,
+    check_draw,
     check_mean_in_half,
-    precision_of,
     seeds,
     summary,
     weights,
@@ -170,10 +169,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
 
 @pytest.mark.parametrize("seed", seeds(200))
 def test_a_drawn_run_is_trls(seed, tmp_path):
-    in_half = precision_of(seed) is not None
-    settings = drawn_in_half(seed) if in_half else drawn(seed)
-    check = check_in_half if in_half else check_equal
-    check("grpo", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+    check_draw("grpo", seed, drawn, drawn_in_half, partial(trained, tmp_path))
 
 
 def test_the_draws_in_half_precision_are_as_near_to_float32_as_trls():

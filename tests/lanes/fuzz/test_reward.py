@@ -1,6 +1,7 @@
 """Settings of reward models drawn at random: our weights are TRL's after a few steps on the same pairs."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -12,10 +13,8 @@ import trl_ext
 from tests import tiny
 from tests.half_precision import PRECISIONS, Gradients, cast, wide_classifier
 from tests.lanes.fuzz.draws import (
-    check_equal,
-    check_in_half,
+    check_draw,
     check_mean_in_half,
-    precision_of,
     seeds,
     summary,
     weights,
@@ -127,10 +126,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
 
 @pytest.mark.parametrize("seed", seeds(60))
 def test_a_drawn_run_is_trls(seed, tmp_path):
-    in_half = precision_of(seed) is not None
-    settings = drawn_in_half(seed) if in_half else drawn(seed)
-    check = check_in_half if in_half else check_equal
-    check("reward", seed, settings, lambda **how: trained(tmp_path, settings, seed, **how))
+    check_draw("reward", seed, drawn, drawn_in_half, partial(trained, tmp_path))
 
 
 def test_the_draws_in_half_precision_are_as_near_to_float32_as_trls():

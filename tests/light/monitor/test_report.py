@@ -134,8 +134,8 @@ def test_numbers_read_as_a_person_writes_them():
 
 
 def test_that_packing_was_off_is_said_in_the_table_and_on_the_page(tmp_path, history):
-    told = [dict(entry, **{"packing/why_off": "its layers <leak>"}) for entry in history]
-    summary = write_report(tmp_path, told)
+    padded = [dict(entry, **{"packing/why_off": "its layers <leak>"}) for entry in history]
+    summary = write_report(tmp_path, padded)
     assert token_rows(summary)[0] == ["packing is off", "its layers <leak>."]
     page = (tmp_path / "report.html").read_text()
     assert "Packing was off: its layers &lt;leak&gt;" in page

@@ -94,7 +94,7 @@ SEEDS = range(7)
     ],
 )
 def test_a_sound_random_model_packs(kind, family, seed, dtype, autocast, tmp_path, results, monkeypatch):
-    """252 checks with those of the critic, of which `make test` runs one in seven."""
+    """252 checks, the critic's included, of which `make test` runs one in seven."""
     monkeypatch.setattr(packing_check, "probes", partial(packing_check.probes, seed=seed))
     wide = {**WIDE, "moe_intermediate_size": 64} if family in tiny.MIXTURE else WIDE
     if family == "mistral_window":
@@ -142,7 +142,7 @@ def seen_keys(table: SegmentTable, fault: str) -> torch.Tensor:
 
 
 def masked(fault: str) -> Callable[..., Any]:
-    """A kernel in the place of ours, whose mask has a fault."""
+    """Return what chooses a kernel whose mask has a fault."""
 
     def kernel(query, key, value, segments, *, scale, window, dropout=0.0):
         seen = seen_keys(segments, fault)

@@ -131,7 +131,7 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
         if found and found > SAME_REWARD_FRAC:
             yield (
                 f"Rule '{rule}' found no answer in {found:.0%} of the last completions. Read some below; "
-                "`trl-ext score explain` tells what the rule reads."
+                "`trl-ext score explain` shows what the rule reads."
             )
     cut, same = (_last(series, key) or 0.0 for key in ("completions/clipped_ratio", "frac_reward_zero_std"))
     cut_off = (

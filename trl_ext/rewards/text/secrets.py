@@ -28,7 +28,7 @@ _ENTRY = re.compile(r"""((?:["']([^"'\s]+)["']\s*:\s*["']|[?&#;]([\w.-]+)=))((?<
 # In an address, every value of the query that is longer than a number or a truth value may be a key.
 _ADDRESS = re.compile(r"""\b\w+://[^\s"'<>]+""")
 _QUERY = re.compile(r"([?&#;][^=&#;]+=)(?!(?:true|false|[^&#;]{0,4})(?:[&#;]|$))([^&#;]+)", re.IGNORECASE)
-# Environment variables of a recipe whose values are shown: those of libraries that hold no secrets in them.
+# Environment variables of a recipe whose values are shown: variables of libraries that hold no secrets in them.
 _SHOWN_VARIABLE = re.compile(
     r"(?!.*(_TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE)(_|$))"
     r"((PYTORCH|TORCH|CUDA|NCCL|GLOO|OMP|MKL|TOKENIZERS|VLLM|TRITON|TRL_EXT|DS|ACCELERATE|HF_HUB|HF_DATASETS)_"
@@ -40,7 +40,7 @@ HIDDEN = "..."
 def public(value: Any) -> Any:
     """Return plain data without its secrets: entries that are named like one left out, those in texts hidden.
 
-    Of a recipe's block `env` the values are None but those of libraries' own variables.
+    In a recipe's block `env` every value is None, except the values of variables that libraries define.
     """
     if isinstance(value, Mapping):
         shown = {key: public(item) for key, item in value.items() if not names_secret(key)}

@@ -48,7 +48,7 @@ class WholeCheckpoints(Trainer):
         """Write what this trainer needs to go on, beside what transformers and TRL write."""
 
     def load_own_weights(self, folder: str) -> None:
-        """Load weights that lie beside those of the model."""
+        """Load weights that a checkpoint holds in addition to the model's weights."""
 
     def _check_checkpoint(self, folder: str) -> None:
         """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""

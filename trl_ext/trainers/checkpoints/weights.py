@@ -56,6 +56,6 @@ def load_pretrained(model: Any, folder: str | Path) -> None:
     """
     # The model's widest type, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {one.dtype for one in model.state_dict().values() if one.is_floating_point()})
-    read, told = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    found = {name: value for name, value in read.state_dict().items() if name not in told["missing_keys"]}
+    read, report = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    found = {name: value for name, value in read.state_dict().items() if name not in report["missing_keys"]}
     model.load_state_dict(found, strict=False)

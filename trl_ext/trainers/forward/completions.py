@@ -176,8 +176,8 @@ def flat_batch(
 ) -> FlatBatch:
     """Return a padded batch [B, P + C] on flat rows. Collective for one that is no forward of an update.
 
-    A forward of an update is one flat row, whose size was planned before, of rows that are those of the group already.
-    Else a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
+    A forward of an update is one flat row. Its size was planned before, and its rows are already the group's rows.
+    Otherwise a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
 
     Args:
         input_ids, attention_mask, width: As in `unpad`.

@@ -95,7 +95,7 @@ class RolloutWindow:
     Args:
         rollouts: After rows have changed ranks; there may be more behind those that are updated on.
         sizes: Of every row of `rollouts`.
-        numbers: Of every row, among those of all ranks, rank after rank.
+        numbers: The number of every row, counted over the rows of all ranks, rank after rank.
         planned: The same, as the plan sees them.
         weigh: Tells the weight of the loss of some of the rows.
         filler: One row that counts for nothing: what a rank forwards while others have one forward more.

@@ -170,7 +170,7 @@ def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
 
     Args:
         row: Its prompt, and its columns `image` and `images`, decoded or not.
-        image_token: What stands for an image in a rendered prompt; empty where it is not known.
+        image_token: The placeholder of an image in a rendered prompt; empty where it is not known.
     """
     prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
     if isinstance(prompt, str):
@@ -180,7 +180,7 @@ def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
     parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
     parts = [part for part in parts if isinstance(part, Mapping)]
     if image_token and any(image_token in str(part.get("text")) for part in parts):
-        return f"the text {image_token}, which stands for an image"
+        return f"the text {image_token}, the placeholder of an image"
     given = [part[key] for part in parts for key in _ADDRESSES if part.get(key) is not None]
     return next(filter(None, map(_problem_of_image, [*given, *(images or ())])), "")
 

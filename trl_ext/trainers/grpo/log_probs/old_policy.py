@@ -120,8 +120,8 @@ class OldPolicy:
             self._compared.append(self._comparison(own))
 
     def weigh(self, logps: torch.Tensor) -> None:
-        """Add the old policy's log-probabilities, where they are those of the update, and TRL's importance-sampling
-        ratios to the inputs of the running forward of the loss.
+        """Add the old policy's log-probabilities, where the inputs lack them, and TRL's importance-sampling ratios to
+        the inputs of the running forward of the loss.
 
         Args:
             logps: [B, T] log-probabilities of the update.

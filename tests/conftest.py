@@ -22,8 +22,6 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Trainers in tests leave no report, except where a test asks for it: a thousand of them would take minutes.
 os.environ.setdefault("TRL_EXT_REPORT", "0")
-# No card is measured here: `trl-ext plan` reads the clock of no user.
-os.environ.setdefault("TRL_EXT_CLOCK", os.path.join(os.devnull, "clock.json"))
 
 ROOT = Path(__file__).parent.parent
 

@@ -272,8 +272,6 @@ peft.tuners.tuners_utils
 torch
     Tensor._version: counts writes, so that a trained weight that a checkpoint lacks is noticed
     nn.Module._buffers: a generation during training restores the buffers
-    cuda.memory._snapshot(): the allocator's blocks after running out of memory
-    cuda.memory._dump_snapshot(): the allocator's blocks after running out of memory, for PyTorch's page
     ops.aten._flash_attention_forward(): rows of different lengths with their log-sum-exp, to be merged
     ops.aten._flash_attention_backward(): gradients of merged rows
     ops.aten._scaled_dot_product_flash_attention_for_cpu(): the same on a processor

@@ -83,7 +83,6 @@ HEADROOM_FRAC = 0.05
 # Of a machine, to all others together (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight of them,
 # many rented machines have one or 100 Gbit/s Ethernet).
 NETWORK_GBIT_S = 400.0
-UNMEASURED = (1.0, 1.0, 1.0)
 
 CARDS = (
     Card("A10-24GB", 22.1, 600, 125, PCIE4, (8, 6)),
@@ -124,8 +123,6 @@ class Hardware:
         num_machines: The machines.
         headroom_frac: Share of a card that plans keep free, of what CUDA leaves.
         network_gbit_s: Rate of a machine's network, 1e9 bits a second.
-        pace: Measured seconds over those of the formulas, of generation, scoring and update; `UNMEASURED` where no
-            card has confirmed them.
     """
 
     num_gpus: int
@@ -134,7 +131,6 @@ class Hardware:
     num_machines: int = 1
     headroom_frac: float = HEADROOM_FRAC
     network_gbit_s: float = NETWORK_GBIT_S
-    pace: tuple[float, float, float] = UNMEASURED
 
     def __str__(self) -> str:
         machines = f"{self.num_machines}x" if self.num_machines > 1 else ""

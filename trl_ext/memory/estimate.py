@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.memory.cards import UNMEASURED, Hardware
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.generation import check_vllm, vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.peak import (
@@ -102,21 +102,9 @@ class Estimate:
         return sum(self.seconds.values())
 
     def in_seconds(self, seconds: float | None = None) -> str:
-        """Seconds, of the step if None, in as many digits as can be trusted: one, or two once a card has confirmed
-        the clock."""
-        seconds = self.step_s if seconds is None else seconds
-        rounded = float(f"{seconds:.{int(self.is_confirmed)}e}")
+        """Seconds, of the step if None, in as many digits as can be trusted: one."""
+        rounded = float(f"{self.step_s if seconds is None else seconds:.0e}")
         return f"{rounded:,.0f}" if rounded >= 1 else f"{rounded:.1f}"
-
-    @property
-    def is_confirmed(self) -> bool:
-        """True if the clock was corrected by a run on such a card."""
-        return self.hardware.pace != UNMEASURED
-
-    @property
-    def how_rough(self) -> str:
-        """What is said behind seconds: ", rough" until a card has confirmed them."""
-        return "" if self.is_confirmed else ", rough"
 
     def terms_gib(self, phase: str) -> dict[str, float]:
         """GiB of a phase's worst footprint by term, slack included: what of the usable GiB is filled."""
@@ -155,7 +143,6 @@ class Estimate:
             "host_gib": round(gib(self.host_bytes), 1),
             "step_s": round(self.step_s, 2),
             "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
-            "pace": list(self.hardware.pace),
             **self._servers(),
             "basis": "estimated",
         }

@@ -107,7 +107,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     best = plans.best.estimate
     what = (
         f"{best.memory} on each of {hardware} with {hardware.usable}, most {PHASE_WORDS[best.peak.phase]}; about "
-        f"{best.in_seconds()} s a step (estimated{best.how_rough}): {plans.best.label}."
+        f"{best.in_seconds()} s a step (estimated, rough): {plans.best.label}."
     )
     if file:
         advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."

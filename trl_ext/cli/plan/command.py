@@ -5,7 +5,6 @@ Help answers at once: it imports the settings of a job, and no torch.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -57,12 +56,6 @@ def plan(argv: Sequence[str]) -> int:
         return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
-    if arguments.calibrate:
-        from trl_ext.cli.plan.calibrate import calibrate
-
-        print(calibrate(arguments.calibrate), file=sys.stderr if arguments.json else sys.stdout)
-        if arguments.trainer is None and arguments.preset is None:
-            return 0
     plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
@@ -84,13 +77,11 @@ def _searched(arguments: argparse.Namespace) -> Any:
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
     from trl_ext.memory.cards import parse_gpus, with_network
-    from trl_ext.memory.clock import with_clock
     from trl_ext.memory.planner.planner import plan as make_plans
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
     if arguments.network_gbit_s is not None:
         hardware = with_network(hardware, arguments.network_gbit_s)
-    hardware = with_clock(hardware)
     options: dict[str, Any] = {"allow": [name for names in arguments.allow for name in names.split(",")]}
     options |= {"headroom": arguments.headroom, **_settings(arguments)}
     return make_plans(arguments.trainer, arguments.model, hardware, **options)
@@ -121,7 +112,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "trl-ext plan",
         usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]\n"
-        "       %(prog)s --preset NAME | --presets | --calibrate RUN",
+        "       %(prog)s --preset NAME | --presets",
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
@@ -147,9 +138,6 @@ def _parser() -> CommandParser:
         "--verify",
         action="store_true",
         help="count the best plan's training with the twin as well, in a minute or so",
-    )
-    parser.add_argument(
-        "--calibrate", metavar="RUN", help="correct the seconds of a card, for later plans, by a run's folder"
     )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")

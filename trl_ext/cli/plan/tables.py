@@ -64,8 +64,7 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
 
 def plans_table(plans: Plans) -> Table:
     """A row for each plan."""
-    rough = plans.best.estimate.how_rough
-    table = _table("plan", "GiB", "with slack", "host GiB", f"s a step{rough}")
+    table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
     for one in plans.plans:
         estimate = one.estimate
         numbers = (estimate.peak_gib, gib(estimate.need_bytes))
@@ -119,7 +118,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     ending = roles if job.trainer == "ppo" else ""
     is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
     tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
-    step = f"Step of about {estimate.in_seconds()} s{estimate.how_rough}"
+    step = f"Step of about {estimate.in_seconds()} s, rough"
     yield f"peak: {peak.what}. {step}: {parts}.{ending}{tight}"
     if not job.vllm_servers:
         return
@@ -149,6 +148,6 @@ def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any])
     verdict = "fits" if after.fits else f"does not fit: {after.reason()}"
     Console(highlight=False).print(
         f"\nwhat if {escape(settings)}: {after.peak_gib:.1f} GiB instead of {before.peak_gib:.1f}, "
-        f"{after.in_seconds()} s a step instead of {before.in_seconds()}{after.how_rough}; {verdict}",
+        f"{after.in_seconds()} s a step instead of {before.in_seconds()}, rough; {verdict}",
         soft_wrap=True,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, UNMEASURED, Card, Hardware, Link
+from trl_ext.memory.cards import CARDS, Card, Hardware, Link
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
 from trl_ext.memory.formulas.peak import PHASE_WORDS
@@ -116,7 +116,7 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
 slack, on a card with {one.hardware.usable}. \
 Host memory {gib(one.host_bytes):.0f} GiB. About {one.in_seconds()} \
-s an optimizer step ({parts}){one.how_rough}.
+s an optimizer step ({parts}), rough.
 All numbers are estimated, by trl_ext {__version__}.
 
 ```
@@ -189,9 +189,9 @@ def read_plan(path: str | Path) -> Plan:
             card = next(one for one in CARDS if one.name == card)
         else:
             card = Card(**{**card, "link": Link(**card["link"]), "capability": tuple(card["capability"])})
+        machine.pop("pace", None)  # of earlier versions
         # A file without head-room was planned without.
-        pace = tuple(machine.get("pace", UNMEASURED))
-        hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card, "pace": pace})
+        hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card})
         return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error

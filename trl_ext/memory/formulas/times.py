@@ -2,7 +2,7 @@
 
 Everything here is estimated: rates of data sheets times an efficiency, bytes over the typical rate of a link. Lengths
 are those of the job, `mean_completion_length` where it is given. The constants are fitted to published runs of
-others, which `benchmarks/published.py` compares; `trl-ext plan --calibrate` corrects them for a card.
+others, which `benchmarks/published.py` compares.
 """
 
 from math import log2
@@ -103,14 +103,14 @@ def update_seconds(setup: Setup) -> float:
     seconds = _seconds(setup, num_tokens, layers + head * (2 + backward), 2 + recompute)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):
         seconds += _seconds(setup, num_tokens, layers, 2 + recompute)
-    return setup.hardware.pace[2] * seconds
+    return seconds
 
 
 def scoring_seconds(setup: Setup) -> float:
     """Seconds of a forward each for reference, reward model, values and old log-probabilities."""
     num_passes = num_scoring_passes(setup.job, setup.num_gpus)
     num_tokens = setup.job.oversample * _tokens_per_gpu(setup)
-    return setup.hardware.pace[1] * num_passes * _seconds(setup, num_tokens, sum(_token_flops(setup)), 1)
+    return num_passes * _seconds(setup, num_tokens, sum(_token_flops(setup)), 1)
 
 
 def communication_seconds(setup: Setup) -> float:
@@ -129,7 +129,7 @@ def communication_seconds(setup: Setup) -> float:
         own = num_scoring_passes(job, num_gpus) * 2.0 * lm_params(setup.shape)
         sent += job.accumulation(num_gpus) * job.sequence_parallel * (copies + own)
     sent *= (num_gpus - 1) / num_gpus
-    seconds = setup.hardware.pace[2] * (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
+    seconds = (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
     return seconds - (_hidden_seconds(setup) if job.overlap_comm else 0.0)
 
 
@@ -139,7 +139,7 @@ def _hidden_seconds(setup: Setup) -> float:
     backward_s = update_seconds(setup) / 2 / num_sends
     trained = sum(engine.trained for engine in setup.engines)
     sent = 2.0 * trained * (setup.num_gpus - 1) / setup.num_gpus
-    send_s = setup.hardware.pace[2] * sent / (setup.hardware.gb_s * GB)
+    send_s = sent / (setup.hardware.gb_s * GB)
     return min(send_s * HIDDEN, backward_s) * (num_sends if setup.job.zero_stage == 2 else 1)
 
 
@@ -183,7 +183,7 @@ def offload_seconds(setup: Setup) -> float:
         seconds = trained / setup.hardware.num_machines / CPU_ADAM_PARAMS_S
     if job.activation_offloading:
         moved += 2 * _tokens_per_gpu(setup) * checkpoint_bytes(setup.shape, job) * setup.shape.num_layers
-    return setup.hardware.pace[2] * (seconds + moved / (setup.hardware.card.link.host_gb_s * GB))
+    return seconds + moved / (setup.hardware.card.link.host_gb_s * GB)
 
 
 def generation_seconds(setup: Setup) -> float:
@@ -211,7 +211,7 @@ def generation_seconds(setup: Setup) -> float:
     rounds = wanted / at_once
     token_s, row_s = _token_seconds(setup, group)
     tokens = rounds * mean + waited * (1 if job.use_vllm else rounds)
-    return setup.hardware.pace[0] * (tokens * token_s + rounds * mean * at_once * row_s + ROLLOUT_S)
+    return tokens * token_s + rounds * mean * at_once * row_s + ROLLOUT_S
 
 
 def _token_seconds(setup: Setup, group: int) -> tuple[float, float]:
@@ -232,4 +232,4 @@ def push_seconds(setup: Setup) -> float:
     """Seconds in which vLLM takes the new weights."""
     if not setup.job.use_vllm:
         return 0.0
-    return setup.hardware.pace[0] * 2.0 * lm_params(setup.shape) / (PUSH_GB_S * GB)
+    return 2.0 * lm_params(setup.shape) / (PUSH_GB_S * GB)

@@ -163,7 +163,7 @@ class Plans:
             step += f" instead of {before.in_seconds()}"
             if before.in_seconds() == one.in_seconds():
                 step = f"{1 - one.step_s / before.step_s:.0%} less time a step"
-        return f"{one.peak_gib:.1f} GiB, about {step}{one.how_rough}{lengths}{fewer}"
+        return f"{one.peak_gib:.1f} GiB, about {step}, rough{lengths}{fewer}"
 
     @property
     def best(self) -> Plan:

@@ -55,7 +55,8 @@ class Alternative:
 
 
 def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Alternative]:
-    """The cheapest changes that save memory in a phase, by seconds of a step; at most three, of different kinds.
+    """The cheapest changes that save memory in a phase: those with which the run fits, by the seconds that they cost;
+    at most three, of different kinds.
 
     Args:
         now: The run as it is, whether it fits or not.
@@ -70,9 +71,10 @@ def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None)
         if saved >= WORTH_GIB:
             found.append(Alternative(kind, change, then, saved))
     enough = [one for one in found if one.saves_gib >= (asked_gib or 0.0)]
-    ranked = sorted(enough or found, key=lambda one: one.estimate.step_s)
-    cheapest = {one.kind: one for one in reversed(ranked)}
-    return sorted(cheapest.values(), key=lambda one: one.estimate.step_s)[:NUM_ALTERNATIVES]
+    # Of changes that cost no time the simplest stands first, the allocator's.
+    ranked = sorted(enough or found, key=lambda one: (not one.fits, max(one.estimate.step_s, now.step_s)))
+    kinds = dict.fromkeys(one.kind for one in ranked)
+    return [next(one for one in ranked if one.kind == kind) for kind in kinds][:NUM_ALTERNATIVES]
 
 
 def next_stage(now: Estimate) -> Estimate | None:

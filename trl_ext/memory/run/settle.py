@@ -167,7 +167,7 @@ def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
     then, now = other.estimate.in_seconds(), plan.estimate.in_seconds()
     return (
         f"Launched with {_launch(other.job)}, an optimizer step takes about {then} s instead of {now} "
-        f"(estimated{plan.estimate.how_rough})."
+        f"(estimated, rough)."
     )
 
 

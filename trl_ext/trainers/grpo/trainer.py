@@ -444,7 +444,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def largest_micro_batch(self) -> MicroBatch:
         """Return what the rehearsal forwards."""
-        return rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
+        batch = rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
+        if len(self._update.rehearsed(batch.inputs)) > 1:
+            batch = replace(batch, what=f"{batch.what} in each of two forwards behind one prompt")
+        self._update.restart()
+        return batch
 
     def rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""

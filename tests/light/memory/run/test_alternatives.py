@@ -1,10 +1,12 @@
 """What would fit instead: changes that keep the optimisation, cheapest first, with the planner's numbers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.plans import FULL, named_stage, planned
+from trl_ext.memory.estimate import estimate
 from trl_ext.memory.run.alternatives import alternatives, next_stage
 from trl_ext.memory.units import gib
 
@@ -33,6 +35,18 @@ def test_an_alternative_saves_what_the_planner_says_and_stands_back_if_that_is_l
     then = run.what_if(expandable_segments=True)
     assert found.need_gib == pytest.approx(gib(then.need_bytes))
     assert found.saves_gib == pytest.approx(gib(run.estimate.need_bytes - then.need_bytes))
+
+
+def test_what_costs_no_time_and_fits_comes_first_and_what_does_not_fit_last():
+    """Segments that expand need no restart under another launch file, even one that is a little faster by the plan."""
+    run = planned(**FULL | dict(zero_stage=3, checkpoint_every=1), expandable_segments=False)
+    card = replace(run.estimate.hardware.card, total_gib=gib(run.what_if(expandable_segments=True).need_bytes) + 1.5)
+    tight = estimate(run.job, run.estimate.shape, replace(run.estimate.hardware, card=card, headroom_frac=0.0))
+    assert not tight.fits
+    found = alternatives(tight)
+    assert found[0].kind == "allocator" and found[0].fits
+    assert min(one.estimate.step_s for one in found) < tight.step_s
+    assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
 
 
 def test_the_next_stage_is_the_next_one_that_fits_or_the_next_one_and_after_the_last_there_is_none():

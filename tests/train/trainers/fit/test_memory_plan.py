@@ -1,11 +1,8 @@
 """`memory` of a config: what the plan sets in the run, what it leaves alone, what it refuses before a model loads."""
 
-import json
 import os
-import re
 from dataclasses import replace
 from importlib import import_module
-from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +15,6 @@ from tests import tiny
 from tests.preferences import pairs, reward_model
 from tests.reward_trainers import chat_tokenizer, weights
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, RewardConfig, RewardTrainer
-from trl_ext.cli.main import main
 from trl_ext.doctor import Facts
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
@@ -243,20 +239,3 @@ def test_our_parser_knows_the_words_of_flags_and_recipe(tmp_path):
     assert training.model_init_kwargs(args, model_args)["dtype"] == "float32"
     args.given -= {"dtype"}
     assert "dtype" not in training.model_init_kwargs(args, model_args)
-
-
-def test_a_run_that_was_planned_corrects_the_clock_of_its_card(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TRL_EXT_CLOCK", str(tmp_path / "clock.json"))
-    trainer = grpo_trainer(tmp_path / "run", memory="1xA40-48GB", global_batch=4, max_steps=4, logging_steps=1)
-    trainer.train()
-    trainer.save_state()
-    assert main(["plan", "--calibrate", str(tmp_path / "run")]) == 0
-    assert re.search(
-        r"A40-48GB: generation takes [\d.e-]+, scoring 1 and the update [\d.e-]+ times", capsys.readouterr().out
-    )
-    kept = json.loads((tmp_path / "clock.json").read_text())["A40-48GB"]
-    entries = [entry for entry in trainer.state.log_history if "phase/generate_s" in entry][1:]
-    assert len(entries) == 3 and all(entry["completions/mean_length"] == 4 for entry in entries)
-    generating_s = median(entry["phase/generate_s"] + entry["phase/score_s"] for entry in entries)
-    planned = trainer.args.memory_plan.what_if(mean_completion_length=4).seconds["generation"]
-    assert kept[0] == pytest.approx(generating_s / planned, abs=1e-3)

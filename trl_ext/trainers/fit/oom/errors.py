@@ -28,14 +28,12 @@ class Numbers:
 
     Args:
         allocated, reserved: By PyTorch, now.
-        peak: Most that was ever allocated.
         total: Of the card.
         asked: What could not be had, from the error.
     """
 
     allocated: float | None = None
     reserved: float | None = None
-    peak: float | None = None
     total: float | None = None
     asked: float | None = None
 
@@ -48,7 +46,6 @@ def numbers_of(error: BaseException) -> Numbers:
     return Numbers(
         allocated=gib(torch.cuda.memory_allocated()),
         reserved=gib(torch.cuda.memory_reserved()),
-        peak=gib(torch.cuda.max_memory_allocated()),
         total=gib(torch.cuda.mem_get_info()[1]),
         asked=asked,
     )

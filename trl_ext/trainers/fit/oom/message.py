@@ -19,7 +19,6 @@ from trl_ext.trainers.fit.oom.errors import (
     numbers_of,
     place_of,
 )
-from trl_ext.trainers.fit.oom.snapshot import write_snapshot
 from trl_ext.trainers.fit.plan import plan_of
 
 logger = logging.get_logger(__name__)
@@ -32,7 +31,7 @@ GENERAL = {
 
 
 def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
-    """Make the error for the user, and write a snapshot.
+    """Make the error for the user.
 
     Args:
         error: The allocator's, to be kept as the cause.
@@ -43,7 +42,6 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     running = None
     if rescue.running is not None and place in (FORWARD, BACKWARD):
         running = rescue.running.num_rows, rescue.running.num_tokens
-    snapshot = write_snapshot(trainer, error, place, running, numbers, plan)
     where = f"step {trainer.state.global_step + 1}"
     if accelerator.num_processes > 1:
         where += f", rank {accelerator.process_index}"
@@ -56,7 +54,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     except ConfigError:  # settings that the formulas refuse, which the run did not
         hints = _general(place)
     opening = f"Out of memory {place.words}: {where}."
-    sentences = [opening, _card(numbers), f"It could not be split: {why_whole}.", *hints, snapshot]
+    sentences = [opening, _card(numbers), f"It could not be split: {why_whole}.", *hints]
     return OutOfMemoryError(" ".join(filter(None, sentences)))
 
 

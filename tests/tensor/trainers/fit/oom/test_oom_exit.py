@@ -1,4 +1,4 @@
-"""Out of memory has an exit code of its own, from the process to the command; and a history of the allocator."""
+"""Out of memory has an exit code of its own, from the process to the command."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from trl_ext.errors import OutOfMemoryError, TrlExtError
 from trl_ext.launch.accelerate import _report_exit
 from trl_ext.scripts.exit import OUT_OF_MEMORY, user_errors
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
-from trl_ext.trainers.fit.oom.snapshot import _history
 
 
 def ends(error: Exception) -> int:
@@ -49,13 +48,3 @@ def test_other_errors_keep_their_ends():
 def test_the_command_passes_the_code_on_and_says_why(capsys):
     assert _report_exit(OUT_OF_MEMORY) == 5
     assert "a process ran out of memory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("traces", "expected"), [([[], []], []), ([[{"action": "alloc"}]], ["oom.pickle"])])
-def test_the_allocators_history_is_kept_where_it_was_recorded(traces, expected, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": traces})
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: open(name, "w").close())
-    words = _history(tmp_path / "oom")
-    assert [file.name for file in tmp_path.iterdir()] == expected
-    assert bool(words) == bool(expected)

@@ -152,9 +152,11 @@ def rows() -> Iterator[Row]:
 def _steps() -> Iterator[Row]:
     for model, gpus, prompt, completion, batch, taken in STEPS:
         lengths = {"max_prompt_length": prompt, "max_completion_length": completion, "global_batch": batch}
-        best = plan("grpo", model, gpus, **lengths, num_generations=32, use_vllm=True, beta=0.01).best
+        settings = {"num_generations": 32, "use_vllm": True, "beta": 0.01, "packing": False}
+        best = plan("grpo", model, gpus, **lengths, **settings).best
         yield Row("whole steps", f"{model}, {gpus}", best.estimate, taken)
     settings = {"zero_stage": 3, "num_generations": 16, "beta": 0.04, "per_device_train_batch_size": 16}
+    settings |= {"packing": False}
     lengths = {"max_prompt_length": 256, "max_completion_length": 256, "global_batch": 1024}
     best = plan("grpo", "Qwen/Qwen2.5-7B", "8xH100-80GB", steps_per_generation=1, **settings, **lengths).best
     yield Row("whole steps", "Qwen2.5-7B, 8xH100, transformers' generate", best.estimate, 119.0)

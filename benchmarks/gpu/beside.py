@@ -1,6 +1,6 @@
 """What the planner answers beside what a row measured, in one form for all rows: bytes at the peak, seconds by phase.
 
-The planner counts every sequence at its longest, and no prompt as shared.
+Bytes are those of sequences at their longest, no prompt shared; seconds those of the lengths that a row has.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,9 @@ def card_note(card: str) -> str:
     return ""
 
 
-def predict(shape: ModelShape, job: Job, hardware: Hardware, *, generates: bool) -> dict[str, Any]:
+def predict(
+    shape: ModelShape, job: Job, hardware: Hardware, *, generates: bool, timed: Job | None = None
+) -> dict[str, Any]:
     """The planner's answer.
 
     Args:
@@ -46,6 +48,7 @@ def predict(shape: ModelShape, job: Job, hardware: Hardware, *, generates: bool)
         job: The run.
         hardware: Ranks, and the card whose memory is filled; seconds are those of this machine's card.
         generates: True if the row generates, False if its completions are given.
+        timed: The run with the lengths that it has, for its seconds; None for `job`.
 
     Returns:
         `phases`: bytes by phase; `allocated` and `reserved`: of the worst; `seconds`: of a step by part, none for a
@@ -58,7 +61,7 @@ def predict(shape: ModelShape, job: Job, hardware: Hardware, *, generates: bool)
         "phases": {phase: round(num_bytes) for phase, num_bytes in by_phase.items() if num_bytes},
         "allocated": round(max(by_phase.values())),
         "reserved": round(reserved),
-        "seconds": _known(predicted_seconds(shape, job, hardware.num_gpus), generates),
+        "seconds": _known(predicted_seconds(shape, timed or job, hardware.num_gpus), generates),
     }
 
 

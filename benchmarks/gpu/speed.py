@@ -57,7 +57,8 @@ def held(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
     generates = row.generates or row.uses_vllm
     measured = {kind: found[kind] for kind in ("allocated", "reserved")}
     measured["seconds"] = measured_seconds(found["phases"], generates=generates)
-    return beside(predict(find_shape(row.config), row.job, hardware, generates=generates), measured)
+    predicted = predict(find_shape(row.config), row.job, hardware, generates=generates, timed=row.timed_job)
+    return beside(predicted, measured)
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

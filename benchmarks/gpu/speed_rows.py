@@ -113,6 +113,19 @@ class Row:
         )
 
     @property
+    def completions(self) -> list[int]:
+        """Tokens of the completions of each measured step; where they are generated all are of the longest."""
+        longest = [self.shape.longest] * self.shape.rows
+        return longest if self.generates or self.uses_vllm else lengths(self.shape, 1)
+
+    @property
+    def timed_job(self) -> Job:
+        """The planner's, with a measured step's lengths: their mean, or the longest where all are padded to it."""
+        if self.job.packing:
+            return replace(self.job, mean_completion_length=round(sum(self.completions) / self.shape.rows))
+        return replace(self.job, max_completion_length=max(self.completions))
+
+    @property
     def library(self) -> str:
         return self.name.split("/")[-1]
 

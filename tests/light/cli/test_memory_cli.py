@@ -47,6 +47,22 @@ def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
     assert "estimated" in text
 
 
+def test_seconds_of_the_longest_completions_are_called_so_and_a_mean_makes_them_less(capsys):
+    question = "--trainer grpo --model 8B --gpus 8xH100-80GB --max_completion_length 4096 --use_vllm"
+    assert plan(question.split()) == 0
+    words = "Seconds are those of completions that are all 4,096 tokens long: give --mean_completion_length."
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert plan([*question.split(), "--json"]) == 0
+    longest = json.loads(capsys.readouterr().out)["plans"][0]["step_parts_s"]
+    assert plan([*question.split(), "--mean_completion_length", "400", "--json"]) == 0
+    mean = json.loads(capsys.readouterr().out)["plans"][0]["step_parts_s"]
+    assert mean["update"] < longest["update"] / 4 and mean["generation"] < longest["generation"]
+    assert plan([*question.split(), "--mean_completion_length", "400"]) == 0
+    assert "Seconds are those" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="mean_completion_length is 5000, and max_completion_length 4096"):
+        plan([*question.split(), "--mean_completion_length", "5000"])
+
+
 def test_json_has_the_documented_keys_what_if_and_max(capsys):
     assert plan([*PPO, *K1, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -105,7 +105,7 @@ def num_scoring_passes(job: Job, num_gpus: int) -> int:
     if not job.generates:
         return 0
     is_ppo = job.trainer == "ppo"
-    has_values = is_ppo and job.critic != "none"
+    has_values = is_ppo and job.critic in ("adapter", "separate")  # a head's come with the log-probabilities
     num_reward_models = job.num_reward_models if job.reward_model != "none" else 0
     is_old = is_ppo or bool(job.steps_per_generation and job.accumulation(num_gpus) % job.steps_per_generation)
     return (is_ppo or job.beta != 0) + num_reward_models + is_old + has_values

@@ -17,14 +17,16 @@ from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_p
 TOP_SHARE = 0.8  # of an A100's bf16 rate that multiplications of very wide matrices reach
 WIDTH_OF_HALF = 700  # a model so wide reaches half of that: the rest waits for memory
 LORA_WIDTH_OF_HALF = 2450  # the same with adapters, whose many small operations wait most
-FALL = 0.6  # the share falls with this power of the card's rate: fast cards wait more
+# The share falls with this power of the card's rate: fast cards wait more. Slower than an A100, and faster: the second
+# is that of four updates of a Qwen3-8B on an H100.
+FALL, FAST_FALL = 0.6, 0.437
 MOST_SHARE = 0.9  # that any card reaches
 A100_TFLOPS = 312
 LAUNCH_S = 1.6e-3  # of the host for a pass over one layer, however few the tokens
 ZERO3_LAUNCH_S = 3.6e-3  # the same where ZeRO-3 gathers the layer
 ATTENTION_BACKWARD = 2.5  # of attention over its forward: it computes the scores again
 UNPACKED = 0.04  # weights of 4 bits that are unpacked while the card could read a byte
-READ_SHARE = 0.7  # share of the memory's rate that generation reaches
+READ_SHARE = 0.6  # share of the memory's rate that generation reaches
 EAGER_LAYER_S = 8e-4  # a layer's share of one token step of transformers' generate, whatever the batch
 VLLM_STEP_S = 1.5e-3  # of the scheduler, and of each GPU of a group, in one token step of vLLM
 VLLM_ROW_S = 3e-5  # of each completion in that step, besides its cache
@@ -56,36 +58,52 @@ def step_seconds(setup: Setup) -> dict[str, float]:
     return {name: took for name, took in seconds.items() if took}
 
 
+def _parts_of_rows(setup: Setup) -> tuple[float, float, float]:
+    """Rows of an optimizer step on one GPU, their prompts, and tokens of what is behind a prompt. Packed rows of a
+    group have one prompt: in all their forwards, under FSDP in each of them."""
+    job = setup.job
+    rows = job.global_batch / setup.num_gpus
+    if not job.generates:
+        return 2 * rows, 0.0, job.mean_tokens
+    mates = min(job.num_generations, job.per_device_train_batch_size) if job.fsdp else job.num_generations
+    prompts = max(rows / mates, 1 / job.sequence_parallel) if job.packing else rows
+    return rows, prompts, job.mean_tokens - job.max_prompt_length
+
+
 def _tokens_per_gpu(setup: Setup) -> float:
     """Tokens of an optimizer step on one GPU."""
-    sequences = setup.job.global_batch / setup.num_gpus * (1 if setup.job.generates else 2)
-    return sequences * setup.job.mean_tokens
+    rows, prompts, behind = _parts_of_rows(setup)
+    return prompts * setup.job.max_prompt_length + rows * behind
 
 
-def _token_flops(setup: Setup) -> tuple[float, float, float]:
-    """Operations of a forward for a token: 2 a weight of the layers, causal attention 2 * L * nq * d * S, the head."""
-    shape, job = setup.shape, setup.job
-    attention = 2.0 * shape.num_layers * shape.q_width * job.mean_tokens
-    scored = (job.mean_tokens - job.max_prompt_length) / job.mean_tokens if job.generates else 0.0
-    return 2.0 * active_params(shape), attention, 2.0 * shape.vocab * shape.hidden * scored
+def _flops(setup: Setup) -> tuple[float, float, float]:
+    """Operations of a forward of the tokens of an optimizer step on one GPU: 2 a token and weight of the layers,
+    attention 4 * L * nq * d for each token and one that it sees, the head for the tokens of completions."""
+    shape = setup.shape
+    rows, prompts, behind = _parts_of_rows(setup)
+    prompt = setup.job.max_prompt_length if prompts else 0
+    seen = prompts * prompt**2 / 2 + rows * behind * (prompt + behind / 2)
+    scored = rows * behind if prompts else 0.0
+    attention = 4.0 * shape.num_layers * shape.q_width * seen
+    return 2.0 * active_params(shape) * _tokens_per_gpu(setup), attention, 2.0 * shape.vocab * shape.hidden * scored
 
 
-def _seconds(setup: Setup, num_tokens: float, flops: float, num_passes: float) -> float:
+def _seconds(setup: Setup, flops: float, num_passes: float, half: float) -> float:
     """Seconds of passes over the layers: of the arithmetic, or of the host that launches it if that is more.
 
     Args:
-        num_tokens: On one GPU.
-        flops: Operations of all passes for a token.
+        flops: Operations of all passes.
         num_passes: Forward, recomputation and backward: how often each layer is gone through.
+        half: Width of a model that reaches half of the share.
     """
     shape, job, card = setup.shape, setup.job, setup.hardware.card
     width = shape.experts.intermediate if shape.experts else shape.hidden
-    half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
-    share = TOP_SHARE * width / (width + half) * (A100_TFLOPS / card.bf16_tflops) ** FALL
+    fall = FALL if card.bf16_tflops <= A100_TFLOPS else FAST_FALL
+    share = TOP_SHARE * width / (width + half) * (A100_TFLOPS / card.bf16_tflops) ** fall
     share = min(share, MOST_SHARE)
-    layer_passes = num_passes * num_tokens / job.forward_tokens * shape.num_layers
+    layer_passes = num_passes * _tokens_per_gpu(setup) / job.forward_tokens * shape.num_layers
     launching = layer_passes * (ZERO3_LAUNCH_S if job.zero_stage == 3 else LAUNCH_S)
-    seconds = max(num_tokens * flops / (card.bf16_tflops * 1e12 * share), launching)
+    seconds = max(flops / (card.bf16_tflops * 1e12 * share), launching)
     if job.method == "qlora":
         unpacked = layer_passes * quantised_weights(shape) / shape.num_layers
         seconds += unpacked / (UNPACKED * card.bandwidth_gb_s * GB)
@@ -94,23 +112,23 @@ def _seconds(setup: Setup, num_tokens: float, flops: float, num_passes: float) -
 
 def update_seconds(setup: Setup) -> float:
     """Seconds of forward, backward (twice a forward; once under LoRA, without weight gradients) and recompute."""
-    job, num_tokens = setup.job, _tokens_per_gpu(setup)
-    linear, attention, head = _token_flops(setup)
+    job = setup.job
+    linear, attention, head = _flops(setup)
+    half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     backward = 1 if job.uses_lora else 2
     layers = linear * (1 + backward + recompute) + attention * (1 + ATTENTION_BACKWARD + recompute)
     # The fused head computes its logits again in the backward.
-    seconds = _seconds(setup, num_tokens, layers + head * (2 + backward), 2 + recompute)
+    seconds = _seconds(setup, layers + head * (2 + backward), 2 + recompute, half)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):
-        seconds += _seconds(setup, num_tokens, layers, 2 + recompute)
+        seconds += _seconds(setup, layers, 2 + recompute, half)
     return seconds
 
 
 def scoring_seconds(setup: Setup) -> float:
-    """Seconds of a forward each for reference, reward model, values and old log-probabilities."""
-    num_passes = num_scoring_passes(setup.job, setup.num_gpus)
-    num_tokens = setup.job.oversample * _tokens_per_gpu(setup)
-    return num_passes * _seconds(setup, num_tokens, sum(_token_flops(setup)), 1)
+    """Seconds of a forward each for reference, reward model, values and old log-probabilities, whatever is trained."""
+    num_passes = setup.job.oversample * num_scoring_passes(setup.job, setup.num_gpus)
+    return num_passes * _seconds(setup, sum(_flops(setup)), 1, WIDTH_OF_HALF)
 
 
 def communication_seconds(setup: Setup) -> float:

@@ -81,8 +81,8 @@ def test_what_is_sent_for_attention_has_its_time():
     sent = [_shared_row_bytes(setup) for setup in setups]
     assert sent[0] == 0
     assert sent[2] / sent[1] == pytest.approx(0.75 / 0.5)  # all but a GPU's own share
-    # Forward, recomputation and backward of 8 sequences: q, k, v and the output of every layer, in bf16.
-    assert sent[1] == 0.5 * 3 * 8 * 4000 * 32 * 2 * 2 * (4096 + 1024)
+    # Forward, recomputation and backward of 8 completions and their prompt: q, k, v and every layer's output, in bf16.
+    assert sent[1] == 0.5 * 3 * (1000 + 8 * 3000) * 32 * 2 * 2 * (4096 + 1024)
     assert estimated(4).seconds["communication"] > estimated(1).seconds["communication"]
 
 

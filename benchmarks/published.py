@@ -19,6 +19,7 @@ from rich.table import Table
 
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.formulas.activations import LOGIT_BYTES
 from trl_ext.memory.formulas.peak import footprints, slack_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
@@ -27,7 +28,6 @@ from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.units import GIB
 
 ONE_GPU_CONTEXT_GIB, CONTEXT_GIB = 0.55, 1.2  # NCCL's buffers are in the second
-LOGIT_BYTES = 14
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 # First generation, which no table of ours has: layers, hidden, intermediate, heads, vocabulary.
 QWEN = {

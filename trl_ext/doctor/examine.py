@@ -8,6 +8,7 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.installed import Window, optional_windows, required_windows
 from trl_ext.doctor.planned import check_plan
 from trl_ext.doctor.variables import check_allocator, check_variables
+from trl_ext.memory.cards import BF16
 from trl_ext.memory.planner.planner import Plan
 
 FULL_DISK_GIB = 1.0
@@ -15,7 +16,6 @@ LITTLE_DISK_GIB = 20.0  # a checkpoint of a 1B model with its optimizer
 LITTLE_SHARED_GIB = 1.0  # Docker gives 0.06
 LITTLE_HOST_GIB = 16.0  # an 8B model in bf16 on its way to a card
 OTHERS_GIB = 1.0
-BF16 = (8, 0)
 NEEDED_FOR = {
     "deepspeed": "ZeRO",
     "vllm": "fast generation",

@@ -6,7 +6,7 @@ from pathlib import Path
 from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.nvml import hardware_of
-from trl_ext.memory.cards import CONTEXT_GIB
+from trl_ext.memory.cards import BF16, CONTEXT_GIB
 from trl_ext.memory.models.shapes import lm_params
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib
@@ -46,8 +46,9 @@ def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
                 f"usable beside what others hold, CUDA's own {CONTEXT_GIB} GiB taken off."
             )
             yield problem(SUBJECT, what, "End what holds the card; nvidia-smi names it.")
-        if gpu.capability < (8, 0):
-            yield problem(SUBJECT, f"The plan trains in bf16, which card {index} has not.", "Use an Ampere card.")
+        if gpu.capability < BF16 and not plan.job.fp16:
+            what = f"The plan trains in bf16, which card {index} has not."
+            yield problem(SUBJECT, what, "Plan again with --fp16, or use a card from Ampere on.")
     link = hardware.card.link
     if len(facts.gpus) > 1 and plan.job.zero_stage == 3 and link.is_fast and facts.has_nvlink is False:
         here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link

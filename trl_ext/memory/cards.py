@@ -1,7 +1,8 @@
-"""Twenty-two cards as data, and the reading of "4xA40-48GB".
+"""Thirty-two cards as data, and the reading of "4xA40-48GB".
 
-Where the numbers come from: bandwidth, bf16 rate and link kind from the vendors' data sheets (dense rate, half of the
-figure that they print for sparse matrices); `total_gib` is what `torch.cuda.mem_get_info` typically calls the total of
+Where the numbers come from: bandwidth, bf16 rate (fp16's where there is no bf16) and link kind from the vendors' data
+sheets (dense rate with fp32 sums, half of the figure that they print for sparse matrices; of a GeForce twice its
+shaders' rate); `total_gib` is what `torch.cuda.mem_get_info` typically calls the total of
 such a card, a little below the printed GB; the rates over links are typical of what NCCL reaches and are estimates.
 
 RTX 5090: NVIDIA RTX Blackwell GPU Architecture (white paper, 2025). B200: NVIDIA DGX B200 data sheet, an eighth of the
@@ -37,10 +38,12 @@ class Link:
         return self.name.startswith(("NVLink", "Infinity Fabric", "HCCS"))
 
 
+PCIE3 = Link("PCIe 3", 10.0, 10.0)
 PCIE4_NO_P2P = Link("PCIe 4 without peer access", 6.5, 20.0)
 PCIE5_NO_P2P = Link("PCIe 5 without peer access", 12.0, 40.0)
 PCIE4 = Link("PCIe 4", 20.0, 20.0)
 PCIE5 = Link("PCIe 5", 40.0, 40.0)
+NVLINK2 = Link("NVLink 2", 110.0, 10.0)
 NVLINK3 = Link("NVLink 3", 230.0, 20.0)
 NVLINK3_400 = Link("NVLink 3, 400 GB/s", 150.0, 20.0)
 NVLINK4 = Link("NVLink 4", 370.0, 40.0)
@@ -57,7 +60,7 @@ class Card:
         name: Its name in `--gpus`, with the printed GB.
         total_gib: Its total memory as torch tells it.
         bandwidth_gb_s: The rate of its memory, 1e9 bytes a second (data sheet).
-        bf16_tflops: The rate of dense bf16 with fp32 sums, 1e12 operations a second (data sheet).
+        bf16_tflops: The rate of dense bf16 with fp32 sums, or of fp16, 1e12 operations a second (data sheet).
         link: The link to its neighbours in the usual machine.
         capability: CUDA compute capability (data sheet), or what torch says for another maker's card.
     """
@@ -74,22 +77,51 @@ class Card:
         """GiB left for tensors beside the CUDA context, its kernels and NCCL."""
         return self.total_gib - CONTEXT_GIB
 
+    @property
+    def has_bf16(self) -> bool:
+        """True if it computes in bf16."""
+        return self.capability >= BF16
+
+    @property
+    def assumed(self) -> str:
+        """What is assumed of a card that is not in the table, in a sentence; "" for one that is."""
+        if any(card.name == self.name for card in CARDS):
+            return ""
+        capability = ".".join(map(str, self.capability))
+        return (
+            f"{self.name} is not in the table of cards. Assumed: {self.bandwidth_gb_s:.0f} GB/s, "
+            f"{self.bf16_tflops:.0f} TFLOPS, {self.link.name}, compute capability {capability}, which has "
+            f"{'bf16' if self.has_bf16 else 'no bf16'}."
+        )
+
 
 # CUDA context and loaded kernels 0.55 GiB, NCCL's buffers 0.65 (estimated; one card alone needs no NCCL, but no plan
 # should hang on that).
 CONTEXT_GIB = 1.2
-# Share of what is left that plans keep free: the formulas are within a few per cent, and no card has confirmed them.
+# Share of what is left that plans keep free: on an H100 up to 1.9 % more was reserved than the formulas say.
 HEADROOM_FRAC = 0.05
 # Of a machine, to all others together (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight of them,
 # many rented machines have one or 100 Gbit/s Ethernet).
 NETWORK_GBIT_S = 400.0
 
+BF16 = (8, 0)  # the least capability with units for it
+
 CARDS = (
+    Card("RTX4060Ti-8GB", 7.6, 288, 44, PCIE4_NO_P2P, (8, 9)),
+    Card("RTX3080-10GB", 9.7, 760, 60, PCIE4_NO_P2P, (8, 6)),
+    Card("RTX3060-12GB", 11.7, 360, 25, PCIE4_NO_P2P, (8, 6)),
+    Card("RTX3080-12GB", 11.7, 912, 61, PCIE4_NO_P2P, (8, 6)),
+    Card("RTX4070-12GB", 11.7, 504, 58, PCIE4_NO_P2P, (8, 9)),
+    Card("T4-16GB", 14.7, 320, 65, PCIE3, (7, 5)),
+    Card("V100-16GB", 15.7, 900, 125, NVLINK2, (7, 0)),
+    Card("RTX4060Ti-16GB", 15.6, 288, 44, PCIE4_NO_P2P, (8, 9)),
+    Card("A4000-16GB", 15.7, 448, 77, PCIE4, (8, 6)),
     Card("A10-24GB", 22.1, 600, 125, PCIE4, (8, 6)),
     Card("L4-24GB", 22.1, 300, 121, PCIE4, (8, 9)),
     Card("RTX3090-24GB", 23.6, 936, 71, PCIE4_NO_P2P, (8, 6)),
     Card("RTX4090-24GB", 23.6, 1008, 165, PCIE4_NO_P2P, (8, 9)),
     Card("A5000-24GB", 23.6, 768, 111, PCIE4, (8, 6)),
+    Card("V100-32GB", 31.7, 900, 125, NVLINK2, (7, 0)),
     Card("RTX5090-32GB", 31.4, 1792, 210, PCIE5_NO_P2P, (12, 0)),
     Card("A40-48GB", 44.4, 696, 150, PCIE4, (8, 6)),
     Card("A6000-48GB", 47.5, 768, 155, PCIE4, (8, 6)),
@@ -223,7 +255,7 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     try:
         card = replace(find_card(name), total_gib=gpu_memory_gib)
     except ConfigError:
-        # The slowest current link and a modest rate: times are then upper bounds, memory is as given.
+        # A modest card, which `assumed` tells of; memory is as given.
         card = Card(name, gpu_memory_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
     return Hardware(count, card, host_gib, machines)
 

@@ -3,10 +3,12 @@
 Every number comes from formulas.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.generation import check_vllm, vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
@@ -24,6 +26,7 @@ from trl_ext.memory.job import Job, check_batch, check_model
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 
+NEAR_FRAC = 0.04  # of a card: what the formulas differ by from what cards have measured
 SHARD_BYTES = 5e9  # of weights in a file, at most: what save_pretrained and the hub's models have
 
 
@@ -106,6 +109,15 @@ class Estimate:
         rounded = float(f"{self.step_s if seconds is None else seconds:.0e}")
         return f"{rounded:,.0f}" if rounded >= 1 else f"{rounded:.1f}"
 
+    def num_steps(self, num_rows: int) -> int:
+        """Optimizer steps that go through so many rows once: pairs, or prompts, of which all groups take one."""
+        samples = num_rows * self.job.num_generations * self.job.oversample if self.job.generates else num_rows
+        return math.ceil(samples / self.job.global_batch)
+
+    def hours(self, num_rows: int) -> float:
+        """Hours of going through so many rows once."""
+        return self.num_steps(num_rows) * self.step_s / 3600
+
     def terms_gib(self, phase: str) -> dict[str, float]:
         """GiB of a phase's worst footprint by term, slack included: what of the usable GiB is filled."""
         footprint = self.worst[phase]
@@ -116,12 +128,13 @@ class Estimate:
         """Say why the job does not fit, in a sentence without an end; "" if it fits."""
         hardware, need, peak = self.hardware, gib(self.need_bytes), self.peak_gib
         card, where = hardware.card.usable_gib, PHASE_WORDS[self.peak.phase]
+        near = f"; within {NEAR_FRAC:.0%} of the card: try it" if need <= card * (1 + NEAR_FRAC) else ""
         if peak > card:
             digits = 0 if peak - card >= 1 else 1
-            return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB usable"
+            return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB usable{near}"
         if self.room_bytes < 0:
             usable = hardware.usable if need <= card else f"{card:.1f} GiB usable"
-            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable}"
+            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable}{near}"
         if not self.fits:
             return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
         return ""
@@ -173,7 +186,23 @@ def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
     check_model(job, shape)
     check_batch(job, hardware.num_gpus)
     check_vllm(shape, job, hardware)
+    check_precision(job, hardware)
     return quick_estimate(job, shape, hardware)
+
+
+def check_precision(job: Job, hardware: Hardware) -> None:
+    """Check that the card computes in the job's half precision.
+
+    Raises:
+        ConfigError: It has no bf16.
+    """
+    card = hardware.card
+    if not (card.has_bf16 or job.fp16):
+        capability = ".".join(map(str, card.capability))
+        raise ConfigError(
+            f"{card.name}, compute capability {capability}, has no bf16. Train in fp16: --fp16 of `trl-ext plan`, or "
+            "fp16: true and bf16: false in a recipe; or take a card from Ampere (A10, A100, RTX 30) on."
+        )
 
 
 def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:

@@ -74,6 +74,7 @@ class Job:
     )
     # Adapters are float32 under DDP either way.
     dtype: str = _option("bfloat16", "bfloat16 or float32, of the weights as loaded; free if not given")
+    fp16: bool = _option(False, "fp16 in place of bf16, for cards without it: compute capability below 8.0")
     optim: str = _option("adamw_torch_fused", "adamw_torch_fused or adamw_bnb_8bit")  # transformers' names
     reduce_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
     stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements")
@@ -257,6 +258,8 @@ def _contradictions(job: Job) -> Iterator[str]:
             f"offload={job.offload} under ZeRO-3 with a 4-bit base has not been tried. Use offload=none, or fsdp with "
             "offload=all, which has."
         )
+    if job.fp16 and job.method == "qlora":
+        yield "fp16 with a 4-bit base: TRL keeps its adapters in bf16, whose gradients fp16 cannot scale. Use lora."
     if job.fsdp and (stage != 3 or job.offload == "optimizer"):
         yield (
             f"fsdp splits weights, gradients and optimizer, and takes all of them into host memory or none; "

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from trl_ext.cli.plan.command import NOTHING_FITS, plan
 from trl_ext.errors import ConfigError
@@ -61,6 +62,73 @@ def test_seconds_of_the_longest_completions_are_called_so_and_a_mean_makes_them_
     assert "Seconds are those" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="mean_completion_length is 5000, and max_completion_length 4096"):
         plan([*question.split(), "--mean_completion_length", "5000"])
+
+
+def printed(capsys, question) -> str:
+    plan(question.split())
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_card_without_bf16_is_refused_with_fp16_as_the_way_out(capsys, tmp_path):
+    question = "--trainer grpo --model Qwen/Qwen2.5-0.5B --gpus 2xT4 --method lora"
+    with pytest.raises(ConfigError, match=r"T4-16GB, compute capability 7\.5, has no bf16\. Train in fp16: --fp16"):
+        plan(question.split())
+    assert plan([*question.split(), "--fp16", "--write", str(tmp_path)]) == 0
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert (recipe["bf16"], recipe["fp16"], recipe["dtype"]) == (False, True, "float16")
+    assert read_plan(tmp_path).job.fp16
+    capsys.readouterr()
+    # As much as in bf16, where a card has it.
+    elsewhere = f"{question.replace('2xT4', '2xA10')} --json"
+    peaks = [json.loads(printed(capsys, elsewhere + fp16)) for fp16 in ("", " --fp16")]
+    assert peaks[0]["plans"][0]["peak_gib"] == peaks[1]["plans"][0]["peak_gib"]
+    with pytest.raises(ConfigError, match="TRL keeps its adapters in bf16"):
+        plan(f"{question} --fp16 --method qlora".split())
+    # Nobody is sent to a larger card without bf16.
+    assert "V100" not in printed(capsys, "--trainer grpo --model 14B --gpus 1x4070 --method qlora --offload none")
+
+
+def test_what_is_assumed_of_an_unknown_card_is_said(capsys):
+    question = "--trainer reward --model 1B --gpus 1x{} --gpu_memory_gib 23"
+    words = "foo is not in the table of cards. Assumed: 600 GB/s, 100 TFLOPS, PCIe 4 without peer access, compute "
+    assert words + "capability 8.0, which has bf16." in printed(capsys, question.format("foo"))
+    assert "Assumed" not in printed(capsys, question.format("4090"))
+
+
+def test_adapters_are_a_line_of_every_answer_that_trains_all_weights(capsys):
+    question = "--trainer grpo --model Qwen/Qwen3-8B --gpus 1x4090"
+    told = printed(capsys, question)
+    assert re.search(
+        r"--allow lora: [\d.]+ GiB, about \d+ s a step.*, rough, 15.3 GiB of host memory instead of", told
+    )
+    assert "--allow lora: " not in printed(capsys, f"{question} --allow lora")
+    assert "--allow lora: " not in printed(capsys, f"{question} --method lora")
+    assert "--allow lora: " not in printed(capsys, f"{question} --method full")
+
+
+def test_hours_are_those_of_the_rows_once(capsys):
+    """By hand: 62,000 pairs in batches of 48 are 1,292 steps; a prompt takes a group of a step's completions."""
+    question = "--trainer reward --model 8B --gpus 6x4090 --method lora --global_batch 48 --max_length 4096"
+    assert "62,000 rows once: 1,292 steps, about " in printed(capsys, f"{question} --rows 62000")
+    answer = json.loads(printed(capsys, f"{question} --rows 62000 --json"))
+    assert answer["hours"] == pytest.approx(1292 * answer["plans"][0]["step_s"] / 3600, rel=1e-2)
+    question = "--trainer grpo --model 1.5B --gpus 1xA100-80GB --global_batch 64 --num_generations 8 --rows 7473"
+    assert "7,473 rows once: 935 steps, about " in printed(capsys, question)
+
+
+def test_an_answer_says_what_full_logits_would_need_and_a_near_miss_is_worth_a_try(capsys):
+    """By hand: 14 bytes for 8 x 1,024 scored tokens and 128,256 words are 13.7 GiB, less a tile of the fused head."""
+    question = "--trainer grpo --model meta-llama/Llama-3.1-8B --gpus 1xA100-80GB --method lora --zero_stage 0"
+    question += " --max_prompt_length 512 --max_completion_length 1024 --per_device_train_batch_size 8"
+    need = re.search(r"Full logits, .* would need ([\d.]+) GiB more", printed(capsys, question))
+    assert 12.5 < float(need[1]) < 13.7
+    question = "--trainer reward --model 8B --gpus 1xA100-80GB --method lora --zero_stage 0 --checkpoint_every 1"
+    question += " --per_device_train_batch_size 1 --no-activation_offloading --dtype bfloat16"
+    usable = json.loads(printed(capsys, f"{question} --json"))["plans"][0]["reserved_gib"]
+    for room, is_near in ((0.97, True), (0.95, False)):
+        told = printed(capsys, f"{question} --gpu_memory_gib {usable * room + 1.2}")
+        assert "Nothing that keeps the optimisation fits." in told
+        assert ("; within 4% of the card: try it" in told) is is_near
 
 
 def test_json_has_the_documented_keys_what_if_and_max(capsys):

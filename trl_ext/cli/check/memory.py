@@ -109,6 +109,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
         f"{best.memory} on each of {hardware} with {hardware.usable}, most {PHASE_WORDS[best.peak.phase]}; about "
         f"{best.in_seconds()} s a step (estimated, rough): {plans.best.label}."
     )
+    what = f"{what} {hardware.card.assumed}".rstrip()
     if file:
         advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."
         return note(SUBJECT, what, advice)
@@ -124,7 +125,7 @@ def _not_modelled(parsed: Parsed, num_servers: int) -> list[Finding]:
     """Findings about settings that the formulas do not know."""
     arguments, model_args = parsed.training_args, parsed.model_args
     found = []
-    if not arguments.bf16:
+    if not (arguments.bf16 or arguments.fp16):
         found.append(note(SUBJECT, "bf16 is off; the estimate is for bf16.", "Set bf16: true on cards that have it."))
     if model_args.load_in_8bit:
         found.append(note(SUBJECT, "load_in_8bit is planned as bf16: it needs less."))

@@ -122,6 +122,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--host_memory_gib", type=float, help="a machine's memory; not checked if not given")
     parser.add_argument("--network_gbit_s", type=float, help="a machine's network, with several (default 400)")
+    parser.add_argument("--rows", type=int, help="rows of your data, for its hours: pairs, or prompts")
     parser.add_argument("--headroom", metavar="SHARE", help="of a card, stays free (default 5%%; 0 for none)")
     parser.add_argument(
         "--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit, shorter, fewer"
@@ -183,7 +184,7 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
     from trl_ext.cli.plan.tables import print_plans, print_what_if
     from trl_ext.memory.models.find import weights_of
 
-    print_plans(plans, arguments.write, names_model=weights_of(arguments.model) is not None)
+    print_plans(plans, arguments.write, arguments.rows, names_model=weights_of(arguments.model) is not None)
     if changes:
         print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
     if arguments.max:
@@ -230,6 +231,8 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
     }
     if changes:
         answer["what_if"] = {"changes": changes, **plans.best.what_if(**changes).as_dict()}
+    if arguments.rows and plans.plans:
+        answer["hours"] = round(plans.best.estimate.hours(arguments.rows), 2)
     if arguments.max:
         answer["largest"] = _largest(plans, arguments.max)
     if arguments.verify:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
+from trl_ext.memory.formulas.activations import LOGIT_BYTES, head_forward_bytes
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
@@ -23,7 +24,7 @@ TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is
 BALANCED = 0.3  # sides that differ by less are in balance: seconds are rough
 
 
-def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -> None:
+def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, names_model: bool = True) -> None:
     """Everything that the planner found; the rest is of `launch_lines`."""
     console = Console(highlight=False)
     search = plans.search
@@ -37,6 +38,8 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         f"{search.job.trainer} of {escape(search.shape.name)} on {hardware} ({each}), {lengths}. All numbers are "
         "estimated."
     )
+    if card.assumed:
+        console.print(f"{escape(card.assumed)} Seconds are as good as that.", soft_wrap=True)
     if stands_for := search.shape.stands_for:
         instead = (
             f"A '{stands_for}' has no formula: activations and times are those of the nearest, {search.shape.family}."
@@ -47,6 +50,10 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print(terms_table(plans.best.estimate))
         for sentence in _best_in_words(plans.best.estimate):
             console.print(sentence, soft_wrap=True)
+        if rows:
+            best = plans.best.estimate
+            steps, hours = best.num_steps(rows), float(f"{best.hours(rows):.2g}")
+            console.print(f"{rows:,} rows once: {steps:,} steps, about {hours:,g} hours, rough.", soft_wrap=True)
     else:
         console.print("\nNothing that keeps the optimisation fits.")
     if plans.refused:
@@ -123,6 +130,11 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     if job.generates and not job.mean_completion_length:
         longest = f"{job.max_completion_length:,} tokens long"
         yield f"Seconds are those of completions that are all {longest}: give --mean_completion_length."
+    if job.generates:
+        num_scored = min(job.scored_tokens, job.forward_tokens)
+        logits = LOGIT_BYTES * estimate.shape.vocab * num_scored
+        more = logits - head_forward_bytes(estimate.shape, job, num_scored)
+        yield f"Full logits, as in TRL or verl without a fused head, would need {gib(max(more, 0)):.1f} GiB more."
     if not job.vllm_servers:
         return
     if job.generation_ahead:

@@ -30,8 +30,8 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     """
     keys: dict[str, Any] = {
         **_models(job, model),
-        "dtype": job.dtype,
-        "bf16": True,
+        "dtype": dtype_of(job),
+        **({"bf16": False, "fp16": True} if job.fp16 else {"bf16": True}),
         "per_device_train_batch_size": job.per_device_train_batch_size,
         "gradient_accumulation_steps": job.accumulation(num_gpus),
         "gradient_checkpointing": job.checkpoint_every > 0,
@@ -53,6 +53,11 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
         keys |= {"config_file": LAUNCH_FILE} | ({"deepspeed": DEEPSPEED_FILE} if deepspeed(job) else {})
         keys |= {"memory": PLAN_FILE} | ({"memory_prompt_length": job.max_prompt_length} if job.generates else {})
     return keys
+
+
+def dtype_of(job: Job) -> str:
+    """The dtype in which weights are loaded."""
+    return "float16" if job.fp16 and job.dtype == "bfloat16" else job.dtype
 
 
 def _models(job: Job, model: str | None) -> dict[str, Any]:

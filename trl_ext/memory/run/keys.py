@@ -55,6 +55,8 @@ def job_of_run(
     fields: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "global_batch": int(keys.get("global_batch") or micro * steps * num_processes),
+        # fp32, which needs no bf16 either, is counted as fp16.
+        "fp16": bool(keys.get("fp16")) or (keys.get("bf16") is False and not keys.get("load_in_4bit")),
         "packing": keys.get("packing") is not False,
         "max_tokens_per_forward": keys.get("max_tokens_per_forward") or 0,
         "sequence_parallel": keys.get("sequence_parallel") or 1,

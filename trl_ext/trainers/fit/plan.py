@@ -323,7 +323,7 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
         if not hasattr(before, name) or getattr(before, name) != getattr(job, name)
     }
     if "dtype" not in run.given:
-        wanted["model_init_kwargs"] = {**_loading(args), "dtype": job.dtype}
+        wanted["model_init_kwargs"] = {**_loading(args), "dtype": settings.dtype_of(job) if args.fp16 else job.dtype}
     if job.checkpoint_every != before.checkpoint_every:
         wanted |= _checkpointing(args, job.checkpoint_every)
     if job.optim != before.optim:

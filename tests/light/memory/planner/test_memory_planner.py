@@ -321,7 +321,7 @@ def test_terms_add_up_to_the_phase_and_every_role_of_full_ppo_has_its_weights():
 
 def test_a_small_lora_run_fits_every_card():
     for card in CARDS:
-        assert plan("grpo", "1.5B", Hardware(1, card), method="lora").plans, card.name
+        assert plan("grpo", "1.5B", Hardware(1, card), method="lora", fp16=not card.has_bf16).plans, card.name
 
 
 # Slips -------------------------------------------------------------------------------------------------------------

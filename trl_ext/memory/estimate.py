@@ -157,6 +157,7 @@ class Estimate:
             "step_s": round(self.step_s, 2),
             "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
             **self._servers(),
+            "assumed": self.hardware.card.assumed,
             "basis": "estimated",
         }
 

@@ -92,6 +92,8 @@ def test_what_is_assumed_of_an_unknown_card_is_said(capsys):
     question = "--trainer reward --model 1B --gpus 1x{} --gpu_memory_gib 23"
     words = "foo is not in the table of cards. Assumed: 600 GB/s, 100 TFLOPS, PCIe 4 without peer access, compute "
     assert words + "capability 8.0, which has bf16." in printed(capsys, question.format("foo"))
+    (first, *_) = json.loads(printed(capsys, question.format("foo") + " --json"))["plans"]
+    assert "Assumed: 600 GB/s" in first["assumed"]
     assert "Assumed" not in printed(capsys, question.format("4090"))
 
 

@@ -118,8 +118,8 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
     stage = "No ZeRO stage or offload is left: use LoRA, or more cards."
     if later is not None:
         stage = f"The next ZeRO stage or offload: {Plan(later).label}: {in_gib(later.need_bytes)}."
-    cheapest = f"Cheapest first, with the same optimisation, estimated for {usable}: {changes}." if changes else ""
-    return [cheapest, stage]
+    first = f"What fits first, the cheapest of it, with the same optimisation, estimated for {usable}: {changes}."
+    return [first if changes else "", stage]
 
 
 def cheapest_change(trainer: Any) -> str:

@@ -21,9 +21,9 @@ ROWS: Mapping[str, Sequence[Any]] = {
     "speed": speed_rows.rows("full", None, None),
     "memory": memory_rows.ROWS,
 }
-HEADS = {"exact": ("tests", "card", "passed", "failed", "skipped")}
+HEADS = {"exact": ("tests", "card", "passed", "failed", "skipped", "what it is")}
 HELD = ("row", "card", "allocated, GiB", "reserved, GiB", "generation, s", "scoring, s", "update, s")
-HELD += ("MFU", "MFU (verl)", "ours faster, step")
+HELD += ("tokens/s", "(verl)", "MFU", "MFU (verl)", "ours faster: step, update", "what it is")
 
 
 def results_of(part: str, folder: Path) -> list[Mapping[str, Any]]:
@@ -46,19 +46,28 @@ def table(part: str, results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(part: str, result: Mapping[str, Any], one: Mapping[str, Any]) -> list[str]:
-    first = [f"`{one['row']}`" + (f", {one['scale']}" if one.get("scale") else ""), result["machine"]["card"]]
+    born = result["machine"]["card"] + (f", commit `{result['commit']}`" if result.get("commit") else "")
+    first = [f"`{one['row']}`" + (f", {one['scale']}" if one.get("scale") else ""), born]
     if one["status"] != "measured":
         first[1] += f": {one['status']}"
         return [*first, *[""] * (len(HEADS.get(part, HELD)) - 2)]
     if part == "exact":
-        return [*first, str(one["passed"]), *(str(len(one[f"{kind}_tests"])) for kind in HEADS[part][3:])]
+        return [*first, str(one["passed"]), *(str(len(one[f"{kind}_tests"])) for kind in HEADS[part][3:5]), about(one)]
     planned, real = one["predicted"], one["measured"]
     cells = [_pair(gib(planned[kind]), real[kind] and gib(real[kind])) for kind in ("allocated", "reserved")]
     for name in ("generation", "scoring", "update"):
         cells.append(_pair(planned["seconds"].get(name), real["seconds"].get(name)))
-    shares = [f"{one[name]:.0%}" if one.get(name) else "" for name in ("mfu", "mfu_verl")]
-    faster = result["summary"].get("faster_than", {}).get(one["row"], {}).get("step")
-    return [*first, *cells, *shares, f"{faster:.2f} times" if faster else ""]
+    cells += [f"{one[name]:,}" if one.get(name) else "" for name in ("tokens_per_s", "tokens_per_s_verl")]
+    cells += [f"{one[name]:.0%}" if one.get(name) else "" for name in ("mfu", "mfu_verl")]
+    faster = result["summary"].get("faster_than", {}).get(one["row"])
+    return [*first, *cells, "{step:.2f}, {update:.2f} times".format(**faster) if faster else "", about(one)]
+
+
+def about(one: Mapping[str, Any]) -> str:
+    """What has to be known of a row to read its figures."""
+    layout = [] if "packed" not in one else ["packed" if one["packed"] else "padded"]
+    retries = [f"{one['retries']} retries of the allocator"] if one.get("retries") else []
+    return "; ".join([*layout, *retries, *(one[key] for key in ("published", "note") if one.get(key))])
 
 
 def _pair(planned: float | None, measured: float | None) -> str:

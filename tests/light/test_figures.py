@@ -2,6 +2,7 @@
 today's numbers."""
 
 import json
+import math
 import re
 import runpy
 
@@ -96,9 +97,31 @@ def curriculum() -> dict:
     return {EVIDENCE: listed, ROOT / "docs" / "grpo.md": page}
 
 
+def card() -> dict:
+    """Of one H100: updates over TRL's, MFU, and how far the formulas are from the allocator."""
+    speed = json.loads((RESULTS / "gpu_speed_h100.json").read_text())
+    mfu = {one["row"]: f"{one['mfu']:.0%}".replace("%", " %") for one in speed["rows"]}
+    faster = {row: f"{one['update']:.1f}" for row, one in speed["summary"]["faster_than"].items()}
+    long, tail = (faster[f"update/{shape}/trl"] for shape in ("dualkv", "tail"))
+    shares = " and ".join(mfu[f"update/{shape}/trl_ext"] for shape in ("dualkv", "tail"))
+    ratios = f"{long} and {tail} times"
+    memory = json.loads((RESULTS / "gpu_memory_h100.json").read_text())["rows"]
+    ppo, padded = (
+        max(abs(one["error_pct"]["allocated"]) for one in memory if one["row"].startswith(trainer))
+        for trainer in ("ppo", "reward")
+    )
+    within = {f"{ppo:.1f} % (PPO) and {padded:.1f} % (reward"}
+    errors = [one["error_pct"]["allocated"] for one in (*speed["rows"], *memory)]
+    worst = math.ceil(max(abs(error) for error in errors if error is not None))
+    chinese, docs = {f"不超过 {worst}%"}, ROOT / "docs"
+    pages = {docs / "memory.md": {f"within\n{worst} %"}, docs / "zh" / "memory.md": chinese}
+    pages |= {docs / "reference" / "support.md": within, CHINESE: {f"{long} 和 {tail} 倍", *chinese}}
+    return {README: {ratios, f"within {worst} %"}, EVIDENCE: {ratios, shares}, **pages}
+
+
 @pytest.mark.parametrize(
     "figures",
-    [grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
+    [card, grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
     ids=lambda figures: figures.__name__,
 )
 def test_pages_give_the_figures_of_the_results(figures):

@@ -173,7 +173,10 @@ class PhasesOfSteps(StepClock):
 
     def watch(self, trainer: Any) -> None:
         """Time the trainer's methods; without gradients, log-probabilities are the old policy's or the reference's."""
-        for phase, name in (("generate", "_generate"), ("score", "_calculate_rewards"), ("update", "training_step")):
+        trainer.training_step = self._timed("update", trainer.training_step)
+        if not hasattr(trainer, "_generate"):  # a reward model's
+            return
+        for phase, name in (("generate", "_generate"), ("score", "_calculate_rewards")):
             setattr(trainer, name, self._timed(phase, getattr(trainer, name)))
         logps = trainer._get_per_token_logps_and_entropies
         timed = self._timed("logps", logps)

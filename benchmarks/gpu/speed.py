@@ -40,6 +40,7 @@ ROW_LIMIT_S = 240.0
 def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
     """Measure a row within its seconds."""
     about = {"scale": row.scale, "layers": row.config["num_hidden_layers"], "shape": asdict(row.shape)}
+    about |= {"published": row.published} if row.published else {}
     if lacking := [name for name in row.needs if find_spec(name) is None]:
         return {"status": "skipped", "reason": f"{lacking[0]} is not installed.", **about}
     if row.uses_vllm and device == "cpu":
@@ -79,8 +80,8 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> Table:
     """A line a row."""
     shown = Table(title="GRPO on a card: seconds of a step")
-    columns = ("row", "scale", "step s", "generate", "update", "planned", "MFU", "MFU (verl)", "peak GiB", "planned")
-    for column in (*columns, "ours faster"):
+    columns = ("row", "scale", "step s", "generate", "update", "planned", "tokens/s", "MFU", "MFU (verl)", "peak GiB")
+    for column in (*columns, "planned", "ours faster"):
         shown.add_column(column, justify="left" if column in ("row", "scale") else "right")
     for one in result["rows"]:
         if one["status"] != "measured":
@@ -90,7 +91,8 @@ def table(result: Mapping[str, Any]) -> Table:
         seconds, planned = one["predicted"]["seconds"].get("update"), one["predicted"]["allocated"]
         peaks = (f"{gib(num_bytes):.2f}" if num_bytes else "" for num_bytes in (one["allocated"], planned))
         planned_s = "" if seconds is None else round(seconds, 3)
-        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], planned_s, *shares, *peaks)
+        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], planned_s)
+        values += (one.get("tokens_per_s", ""), *shares, *peaks)
         ratio = result["summary"]["faster_than"].get(one["row"], {}).get("step", "")
         shown.add_row(one["row"], one["scale"], *map(str, values), str(ratio))
     return shown

@@ -6,6 +6,9 @@ at so many tokens a forward, a step of so many micro-batches of next to no work,
 The setting "dualkv" is that of DualKV's measurements (arXiv 2605.15422): a Qwen3-8B, a prompt of 8,192 tokens, 32
 completions of 2,048 tokens, forwards of four sequences, gradient checkpointing, AdamW, bf16. They used eight cards and
 veRL; here it is one card, and as many of the 36 layers as it holds and gets through in time.
+
+Rows "peers/..." are those that others publish of one H100, each with what it says there; "reward/hh" is a reward model
+at the lengths of hh-rlhf, of which nobody publishes a speed.
 """
 
 from collections.abc import Mapping
@@ -15,6 +18,7 @@ from typing import Any
 
 from benchmarks.gpu.flops import forward_flops
 from benchmarks.grpo_task import Shape, lengths
+from benchmarks.reward_task import SIDES, prompt_lengths
 from trl_ext.memory import Job, estimate, find_shape
 from trl_ext.memory.cards import PCIE4, Card, Hardware
 from trl_ext.memory.models.find import MODELS
@@ -29,6 +33,8 @@ LIBRARIES = ("trl", OURS, "unsloth")
 # Layers of a 7B in the rows of the clock, so that one takes seconds; the shape that vLLM serves beside its training.
 CLOCK_LAYERS = 8
 CLOCK_MODEL, VLLM_MODEL = ({**MODELS[f"Qwen/Qwen2.5-{size}"][1], "head_dim": 128} for size in ("7B", "3B"))
+# Of a pair's side in the reward model's rows, tokens.
+LONGEST_PAIR = 2048
 # The seconds that a padded update may take, at an assumed share of the card's rate: it runs twice in a row's minutes.
 UPDATE_S, ASSUMED_SHARE = 25.0, 0.4
 FULL_SHAPES = {
@@ -60,6 +66,30 @@ OWN_ROWS: Mapping[str, tuple[Shape, Mapping[str, Any]]] = {
     "clock/generate": (Shape("clock", 128, 256, 256, 0.0, groups=1, generations=8), {"generates": True}),
 }
 
+# Of peers, and the reward model: model, libraries, shape, settings.
+PEER_ROWS: Mapping[str, tuple[str, tuple[str, ...], Shape, Mapping[str, Any]]] = {
+    # Theirs: completions of median 700 and sigma 0.9 with a tenth cut at 4,096, prompts of median 256, 1,597 tokens a
+    # row in the mean; weights in float32 under autocast, FlashAttention 3. Here all prompts are equally long.
+    "peers/trl-1.7B": (
+        *("Qwen/Qwen3-1.7B", ("trl", OURS), Shape("peers", 256, 1341, 4096, 0.9, groups=4, generations=8)),
+        {"tokens": 16_384, "published": "TRL's asynchronous trainer: 7,282 tokens/s, MFU 9 % (huggingface/trl#6092)"},
+    ),
+    # Theirs: two rows of 16,384 tokens, one a forward, full checkpointing, FlashAttention 3, compiled.
+    # PrimeIntellect-ai/prime-rl, benchmarks/baselines/benchmark-1xh100-Qwen--*-rl-{full,16}-*-16384-*.json.
+    "peers/prime-0.6B": (
+        *("Qwen/Qwen3-0.6B", (OURS,), Shape("peers", 64, 16_320, 16_320, 0.0, groups=1, generations=2)),
+        {"micro_batch": 1, "published": "prime-rl: 11,896 tokens/s, MFU 11.1 % (its benchmarks/baselines)"},
+    ),
+    "peers/prime-4B-lora": (
+        *("Qwen/Qwen3-4B", (OURS,), Shape("peers", 64, 16_320, 16_320, 0.0, groups=1, generations=2)),
+        {
+            **{"micro_batch": 1, "method": "lora"},
+            "published": "prime-rl: 6,229 tokens/s, MFU 21.7 % (its benchmarks/baselines)",
+        },
+    ),
+    "reward/hh": ("Qwen/Qwen3-1.7B", ("trl", OURS), SIDES, {"micro_batch": 16, "tokens": 16_384, "trainer": "reward"}),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -74,6 +104,9 @@ class Row:
         method: "full" or "lora".
         generates: True for a step with generation by transformers, False where completions are given.
         uses_vllm: True if a colocated vLLM generates.
+        tokens: Most of a packed forward; 0 for as many as a padded one has.
+        trainer: "grpo" or "reward", whose micro-batches are pairs.
+        published: What others say of such a run, and where.
     """
 
     name: str
@@ -84,6 +117,9 @@ class Row:
     method: str = "full"
     generates: bool = False
     uses_vllm: bool = False
+    tokens: int = 0
+    trainer: str = "grpo"
+    published: str = ""
 
     @property
     def num_steps(self) -> int:
@@ -99,6 +135,10 @@ class Row:
     def job(self) -> Job:
         """The planner's."""
         is_ours = self.library == OURS
+        if self.trainer == "reward":
+            size = {"global_batch": self.shape.groups, "per_device_train_batch_size": self.micro_batch}
+            size |= {"max_length": LONGEST_PAIR, "max_completion_length": self.shape.longest, "packing": is_ours}
+            return Job("reward", **size, max_tokens_per_forward=self.budget if is_ours else 0)
         return Job(
             "grpo",
             method=self.method,
@@ -131,8 +171,8 @@ class Row:
 
     @property
     def budget(self) -> int:
-        """Tokens of a padded forward."""
-        return self.micro_batch * (self.shape.prompt + self.shape.longest)
+        """Most tokens of a packed forward."""
+        return self.tokens or self.micro_batch * (self.shape.prompt + self.shape.longest)
 
 
 def rows(scale: str, card_bytes: int | None, peak_tflops: float | None) -> list[Row]:
@@ -146,7 +186,7 @@ def rows(scale: str, card_bytes: int | None, peak_tflops: float | None) -> list[
             layers, why = layers_for(row, card_bytes, peak_tflops)
             found = f"{layers} of {CONFIG['num_hidden_layers']} layers, {why}"
             made.append(replace(row, config={**CONFIG, "num_hidden_layers": layers}, scale=found))
-    return made + own_rows(scale)
+    return made + own_rows(scale) + peer_rows(scale)
 
 
 def own_rows(scale: str) -> list[Row]:
@@ -164,6 +204,20 @@ def own_rows(scale: str) -> list[Row]:
             few |= {"prompt": min(shape.prompt, 16), "generations": min(shape.generations, 4)}
             row = replace(row, shape=replace(shape, **few))
         made.append(row)
+    return made
+
+
+def peer_rows(scale: str) -> list[Row]:
+    """The rows that others publish, and the reward model."""
+    made = []
+    for kind, (model, libraries, shape, settings) in PEER_ROWS.items():
+        config = {**MODELS[model][1], "head_dim": 128, "vocab_size": CONFIG["vocab_size"]}
+        for library in libraries:
+            row = Row(f"{kind}/{library}", shape, config, f"all layers of {model.split('/')[1]}", **settings)
+            if scale == "tiny":
+                few = replace(shape, prompt=min(shape.prompt, 16), mean=4, longest=8, groups=2, generations=2)
+                row = replace(row, config={**config, **TINY}, scale="a toy", shape=few, micro_batch=1, tokens=64)
+            made.append(row)
     return made
 
 
@@ -198,8 +252,18 @@ def padded_flops(shape: Shape, layers: int) -> float:
 
 def needed_flops(row: Row, completions: list[int]) -> float:
     """Of an update of these completions: three forwards of every group, two where only adapters have gradients."""
-    size = row.shape.generations
-    groups = [completions[start : start + size] for start in range(0, len(completions), size)]
-    return (3 if row.method == "full" else 2) * sum(
-        forward_flops(row.config, row.shape.prompt, group) for group in groups
-    )
+    passes = 3 if row.method == "full" else 2
+    return passes * sum(forward_flops(counted(row), *group) for group in groups(row, completions))
+
+
+def counted(row: Row) -> Mapping[str, Any]:
+    """The config whose operations count: a reward model's head has no vocabulary."""
+    return {**row.config, "vocab_size": 0} if row.trainer == "reward" else row.config
+
+
+def groups(row: Row, completions: list[int]) -> list[tuple[int, list[int]]]:
+    """Tokens of each prompt, and of its completions."""
+    shape = row.shape
+    each = prompt_lengths(shape) if row.trainer == "reward" else [shape.prompt] * shape.groups
+    size = shape.generations
+    return [(prompt, completions[i * size : (i + 1) * size]) for i, prompt in enumerate(each)]

@@ -21,14 +21,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PrinterCallback
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PrinterCallback,
+)
 
 from benchmarks.gpu.card import peak_tflops
 from benchmarks.gpu.flops import mfu, verl_update_flops
 from benchmarks.gpu.memory_worker import is_out_of_memory
 from benchmarks.gpu.runner import answer
-from benchmarks.gpu.speed_rows import Row, needed_flops
+from benchmarks.gpu.speed_rows import LONGEST_PAIR, Row, counted, groups, needed_flops
 from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, lengths, reward, tokenizer
+from benchmarks.reward_task import pairs
 from trl_ext.compat.versions import installed_versions
 
 
@@ -50,26 +56,39 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         import_module("unsloth")  # before TRL, which it patches
     library = import_module("trl_ext" if row.library == "trl_ext" else "trl")
     shape, generates = row.shape, row.generates or row.uses_vllm
+    common: dict[str, Any] = {
+        "output_dir": folder,
+        "per_device_train_batch_size": row.micro_batch,
+        "max_steps": row.num_steps,
+        "use_cpu": device == "cpu",
+        "bf16": True,
+        "gradient_checkpointing": True,
+        "optim": "adamw_torch_fused" if device == "cuda" else "adamw_torch",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
+    }
+    if row.trainer == "reward":
+        return library.RewardTrainer(
+            policy(row, device, folder),
+            library.RewardConfig(
+                gradient_accumulation_steps=shape.groups // row.micro_batch, max_length=LONGEST_PAIR, **common
+            ),
+            train_dataset=pairs(shape, row.config["vocab_size"]),
+            processing_class=tokenizer(row.config["vocab_size"]),
+            callbacks=[clock],
+        )
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": shape.prompt + shape.longest}
     vllm["vllm_gpu_memory_utilization"] = row.job.vllm_gpu_memory_utilization
     args = library.GRPOConfig(
-        output_dir=folder,
-        per_device_train_batch_size=row.micro_batch,
         gradient_accumulation_steps=shape.rows // row.micro_batch,
         num_generations=shape.generations,
         max_completion_length=shape.longest,
-        max_steps=row.num_steps,
         learning_rate=1e-6,
         beta=0.0,
-        use_cpu=device == "cpu",
-        bf16=True,
-        gradient_checkpointing=True,
-        optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
+        **common,
         **(vllm if row.uses_vllm else {}),
     )
     vocab = row.config["vocab_size"]
@@ -109,8 +128,11 @@ def policy(row: Row, device: str, folder: str) -> Any:
     values = dict(row.config)
     config = CONFIG_MAPPING[values.pop("model_type")](**values, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(0)
+    kind = AutoModelForCausalLM
+    if row.trainer == "reward":
+        kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = kind.from_config(config, dtype=torch.bfloat16)
     if row.library != "unsloth" and not row.uses_vllm:
         return model
     place = Path(folder) / "model"
@@ -131,19 +153,24 @@ def policy(row: Row, device: str, folder: str) -> Any:
 
 
 def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
-    """Seconds by step and phase; MFU of the update, of the tokens that it really needs and as verl counts it."""
+    """Seconds by step and phase; tokens/s and MFU of the update, of what it really needs and as verl counts it."""
     measured = sorted(zip(clock.seconds[1:], clock.phases[1:], strict=True), key=lambda step: step[0])
     step_s, phases = measured[len(measured) // 2]
     # The generated ones are as long as they may be: random weights hardly ever end a text.
     is_given = not (row.generates or row.uses_vllm)
     completions = lengths(row.shape, 1) if is_given else [row.shape.longest] * row.shape.rows
     flops = needed_flops(row, completions)
-    of_verl = verl_update_flops(row.config, row.shape.prompt, completions)
+    found = groups(row, completions)
+    of_verl = sum(verl_update_flops(counted(row), *group) for group in found)
+    tokens = sum(prompt + sum(own) for prompt, own in found)
+    copied = sum(len(own) * prompt + sum(own) for prompt, own in found)
     peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     return {
         "step_s": round(step_s, 3),
         "phases": {phase: round(phases[phase], 3) for phase in PHASES},
         "update_tflop": round(flops / 1e12, 3),
+        "tokens_per_s": round(tokens / phases["update"]),
+        "tokens_per_s_verl": round(copied / phases["update"]),
         "mfu": mfu(flops, phases["update"], peak),
         "mfu_verl": mfu(of_verl, phases["update"], peak),
     }

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from benchmarks.gpu import beside, exact, flops, runner, speed
-from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, TINY, needed_flops, rows
-from benchmarks.grpo_task import tokenizer
+from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, groups, needed_flops, rows
+from benchmarks.grpo_task import lengths, tokenizer
 from trl_ext.memory.units import GIB
 
 TOY = {**CONFIG, **TINY}
@@ -61,7 +61,7 @@ def test_mfu_is_unknown_where_the_card_is():
 def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
     for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
         made = {row.name: row for row in rows("full", gib * GIB, peak)}
-        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *OWN_ROWS}
+        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *OWN_ROWS, *PEER_ROWS}
         one = made["update/dualkv/trl"]
         assert one.config["hidden_size"] == 4096 and 1 < one.config["num_hidden_layers"] < 36
         assert one.scale.startswith(f"{one.config['num_hidden_layers']} of 36 layers, ")
@@ -169,6 +169,43 @@ def test_tiny_rows_of_the_clock_go_through_the_whole_benchmark(tmp_path, monkeyp
         assert one["packed"] and one["measured"]["seconds"]["update"] > 0 < one["predicted"]["seconds"]["update"]
         assert ("generation" in one["measured"]["seconds"]) == (name == "generate")
     assert found["lora-256"]["update_tflop"] <= found["full-2048"]["update_tflop"]
+
+
+def test_rows_of_peers_are_theirs_in_model_budget_and_what_they_print():
+    made = {row.name: row for row in rows("full", 80 * GIB, 989.0)}
+    trl = made["peers/trl-1.7B/trl_ext"]
+    assert trl.job.forward_tokens == 16_384 and "7,282 tokens/s" in trl.published and "#6092" in trl.published
+    full, lora = (made[f"peers/prime-{name}/trl_ext"] for name in ("0.6B", "4B-lora"))
+    assert full.budget == lora.budget == 16_384 and lora.job.lora_r == 16 and lora.method == "lora"
+    # One completion a forward: two that share a prompt do not go into one.
+    assert full.shape.prompt + 2 * full.shape.mean > full.budget == full.shape.prompt + full.shape.longest
+
+
+def test_a_reward_model_has_pairs_of_the_lengths_of_hh_rlhf_and_no_vocabulary_in_its_operations():
+    row = next(row for row in rows("full", 80 * GIB, 989.0) if row.name == "reward/hh/trl_ext")
+    found = groups(row, lengths(row.shape, 1))
+    sides = [prompt + own for prompt, both in found for own in both]
+    # Counted in the data: 170 tokens a side in the mean, 136 at the median.
+    assert len(found) == 64 and sum(sides) / len(sides) == pytest.approx(170, rel=0.1)
+    assert sorted(sides)[len(sides) // 2] == pytest.approx(136, rel=0.2)
+    weights = 6 * sum(prompt + sum(both) for prompt, both in found) * 28 * flops.linear_flops(row.config) / 2
+    assert weights < needed_flops(row, lengths(row.shape, 1)) < 1.05 * weights
+
+
+def test_tiny_rows_of_peers_and_of_the_reward_model_go_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    path = tmp_path / "out.json"
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "peers/", "reward/", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *words])
+    monkeypatch.setattr(speed.runner, "ask", in_this_process)
+    assert speed.main() == 0, capsys.readouterr().out
+    found = {one["row"]: one for one in json.loads(path.read_text())["rows"]}
+    assert len(found) == 6
+    for name, one in found.items():
+        assert one["status"] == "measured", one
+        assert one["packed"] == name.endswith("trl_ext") and one["tokens_per_s_verl"] > one["tokens_per_s"] > 0
+        assert ("published" in one) == name.startswith("peers/")
+        assert one["measured"]["seconds"]["update"] > 0 < one["predicted"]["allocated"]
 
 
 def in_this_process(command, limit_s):

@@ -7,7 +7,8 @@
 #   make fix          format, and mend what ruff can mend
 #   make docs         the documentation site, built strictly into site/
 #   make bench        benchmarks against TRL, as ratios in one run
-#   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory: a part
+#   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory,
+#                     gpu-prof, gpu-kernels, gpu-quickstart: a part
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
 # make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather.
@@ -32,7 +33,7 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-emulated vllm \
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
 	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather
 
 $(VENV)/.installed: pyproject.toml
@@ -88,7 +89,7 @@ bench: $(VENV)/.installed
 		--output benchmarks/results/reward_deep_cpu.json
 	test -z "$$TRL_EXT_DATA" || $(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_cpu.json
 
-# On a card each of the three ends within nine minutes; the same command goes on with the rows that are left. Where
+# On a card each ends within nine minutes; the same command goes on with the rows that are left. Where
 # nothing can be downloaded, WHEELS names a folder with the wheels that PYTHON lacks: they go into a folder of their own.
 # datasets pickles functions by dill, which knows a library by this name of its folder.
 GPU_SITE ?= $(CURDIR)/out/gpu/site-packages
@@ -113,7 +114,7 @@ gpu-all: $(GPU_READY)
 gpu-preflight: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.preflight $(GPU_OPTIONS)
 
-gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
+gpu-exact gpu-speed gpu-memory gpu-prof gpu-kernels gpu-quickstart: gpu-%: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.$* $(GPU_OPTIONS)
 
 # Lanes --------------------------------------------------------------------------------------------------------------

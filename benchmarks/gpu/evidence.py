@@ -9,19 +9,23 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu import exact, memory_rows, runner, speed_rows
+from benchmarks.gpu import exact, kernels, memory_rows, prof, quickstart, runner, speed_rows
 from trl_ext.memory.units import gib
 
 PAGE = runner.ROOT / "docs" / "reference" / "evidence.md"
 NOT_YET = "not measured yet"
+PARTS: Mapping[str, Any] = {"prof": prof, "kernels": kernels, "quickstart": quickstart}
 ROWS: Mapping[str, Sequence[Any]] = {
     "exact": exact.all_rows(),
     "speed": speed_rows.rows("full", None, None),
     "memory": memory_rows.ROWS,
+    **{name: [SimpleNamespace(name=row) for row in part.NAMES] for name, part in PARTS.items()},
 }
 HEADS = {"exact": ("tests", "card", "passed", "failed", "skipped", "what it is")}
+HEADS |= dict.fromkeys(PARTS, ("row", "card", "measured"))
 HELD = ("row", "card", "allocated, GiB", "reserved, GiB", "generation, s", "scoring, s", "update, s")
 HELD += ("tokens/s", "(verl)", "MFU", "MFU (verl)", "ours faster: step, update", "what it is")
 
@@ -53,6 +57,8 @@ def _cells(part: str, result: Mapping[str, Any], one: Mapping[str, Any]) -> list
         return [*first, *[""] * (len(HEADS.get(part, HELD)) - 2)]
     if part == "exact":
         return [*first, str(one["passed"]), *(str(len(one[f"{kind}_tests"])) for kind in HEADS[part][3:5]), about(one)]
+    if part in PARTS:
+        return [*first, one["says"]]
     planned, real = one["predicted"], one["measured"]
     cells = [_pair(gib(planned[kind]), real[kind] and gib(real[kind])) for kind in ("allocated", "reserved")]
     for name in ("generation", "scoring", "update"):

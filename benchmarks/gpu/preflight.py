@@ -28,16 +28,23 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.gpu import exact, memory, memory_rows, runner, speed, speed_rows
+from benchmarks.gpu import exact, memory, memory_rows, part, runner, speed, speed_rows
 from benchmarks.gpu.wheels import WHEELS, module_of
 
 # Not in a folder of wheels: they are large, and machines with cards have them.
 ON_THE_MACHINE = ("torch", "transformers", "accelerate", "numpy", "tokenizers", "safetensors", "huggingface_hub")
 # A row of each kind, by a part of its name.
 SPEED = ("update/dualkv/trl", "step/dualkv/trl_ext", "step/vllm")
+SPEED += ("peers/trl-1.7B/trl_ext", "reward/hh/trl_ext")
 SPEED += ("clock/lora-256", "clock/full", "clock/overhead-2", "clock/generate")
 MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "ppo-separate/lora/zero0", "native/", "qlora/")
 EXACT = ("varlen", "merged_prefixes")
+# The quickstart's needs a real model.
+PARTS = (
+    ("prof", "prof/update/tail"),
+    ("kernels", "attention/1024+8x512/merged"),
+    ("kernels", "layer/8192x16/once"),
+)
 LIMIT_S, AT_ONCE = 120.0, 4
 # No card: what a process knows of one, its forks cannot use.
 SURROUNDINGS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -63,6 +70,8 @@ def rows() -> dict[str, Callable[[], runner.Record]]:
         found[f"exact: {row.name}"] = partial(exact.run_row, row, "cpu", "tiny", LIMIT_S)
     for each in runner.chosen(speed_rows.rows("tiny", None, None), SPEED):
         found[f"speed: {each.name}"] = partial(speed.run_row, each, "cpu", LIMIT_S)
+    for kind, name in PARTS:
+        found[f"{kind}: {name}"] = partial(part.ask, kind, name, "cpu", "tiny", LIMIT_S)
     return found
 
 

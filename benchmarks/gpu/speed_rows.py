@@ -66,6 +66,8 @@ OWN_ROWS: Mapping[str, tuple[Shape, Mapping[str, Any]]] = {
     "clock/generate": (Shape("clock", 128, 256, 256, 0.0, groups=1, generations=8), {"generates": True}),
 }
 
+PRIME_SHAPE = Shape("peers", 64, 16_320, 16_320, 0.0, groups=1, generations=2)
+PRIME = "{} tokens/s, MFU {} % (PrimeIntellect-ai/prime-rl, benchmarks/baselines, 1xh100, rl, 16384)"
 # Of peers, and the reward model: model, libraries, shape, settings.
 PEER_ROWS: Mapping[str, tuple[str, tuple[str, ...], Shape, Mapping[str, Any]]] = {
     # Theirs: completions of median 700 and sigma 0.9 with a tenth cut at 4,096, prompts of median 256, 1,597 tokens a
@@ -75,17 +77,13 @@ PEER_ROWS: Mapping[str, tuple[str, tuple[str, ...], Shape, Mapping[str, Any]]] =
         {"tokens": 16_384, "published": "TRL's asynchronous trainer: 7,282 tokens/s, MFU 9 % (huggingface/trl#6092)"},
     ),
     # Theirs: two rows of 16,384 tokens, one a forward, full checkpointing, FlashAttention 3, compiled.
-    # PrimeIntellect-ai/prime-rl, benchmarks/baselines/benchmark-1xh100-Qwen--*-rl-{full,16}-*-16384-*.json.
     "peers/prime-0.6B": (
-        *("Qwen/Qwen3-0.6B", (OURS,), Shape("peers", 64, 16_320, 16_320, 0.0, groups=1, generations=2)),
-        {"micro_batch": 1, "published": "prime-rl: 11,896 tokens/s, MFU 11.1 % (its benchmarks/baselines)"},
+        *("Qwen/Qwen3-0.6B", (OURS,), PRIME_SHAPE),
+        {"micro_batch": 1, "published": PRIME.format("11,896", 11.1)},
     ),
     "peers/prime-4B-lora": (
-        *("Qwen/Qwen3-4B", (OURS,), Shape("peers", 64, 16_320, 16_320, 0.0, groups=1, generations=2)),
-        {
-            **{"micro_batch": 1, "method": "lora"},
-            "published": "prime-rl: 6,229 tokens/s, MFU 21.7 % (its benchmarks/baselines)",
-        },
+        *("Qwen/Qwen3-4B", (OURS,), PRIME_SHAPE),
+        {"micro_batch": 1, "method": "lora", "published": PRIME.format("6,229", 21.7)},
     ),
     "reward/hh": ("Qwen/Qwen3-1.7B", ("trl", OURS), SIDES, {"micro_batch": 16, "tokens": 16_384, "trainer": "reward"}),
 }

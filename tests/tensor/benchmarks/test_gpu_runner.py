@@ -9,9 +9,21 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.gpu import card, everything, exact, memory_rows, preflight, runner, speed_rows
+from benchmarks.gpu import (
+    card,
+    everything,
+    exact,
+    kernels,
+    memory_rows,
+    preflight,
+    prof,
+    quickstart,
+    runner,
+    speed_rows,
+)
 
 QUIET = Console(quiet=True)
+PARTS = {"prof": prof, "kernels": kernels, "quickstart": quickstart}
 MEASURED = {"status": "measured", "figure": 1}
 
 
@@ -131,6 +143,7 @@ def test_what_is_least_known_and_most_claimed_comes_first_over_all_parts():
         "speed": speed_rows.rows("tiny", None, None),
         "exact": exact.all_rows(),
         "memory": list(memory_rows.ROWS),
+        **{name: [Row(one) for one in part.NAMES] for name, part in PARTS.items()},
     }
     order = [row.name for part, names in everything.ORDER for row in runner.chosen(rows[part], names)]
     assert set(order) == {row.name for each in rows.values() for row in each}

@@ -1,8 +1,7 @@
 """What benchmarks of reward models train on: pairs of random words at the lengths of hh-rlhf."""
 
 import random
-
-from datasets import Dataset
+from typing import Any
 
 from benchmarks.grpo_task import FIRST_WORD, Shape, lengths
 
@@ -18,8 +17,8 @@ def prompt_lengths(sides: Shape) -> list[int]:
     return lengths(alone, 0)
 
 
-def pairs(sides: Shape, vocab: int) -> Dataset:
-    """One optimizer step of pairs; the last token of a side is the end, which trainers add."""
+def pairs(sides: Shape, vocab: int) -> Any:
+    """A dataset of the pairs of one optimizer step; the last token of a side is the end, which trainers add."""
     draw = random.Random(0)
 
     def words(number: int) -> str:
@@ -32,4 +31,6 @@ def pairs(sides: Shape, vocab: int) -> Dataset:
         rows.append(
             {"prompt": prompt, **{side: f" {words(max(next(own) - 1, 1))}" for side in ("chosen", "rejected")}}
         )
+    from datasets import Dataset  # here: the preflight reads the shape, and names libraries that are missing
+
     return Dataset.from_list(rows)

@@ -1,17 +1,17 @@
 """A part of the benchmarks for cards whose rows are names: the part's own module measures them, each in a process."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
-from datasets import disable_progress_bars
 from rich.console import Console
 
 from benchmarks.gpu import runner
-from benchmarks.gpu.memory_worker import is_out_of_memory
 
 WORK = "--work"  # in the command of a row's process
+QUIET = dict.fromkeys(("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRL_EXPERIMENTAL_SILENCE"), "1")
 ROW_LIMIT_S = 120.0
 
 
@@ -25,6 +25,11 @@ def main(part: str, doc: str | None, names: Sequence[str], work: Callable[..., r
             `status` "skipped" and a `reason`.
     """
     if sys.argv[1:2] == [WORK]:
+        # Here, so that the preflight can name a library that is missing.
+        from datasets import disable_progress_bars
+
+        from benchmarks.gpu.memory_worker import is_out_of_memory
+
         warnings.filterwarnings("ignore")
         disable_progress_bars()
         try:
@@ -54,4 +59,5 @@ def main(part: str, doc: str | None, names: Sequence[str], work: Callable[..., r
 
 def ask(part: str, name: str, device: str, scale: str, limit_s: float) -> runner.Record:
     """What the process of a row answers within its seconds."""
-    return runner.ask(["-m", f"benchmarks.gpu.{part}", WORK, name, device, scale], limit_s)
+    command = ["-m", f"benchmarks.gpu.{part}", WORK, name, device, scale]
+    return runner.ask(command, limit_s, os.environ | QUIET)

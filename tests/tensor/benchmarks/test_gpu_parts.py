@@ -1,6 +1,7 @@
 """The parts that measure rows by their names: a step's kernels by group, attention and layers, the quickstart."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ def measured(tmp_path, monkeypatch, capsys):
         words = ["--device", "cpu", "--scale", "tiny", "--rows", *rows, "--output", str(path)]
         monkeypatch.setattr(sys, "argv", ["part", *words])
         monkeypatch.setattr(runner, "ask", preflight.in_this_process)
+        monkeypatch.setattr(preflight.os, "environ", dict(os.environ))
         with pytest.raises(SystemExit) as ended:
             preflight.runpy.run_module(part.__name__, run_name="__main__")
         said = capsys.readouterr().out

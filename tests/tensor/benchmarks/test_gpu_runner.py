@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 
 import pytest
@@ -173,6 +174,13 @@ def test_preflight_names_rows_that_break_and_goes_on(capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("dies: failed") and "ValueError: made up" in said[1]
     assert said[2:] == ["speed: a: measured", "memory: b: skipped It is not installed."]
+
+
+def test_the_preflight_starts_without_the_libraries_that_it_looks_for():
+    script = "import sys; sys.modules |= dict.fromkeys(('datasets', 'trl', 'peft', 'deepspeed'))\n"
+    script += "from benchmarks.gpu import preflight; print(*preflight.missing())"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=runner.ROOT)
+    assert {"datasets", "trl", "peft", "deepspeed"} <= set(said.stdout.split()), said.stderr
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch, capsys):

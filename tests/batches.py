@@ -6,8 +6,10 @@ import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.tiny import VOCAB
-from trl_ext.packing.attention import take_segments
+from trl_ext.packing.attention import packed_forward, take_segments
+from trl_ext.packing.layout import lay_out
 from trl_ext.trainers.forward.calls import let_positions_be_chosen
+from trl_ext.trainers.forward.completions import plan, unpad
 
 
 def _tokens(count: int, draw: torch.Generator) -> tuple[int, ...]:
@@ -108,6 +110,18 @@ def ready_to_pack(model: torch.nn.Module, **head) -> torch.nn.Module:
     let_positions_be_chosen(model)
     take_segments(model.config)
     return model
+
+
+def packed_logits(model: torch.nn.Module, given: Batch, share_prompt: bool = True):
+    """Segments of the one flat row, and the model's plain logits on it [T, V]."""
+    flat = unpad(given.input_ids, given.attention_mask, given.width)
+    (row,) = plan(flat, share_prompt)
+    packed = lay_out(row, flat.sequences, flat.num_scored, given.input_ids.device)
+    with torch.no_grad(), packed_forward():
+        out = model(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, segments=packed.table, use_cache=False
+        )
+    return row.segments, out.logits[0]
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -94,3 +94,11 @@ def learned(subject: Any) -> torch.Tensor:
     after = weights(subject)
     assert (after - subject.before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
     return after
+
+
+def weights_after(library, folder, steps: int = 1, family: str = "llama", **changes) -> torch.Tensor:
+    """The weights after some steps of two forwards, packed where the trainer is ours."""
+    settings = dict(max_steps=steps, gradient_accumulation_steps=2) | changes
+    if library is trl_ext:
+        settings["packing"] = True
+    return learned(trained(folder, library, family, **settings))

@@ -5,11 +5,11 @@ import trl
 
 import trl_ext
 from tests.gpu.card import MARKS, ON_CARD
+from tests.grpo_trainers import weights_after
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
 from tests.ppo_trainers import trainer as ppo_trainer
 from tests.reward_trainers import trainer as reward_trainer
 from tests.reward_trainers import weights
-from tests.train.trainers.grpo.test_grpo_step import weights_after
 
 pytestmark = MARKS
 FAMILIES = ["llama", "qwen3", "mistral_window"]

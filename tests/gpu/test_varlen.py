@@ -6,9 +6,8 @@ import torch
 from datasets import Dataset
 
 from tests import tiny
-from tests.batches import RAGGED, alone, batch, gradient
+from tests.batches import RAGGED, alone, batch, gradient, packed_logits
 from tests.gpu.card import DEVICE, MARKS, ON_CARD, needs_card
-from tests.tensor.packing.test_packed_attention import packed_logits
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.compat.torch import has_varlen_attn
 from trl_ext.packing import attention, kernels

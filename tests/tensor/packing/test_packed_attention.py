@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests import tiny
-from tests.batches import RAGGED, batch, ready_to_pack
+from tests.batches import RAGGED, batch, packed_logits, ready_to_pack
 from trl_ext.errors import PackingError
 from trl_ext.packing import attention, kernels
 from trl_ext.packing.layout import lay_out
@@ -20,18 +20,6 @@ from trl_ext.trainers.forward.completions import forward, plan, score, unpad
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-
-
-def packed_logits(model, given, share_prompt=True):
-    """Segments of the one flat row, and the model's plain logits on it [T, V]."""
-    flat = unpad(given.input_ids, given.attention_mask, given.width)
-    (row,) = plan(flat, share_prompt)
-    packed = lay_out(row, flat.sequences, flat.num_scored, given.input_ids.device)
-    with torch.no_grad(), attention.packed_forward():
-        out = model(
-            input_ids=packed.input_ids, position_ids=packed.position_ids, segments=packed.table, use_cache=False
-        )
-    return row.segments, out.logits[0]
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])

@@ -6,7 +6,15 @@ import trl
 
 import trl_ext
 from tests import tiny
-from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, learned, prompts, steps_of, trained
+from tests.grpo_trainers import (
+    LOSS_TYPES,
+    WEIGHT_TOLERANCE,
+    learned,
+    prompts,
+    steps_of,
+    trained,
+    weights_after,
+)
 from tests.nightly import nightly
 
 MIXTURE = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
@@ -35,13 +43,6 @@ CASES = [
     dict(gradient_accumulation_steps=2, steps_per_generation=3, steps=2),
     nightly(dict(gradient_accumulation_steps=4, steps_per_generation=2, num_iterations=2, steps=2)),
 ]
-
-
-def weights_after(library, folder, steps: int = 1, family: str = "llama", **changes) -> torch.Tensor:
-    settings = dict(max_steps=steps, gradient_accumulation_steps=2) | changes
-    if library is trl_ext:
-        settings["packing"] = True
-    return learned(trained(folder, library, family, **settings))
 
 
 @pytest.mark.parametrize("changes", CASES, ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()))

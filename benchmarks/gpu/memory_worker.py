@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from transformers import TrainerCallback
 
 import trl_ext
 from benchmarks.gpu.runner import answer
 from trl_ext.compat.versions import installed_versions
+from trl_ext.trainers.fit.rehearsal.state import trained_models
 from trl_ext.twin import adapters, run, stand_ins
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
@@ -129,6 +132,29 @@ class LiveMeter(Tracker):
 # The run ------------------------------------------------------------------------------------------------------------
 
 
+class Updates(TrainerCallback):
+    """Ends a run in which an optimizer (of so many) has no state after a step: DeepSpeed skips some silently."""
+
+    def __init__(self, num_optimizers: int) -> None:
+        self._num = num_optimizers
+        self._stepped: dict[int, torch.optim.Optimizer] = {}
+        register_optimizer_step_post_hook(lambda each, *_: self._stepped.setdefault(id(each), each) and None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stepped.clear()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        num = sum(any(each.state.values()) for each in self._stepped.values())
+        if num < self._num:
+            raise RuntimeError(f"Step {state.global_step}: {num} of {self._num} optimizers have a state after it")
+
+
+def refuse_idle(log_history: list[dict[str, Any]]) -> None:
+    """RuntimeError where rows were left out of an update, as those without advantage are: its peaks are of others."""
+    if idle := max(entry.get("packing/skipped_rows_frac", 0.0) for entry in log_history):
+        raise RuntimeError(f"{idle:.0%} of the rows of a step were not trained")
+
+
 @contextlib.contextmanager
 def models_on(device: str, in_4_bits: bool) -> Iterator[None]:
     """Weights are made where they are trained: in host memory 14 billion of them take minutes."""
@@ -172,6 +198,7 @@ def surroundings(task: Task, meter: Any) -> Iterator[None]:
     if simulation.deepspeed:
         needed += [
             adapters.objects_from_this_rank(),
+            adapters.gathers_of_any_shape(),
             adapters.ranks_that_agree(),
             adapters.engine_steps(lambda: meter.open_phase(run.STEP), meter.close_phase),
         ]
@@ -193,7 +220,9 @@ def train(task: Task, meter: Any) -> dict[str, Any]:
         trainer = run.make_trainer(replace(simulation, adapter=adapter), arguments)
         drop_other_meters(trainer)
         run.follow(trainer, meter)
+        trainer.add_callback(Updates(len(trained_models(trainer))))
         trainer.train()
+    refuse_idle(trainer.state.log_history)
     packages = run.PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
     return {
         "packed": bool(trainer._packs),
@@ -211,7 +240,7 @@ def step_phases(trainer: Any) -> dict[str, float]:
 
 
 def drop_other_meters(trainer: Any) -> None:
-    """The trainers' own audit resets the allocator's peaks, too."""
+    """The trainers' own audit resets the allocator's peaks, which a row reads."""
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "MemoryWatch":
             trainer.remove_callback(callback)

@@ -256,6 +256,20 @@ def objects_from_this_rank() -> AbstractContextManager[None]:
     )
 
 
+def gathers_of_any_shape() -> AbstractContextManager[None]:
+    """Tensors are flat when they are gathered into one.
+
+    Why: on a card accelerate gathers (n, k) into flat tensors, which NCCL counts and a fake process group broadcasts.
+    Remove when: torch's FakeProcessGroup flattens what it is given.
+    """
+    plain = torch.distributed.all_gather_into_tensor
+
+    def gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return plain(output_tensor.view(-1), input_tensor.reshape(-1), *args, **options)
+
+    return replaced(("torch.distributed:all_gather_into_tensor", gather))
+
+
 # DeepSpeed --------------------------------------------------------------------------------------------------------
 
 RANK_CHECKS = ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")

@@ -207,7 +207,7 @@ def make_trainer(simulation: Simulation, arguments: Any) -> Any:
         from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
         tokenizers = [stand_ins.tokenizer() for _ in copies] or None
-        rewards = copies or stand_ins.no_reward
+        rewards = copies or stand_ins.fixed_reward
         return GRPOTrainer(reward_funcs=rewards, reward_processing_classes=tokenizers, **common)
     from trl_ext.trainers.ppo.trainer import PPOTrainer
 
@@ -216,7 +216,7 @@ def make_trainer(simulation: Simulation, arguments: Any) -> Any:
     return PPOTrainer(
         ref_model=stand_ins.causal_model(simulation) if has_reference else None,
         reward_model=copies,
-        reward_funcs=None if copies else stand_ins.no_reward,
+        reward_funcs=None if copies else stand_ins.fixed_reward,
         value_model=stand_ins.scorer(simulation) if arguments.critic == "separate" else None,
         **common,
     )

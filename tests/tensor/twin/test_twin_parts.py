@@ -18,6 +18,7 @@ from trl_ext.twin.adapters import (
     dropout_of_a_gpu,
     engine_steps,
     fakes_are_copied,
+    gathers_of_any_shape,
     head_of_a_gpu,
     lists_of_ones,
     modules_cast_in_place,
@@ -32,7 +33,7 @@ from trl_ext.twin.tracker import Tracker
 
 KIB = 1024
 OF_TORCH_AND_TRL = (lists_of_ones, modules_cast_in_place, fakes_are_copied, adam_makes_its_state_only)
-OF_TORCH_AND_TRL += (dropout_of_a_gpu, attention_of_a_gpu, head_of_a_gpu, objects_from_this_rank)
+OF_TORCH_AND_TRL += (dropout_of_a_gpu, attention_of_a_gpu, head_of_a_gpu, objects_from_this_rank, gathers_of_any_shape)
 
 
 @pytest.fixture
@@ -190,6 +191,14 @@ def test_gathered_objects_are_this_ranks():
     with objects_from_this_rank():
         torch.distributed.all_gather_object(found, "mine")
     assert found == ["mine", "mine"]
+
+
+def test_tensors_are_gathered_flat_also_where_they_are_given_by_name(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", lambda *pair, **_: seen.extend(pair))
+    with gathers_of_any_shape():
+        torch.distributed.all_gather_into_tensor(output_tensor=torch.empty(8, 2), input_tensor=torch.empty(4, 2))
+    assert [tensor.shape for tensor in seen] == [(16,), (8,)]
 
 
 # Simulations ------------------------------------------------------------------------------------------------------

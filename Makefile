@@ -33,7 +33,7 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
 	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather
 
 $(VENV)/.installed: pyproject.toml
@@ -114,7 +114,7 @@ gpu-all: $(GPU_READY)
 gpu-preflight: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.preflight $(GPU_OPTIONS)
 
-gpu-exact gpu-speed gpu-memory gpu-prof gpu-kernels gpu-quickstart: gpu-%: $(GPU_READY)
+gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart: gpu-%: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.$* $(GPU_OPTIONS)
 
 # Lanes --------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,8 @@ gpu-exact gpu-speed gpu-memory gpu-prof gpu-kernels gpu-quickstart: gpu-%: $(GPU
 	$(PYTHON) -m venv .venv-card
 	.venv-card/bin/python -m pip install --progress-bar off "torch==2.11.*" "transformers==5.17.*" "accelerate==1.15.*" \
 		| $(ONE_LINE_EACH)
-	.venv-card/bin/python -m benchmarks.gpu.wheels .venv-card/wheels
+	.venv-card/bin/python -m benchmarks.gpu.wheels .venv-card/wheels --bare --python_version \
+		$$(.venv-card/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	touch $@
 
 gpu-emulated: $(VENV)/.installed .venv-card/.installed

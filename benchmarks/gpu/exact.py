@@ -4,6 +4,7 @@ make gpu-exact                                      # again and again, until no 
 python -m benchmarks.gpu.exact --device cpu --scale tiny --rows updates --output out.json
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -100,15 +101,18 @@ def main() -> int:
     rows = runner.chosen(all_rows(), options.rows)
     if (code := runner.begin(options, rows, console)) is not None:
         return code
-    run = runner.Run(
-        "gpu_exact",
-        rows,
-        options,
-        lambda row, limit_s: run_row(row, options.device, options.scale, limit_s),
-        ROW_LIMIT_S,
-        summary,
-    )
-    result = run.measure(console)
+    return report(make_run(rows, options).measure(console), console)
+
+
+def make_run(rows: Sequence[Row], options: argparse.Namespace) -> runner.Run:
+    def measure(row: Row, limit_s: float) -> runner.Record:
+        return run_row(row, options.device, options.scale, limit_s)
+
+    return runner.Run("gpu_exact", rows, options, measure, ROW_LIMIT_S, summary)
+
+
+def report(result: Mapping[str, Any], console: Console) -> int:
+    """Say what came out; the exit code."""
     for one in result["rows"]:
         for name, reason in one.get("failed_tests", {}).items():
             console.print(f"{one['row']}: {name}: {reason}", soft_wrap=True, highlight=False, markup=False)

@@ -11,12 +11,13 @@ row that runs out of memory on it says so, and runs once more with all there is,
     python -m benchmarks.gpu.memory --device cpu --scale tiny --rows grpo/full/zero2 --output out.json
 """
 
+import argparse
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,6 @@ from benchmarks.gpu import runner
 from benchmarks.gpu.card import card_bytes
 from benchmarks.gpu.memory_report import predict, record, sentences, summary, table
 from benchmarks.gpu.memory_rows import ROWS, Row, tiny
-from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.units import GIB, gib
 from trl_ext.twin.driver import environment, simulate
 from trl_ext.twin.simulation import Simulation, simulation_of
@@ -77,7 +77,8 @@ def run_row(row: Row, device: str, device_bytes: int | None, limit_s: float = RO
         return {**ask(row, device, None, limit_s), "fits": None}
     capped = ask(row, device, cap, limit_s)
     if capped["status"] != "oom":
-        return {**capped, "fits": True if capped["status"] == "measured" else None}
+        # With retries the allocator was full, and gave back what it kept to go on.
+        return {**capped, "fits": not capped.get("retries") if capped["status"] == "measured" else None}
     again = ask(row, device, None, limit_s - (time.monotonic() - begun_s))
     return {**again, "fits": False, "oom_phase": capped["phase"]}
 
@@ -88,17 +89,16 @@ def ask(row: Row, device: str, cap: int | None, limit_s: float) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
         task.write_text(json.dumps({"simulation": asdict(simulation), "device": device, "cap": cap}))
-        variables = surroundings(simulation, device, row.job.expandable_segments)
+        variables = surroundings(simulation, device) | runner.allocator(row.job)
         return runner.ask(["-m", "benchmarks.gpu.memory_worker", str(task)], limit_s, variables)
 
 
-def surroundings(simulation: Simulation, device: str, expandable: bool) -> dict[str, str]:
+def surroundings(simulation: Simulation, device: str) -> dict[str, str]:
     """The worker's variables: the twin's, with the card in sight."""
     variables = environment(simulation)
     if device == "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         variables["DS_ACCELERATOR"] = "cuda"
-        variables |= ALLOCATOR if expandable else {}
     return variables
 
 
@@ -125,7 +125,7 @@ def list_rows(rows: Sequence[Row], console: Console) -> None:
 
 def measured(row: Row, device: str, device_bytes: int | None, with_twin: bool, limit_s: float) -> dict[str, Any]:
     """A row of the JSON: what the card says, the formulas, and the twin if it is asked."""
-    answer = run_row(row, device, device_bytes, limit_s)
+    answer = runner.checked(run_row(row, device, device_bytes, limit_s), row.job.packing)
     twin = by_twin(row) if with_twin and answer["status"] == "measured" else None
     if isinstance(twin, str):
         answer, twin = {**answer, "twin_refusal": twin}, None
@@ -145,19 +145,23 @@ def main() -> int:
         return 0
     if (code := runner.begin(options, rows, console)) is not None:
         return code
+    report(make_run(rows, options, options.twin).measure(console), console)
+    return 0
+
+
+def make_run(rows: Sequence[Row], options: argparse.Namespace, with_twin: bool = False) -> runner.Run:
     device_bytes = card_bytes(options.device)
-    run = runner.Run(
-        "gpu_memory",
-        rows,
-        options,
-        lambda row, limit_s: measured(row, options.device, device_bytes, options.twin, limit_s),
-        ROW_LIMIT_S,
-        summary,
-    )
-    result = run.measure(console)
+
+    def measure(row: Row, limit_s: float) -> runner.Record:
+        return measured(row, options.device, device_bytes, with_twin, limit_s)
+
+    return runner.Run("gpu_memory", rows, options, measure, ROW_LIMIT_S, summary)
+
+
+def report(result: Mapping[str, Any], console: Console) -> None:
+    """Say what came out."""
     console.print(table(result["rows"]), *sentences(result["summary"]), sep="\n")
     runner.say_what_is_left(result, console)
-    return 0
 
 
 if __name__ == "__main__":

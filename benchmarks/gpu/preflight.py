@@ -26,18 +26,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from rich.console import Console
 
 from benchmarks.gpu import exact, memory, memory_rows, part, runner, speed, speed_rows
-from benchmarks.gpu.wheels import WHEELS, module_of
+from benchmarks.gpu.wheels import PRESENT, WHEELS, module_of
 
 # Not in a folder of wheels: they are large, and machines with cards have them.
 ON_THE_MACHINE = ("torch", "transformers", "accelerate", "numpy", "tokenizers", "safetensors", "huggingface_hub")
-# A row of each kind, by a part of its name.
-SPEED = ("update/dualkv/trl", "step/dualkv/trl_ext", "step/vllm")
+# What rows import, down to the last package.
+OURS = ("benchmarks.gpu.memory_worker", "benchmarks.gpu.speed_worker", "trl_ext.trainers.ppo.trainer")
+# A row of each kind, by its name or a part of it.
+SPEED = ("update/dualkv/trl", "update/dualkv/trl_ext", "step/dualkv/trl_ext", "step/vllm")
 SPEED += ("peers/trl-1.7B/trl_ext", "reward/hh/trl_ext")
 SPEED += ("clock/lora-256", "clock/full", "clock/overhead-2", "clock/generate")
-MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "ppo-separate/lora/zero0", "native/", "qlora/")
+MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "grpo/full/zero0", "ppo-separate/lora/zero0", "native/", "qlora/")
+MEMORY += ("ppo-separate/full/zero3", "ppo-adapter/lora/zero2")
 EXACT = ("varlen", "merged_prefixes")
 # The quickstart's needs a real model.
 PARTS = (
@@ -53,7 +57,7 @@ SURROUNDINGS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_TH
 def missing() -> dict[str, str]:
     """Packages that cannot be imported, with the reason."""
     found = {}
-    for package in (*ON_THE_MACHINE, *WHEELS):
+    for package in (*ON_THE_MACHINE, *PRESENT, *WHEELS, *OURS):
         try:
             import_module(module_of(package))
         except Exception as error:  # a broken wheel raises anything
@@ -85,9 +89,21 @@ def in_this_process(command: Sequence[str], limit_s: float, variables: Mapping[s
     return runner.read_answer(printed.getvalue(), "")
 
 
+def gather_as_on_a_card() -> None:
+    """Let accelerate gather into one flat tensor: on a processor it fills a list, and nothing of a card's way runs."""
+    plain = PartialState.__init__
+
+    def init(self: PartialState, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        self.backend = "nccl"
+
+    PartialState.__init__ = init
+
+
 def fork(measure: Callable[[], runner.Record], folder: Path) -> None:
     """In a process of its own: write how a row ended, and what it said, into the folder."""
     runner.ask = in_this_process
+    gather_as_on_a_card()
     signal.alarm(round(LIMIT_S))  # which ends it
     with (folder / "said").open("w") as said:
         os.dup2(said.fileno(), 1)
@@ -137,8 +153,6 @@ def main() -> int:
     if lacking or options.no_rows:
         console.print("Some packages are missing." if lacking else "All packages can be imported.")
         return bool(lacking)
-    for module in ("benchmarks.gpu.speed_worker", "benchmarks.gpu.memory_worker", "trl_ext.trainers.grpo.trainer"):
-        import_module(module)
     wanted = rows()
     broken = run(wanted, console)
     console.print(f"{broken} of {len(wanted)} rows broke." if broken else "Every kind of row runs.")

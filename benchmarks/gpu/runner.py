@@ -14,11 +14,14 @@ machine that is lent for minutes. How a row can end:
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +31,8 @@ from rich.console import Console
 from benchmarks.gpu.beside import card_name, card_note
 from benchmarks.gpu.card import card_facts, has_card
 from benchmarks.machine import machine, write
+from trl_ext.memory import Job
+from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.twin.driver import last_words
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +43,7 @@ PREFIX = "ROW "  # before a worker's answer: libraries print, too
 STATUSES = ("measured", "oom", "unfinished", "skipped", "failed", "left")
 FINAL = ("measured", "oom", "unfinished")
 MINUTES = 8.5
+MOST_ALIKE = 3  # rows that fail for one reason, numbers aside, end their part
 MEASURED = "measured on a CUDA card"
 # What must be the same for rows of two calls to stand in one file.
 BIRTH = ("card", "torch", "transformers", "trl")
@@ -58,7 +64,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The options that all benchmarks for cards have."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--list", action="store_true", help="name the rows, and end")
-    made.add_argument("--rows", nargs="+", default=[], help="only rows whose name holds one of these")
+    made.add_argument("--rows", nargs="+", default=[], help="only rows of these names, or whose name holds one")
     made.add_argument("--minutes", type=float, default=MINUTES, help="end after so many minutes")
     made.add_argument("--row_minutes", type=float, help="end a row after so many minutes")
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: try the benchmark itself")
@@ -68,8 +74,13 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def chosen(rows: Sequence[Any], patterns: Sequence[str]) -> list[Any]:
-    """Rows whose name holds one of the patterns."""
-    return [row for row in rows if not patterns or any(pattern in row.name for pattern in patterns)]
+    """Rows whose name holds one of the patterns; where one is a row's whole name, it stands for that row alone."""
+    names = {row.name for row in rows}
+
+    def matches(row: Named, pattern: str) -> bool:
+        return row.name == pattern if pattern in names else pattern in row.name
+
+    return [row for row in rows if not patterns or any(matches(row, pattern) for pattern in patterns)]
 
 
 def ask(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | None = None) -> Record:
@@ -109,6 +120,19 @@ def read_answer(output: str, errors: str) -> Record:
     return {"status": "failed", "reason": f"{last_words(errors)}."}
 
 
+def checked(found: Record, packing: bool) -> Record:
+    """A row's record; failed, if it ran packed and its job does not, or the other way round."""
+    if found["status"] == "measured" and found["packed"] != packing:
+        ran = "packed" if found["packed"] else "padded"
+        return {"status": "failed", "reason": f"Its rows were {ran}, which is not what its job asks."}
+    return found
+
+
+def allocator(job: Job) -> dict[str, str]:
+    """Variables of a worker whose segments expand, or do not, as the planner counts for this job."""
+    return {name: f"expandable_segments:{job.expandable_segments}" for name in ALLOCATOR}
+
+
 def answer(figures: Mapping[str, Any]) -> None:
     """Print a worker's answer."""
     print(PREFIX + json.dumps(figures), flush=True)
@@ -138,6 +162,8 @@ class Run:
         self._name, self._rows, self._options, self._run_row = name, rows, options, run_row
         self._row_limit_s = 60 * options.row_minutes if options.row_minutes else row_limit_s
         self._summary = summary
+        self._until_s, self._longest_s = time.monotonic() + 60 * options.minutes, 0.0
+        self._lock, self._failures = threading.Lock(), Counter[str]()
         self._birth = machine() | card_facts(options.device)
         self.records = {one["row"]: one for one in self._kept()}
 
@@ -157,26 +183,46 @@ class Run:
             raise SystemExit(f"The rows of {path} are of {other}. Name another file with --output, or move this one.")
         return found["rows"]
 
+    def waiting(self) -> list[Any]:
+        """Rows that have not ended yet."""
+        return [row for row in self._rows if self.records.get(row.name, {}).get("status") not in FINAL]
+
     def measure(self, console: Console) -> Record:
-        """Run every row that has not ended yet as long as the minutes last; the file is written after each."""
-        begun_s, longest_s = time.monotonic(), 0.0
-        for row in self._rows:
-            if self.records.get(row.name, {}).get("status") in FINAL:
-                continue
-            row_begun_s = time.monotonic()
-            left_s = 60 * self._options.minutes - (row_begun_s - begun_s)
-            over = f"The {self._options.minutes:g} minutes were over."
-            if left_s <= longest_s:
+        """Run every row that has not ended yet, one by one, as long as the minutes last; each is written at once."""
+        for row in self.waiting():
+            self.one(row, console)
+        return self.save()
+
+    def one(self, row: Named, console: Console, is_shared: Callable[[], bool] = lambda: False) -> None:
+        """Run a row and write how it ended; by several threads at a time, if they like.
+
+        Args:
+            row: One of `waiting`.
+            is_shared: Says at its end whether others were on the card meanwhile. Then its seconds are not kept, and
+                that it ran out of memory says nothing.
+        """
+        begun_s = time.monotonic()
+        left_s = self._until_s - begun_s
+        over = f"The {self._options.minutes:g} minutes were over."
+        if repeated := next((reason for reason, num in self._failures.items() if num >= MOST_ALIKE), ""):
+            found = {"status": "left", "reason": f"{MOST_ALIKE} rows failed alike: {repeated}"}
+        elif left_s <= self._longest_s:
+            found = {"status": "left", "reason": over}
+        else:
+            found = self._run_row(row, min(left_s, self._row_limit_s))
+            self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
+            if found["status"] == "unfinished" and left_s < self._row_limit_s:
                 found = {"status": "left", "reason": over}
-            else:
-                found = self._run_row(row, min(left_s, self._row_limit_s))
-                longest_s = max(longest_s, time.monotonic() - row_begun_s)
-                if found["status"] == "unfinished" and left_s < self._row_limit_s:
-                    found = {"status": "left", "reason": over}
+        if is_shared():
+            found = without_seconds(found)
+            if found["status"] == "oom":
+                found = {"status": "left", "reason": "It ran out of memory beside others, which says nothing."}
+        with self._lock:
+            if found["status"] == "failed":
+                self._failures[re.sub(r"\d+", "0", found.get("reason", ""))] += 1
             self.records[row.name] = {"row": row.name, **found}
             console.print(f"{row.name}: {found['status']} {found.get('reason', '')}", soft_wrap=True, highlight=False)
             self.save()
-        return self.save()
 
     def save(self) -> Record:
         """Write what is known so far."""
@@ -191,6 +237,15 @@ class Run:
         }
         write(self._options.output, result)
         return result
+
+
+def without_seconds(found: Record) -> Record:
+    """A record without what was timed, bytes kept."""
+    kept = {key: value for key, value in found.items() if key not in ("seconds", "step_phases")}
+    if "measured" in kept:
+        errors = {name: error for name, error in kept["error_pct"].items() if not name.endswith("_s")}
+        kept |= {"measured": {**kept["measured"], "seconds": {}}, "error_pct": errors}
+    return kept
 
 
 def counts(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

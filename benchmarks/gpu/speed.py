@@ -48,7 +48,9 @@ def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
         task.write_text(json.dumps({"row": asdict(row), "device": device}))
-        found = runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s)
+        variables = os.environ | runner.allocator(row.job)
+        found = runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s, variables)
+    found = runner.checked(found, row.job.packing)
     return {**found, **about, **(held(row, found) if found["status"] == "measured" else {})}
 
 

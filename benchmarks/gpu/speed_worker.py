@@ -21,11 +21,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification, PrinterCallback
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PrinterCallback,
+    TrainerCallback,
+)
 
 from benchmarks.gpu.card import peak_tflops
 from benchmarks.gpu.flops import mfu, verl_update_flops
-from benchmarks.gpu.memory_worker import is_out_of_memory
+from benchmarks.gpu.memory_worker import UNASSISTED, drop_other_meters, is_out_of_memory
 from benchmarks.gpu.runner import answer
 from benchmarks.gpu.speed_rows import LONGEST_PAIR, Row, counted, groups, needed_flops
 from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, lengths, reward, tokenizer
@@ -39,11 +45,19 @@ def train(row: Row, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(row, device, folder, clock)
         trainer.remove_callback(PrinterCallback)
+        drop_other_meters(trainer)
         clock.watch(trainer)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        trainer.add_callback(PeaksOfMeasuredSteps())
         trainer.train()
     return {**figures(row, clock), **memory(device), **facts(row, trainer)}
+
+
+class PeaksOfMeasuredSteps(TrainerCallback):
+    """Forgets the allocator's peaks up to the first measured step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and not args.use_cpu:
+            torch.cuda.reset_peak_memory_stats()
 
 
 def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> Any:
@@ -63,7 +77,7 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
+        **({"max_tokens_per_forward": row.budget, **UNASSISTED} if row.library == "trl_ext" else {}),
     }
     if row.trainer == "reward":
         common |= {"gradient_accumulation_steps": shape.groups // row.micro_batch, "max_length": LONGEST_PAIR}

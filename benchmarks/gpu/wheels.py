@@ -1,4 +1,5 @@
-"""A folder of wheels for a machine with a card that has torch and transformers, and can download nothing.
+"""A folder of wheels for a machine with a card that has torch, transformers, peft, pandas, rich and pytest, and can
+download nothing.
 
     python -m benchmarks.gpu.wheels wheels              # fills the folder, and names what is in it
     make gpu-preflight WHEELS=wheels PYTHON=python3     # there: is all there?
@@ -11,14 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-# By their worth: what comes last is left out first. Without deepspeed ZeRO's rows are skipped, without peft LoRA's.
+# By their worth: what comes last is left out first. Without deepspeed ZeRO's rows are skipped.
 WHEELS = (
-    *("trl", "datasets", "pyarrow", "pandas", "dill", "multiprocess", "xxhash", "rich", "pytest"),
-    *("peft", "deepspeed", "hjson", "msgpack", "einops", "py-cpuinfo", "ninja", "pydantic"),
+    *("trl", "datasets", "dill", "multiprocess", "xxhash", "deepspeed", "hjson", "msgpack", "einops", "py-cpuinfo"),
+    *("ninja", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
 )
-# What those import in their turn, and bare machines lack.
+# What machines with cards have; --bare puts it in, first. Without peft LoRA's rows are skipped.
+PRESENT = ("pyarrow", "pandas", "peft", "rich", "pytest")
+# What those import in their turn.
 BESIDE = ("markdown-it-py", "mdurl", "pygments", "iniconfig", "pluggy", "python-dateutil", "six")
-BESIDE += ("pydantic-core", "annotated-types", "typing-inspection")
 # The smallest pyarrow that datasets takes; and no deepspeed of the days when it came as a wheel.
 VERSIONS = {"pyarrow": "==21.*", "deepspeed": ">=0.18"}
 LIMIT_MIB = 64.0
@@ -27,7 +29,7 @@ _MODULES = {"py-cpuinfo": "cpuinfo"}
 
 def module_of(package: str) -> str:
     """The name that a package is imported by."""
-    return _MODULES.get(package, package)
+    return _MODULES.get(package, package.replace("-", "_"))
 
 
 def download(package: str, folder: Path, python_version: str) -> str:
@@ -55,11 +57,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit_mib", type=float, default=LIMIT_MIB, help="most that the folder may take")
-    parser.add_argument("--python_version", default="3.11", help="of the machine with the card")
+    parser.add_argument("--python_version", default="3.12", help="of the machine with the card")
+    parser.add_argument("--bare", action="store_true", help="it has torch, transformers and accelerate alone")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     left_out: dict[str, str] = {}
-    for package in (*WHEELS, *BESIDE):
+    wanted = (*PRESENT, *WHEELS, *BESIDE) if options.bare else WHEELS
+    for package in wanted:
         before = set(options.folder.glob("*.whl"))
         reason = download(package, options.folder, options.python_version)
         if not reason and mib_of(options.folder) > options.limit_mib:
@@ -73,7 +77,7 @@ def main() -> int:
     print(f"{mib_of(options.folder):6.1f} MiB in all")
     for package, reason in left_out.items():
         print(f"left out: {package} ({reason})")
-    return bool(set(left_out) & set(WHEELS))
+    return bool(set(left_out) & {*PRESENT, *WHEELS})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ KINDS = {
     *("speed: update/dualkv/trl", "speed: update/dualkv/trl_ext", "speed: step/dualkv/trl_ext", "speed: step/vllm"),
     *("speed: clock/lora", "speed: clock/full", "speed: clock/overhead", "speed: clock/generate"),
     *("memory: grpo/full/zero3", "memory: grpo/lora/zero3", "memory: ppo-separate", "memory: native", "memory: qlora"),
+    *("memory: grpo/full/zero0", "memory: ppo-separate/full/zero3", "memory: ppo-adapter/lora/zero2"),
     *("exact: merged_prefixes", "exact: varlen", "speed: peers/trl-1.7B", "speed: reward/hh"),
     *("prof: prof/update/tail", "kernels: attention", "kernels: layer"),
 }

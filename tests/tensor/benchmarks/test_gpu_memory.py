@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.conftest import ROOT
 from trl_ext.memory import estimate
 from trl_ext.memory.job import check_batch, check_model
 from trl_ext.memory.units import GIB
-from trl_ext.twin import simulation_of, why_not
+from trl_ext.twin import simulation_of, stand_ins, why_not
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu_memory*.json"))
 TOLERANCE_PCT = 2.0
@@ -160,6 +161,12 @@ def test_a_row_that_survives_on_its_card_is_run_once(asked, row):
     assert len(caps) == 1 and caps[0] < 24 * GIB
 
 
+def test_a_row_whose_allocator_had_to_try_again_does_not_fit(asked, row):
+    caps = asked({"status": "measured", "retries": 13, "allocated": {"update": 5}})
+    assert memory.run_row(row, "cuda", 140 * GIB)["fits"] is False
+    assert len(caps) == 1
+
+
 def test_a_row_that_does_not_is_measured_without_the_card(asked, row):
     asked({"status": "oom", "phase": "update"}, {"status": "measured", "allocated": {"update": 5}})
     answer = memory.run_row(row, "cuda", 140 * GIB)
@@ -196,6 +203,42 @@ def test_a_missing_library_is_told_by_name(name, row, asked, monkeypatch):
     monkeypatch.setattr(memory, "find_spec", lambda asked: None if asked == name else asked)
     answer = memory.run_row(ROWS[row], "cuda", 140 * GIB)
     assert answer == {"status": "skipped", "reason": f"{name} is not installed."}
+
+
+def test_a_step_after_which_an_optimizer_has_no_state_ends_the_run():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer, state = torch.optim.AdamW([weight]), SimpleNamespace(global_step=1)
+    updates = worker.Updates(num_optimizers=1)
+    updates.on_step_begin(None, state, None)
+    optimizer.step()  # without a gradient
+    with pytest.raises(RuntimeError, match="Step 1: 0 of 1 optimizers"):
+        updates.on_step_end(None, state, None)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    updates.on_step_end(None, state, None)
+    updates.on_step_begin(None, state, None)
+    with pytest.raises(RuntimeError):  # DeepSpeed skipped it
+        updates.on_step_end(None, state, None)
+
+
+def test_rows_that_were_not_trained_end_the_run():
+    worker.refuse_idle([{"loss": 0.0}, {"packing/skipped_rows_frac": 0.0}])
+    with pytest.raises(RuntimeError, match="50% of the rows"):
+        worker.refuse_idle([{"packing/skipped_rows_frac": 0.0}, {"packing/skipped_rows_frac": 0.5}])
+
+
+def test_rewards_of_the_stand_ins_differ_within_each_group():
+    rewards = stand_ins.fixed_reward(["a"] * 8)
+    sizes = {row.job.num_generations for row in rows.ROWS if row.job.trainer == "grpo"}
+    assert all(len(set(rewards[start : start + size])) > 1 for size in sizes for start in range(0, 8, size))
+
+
+def test_a_worker_has_the_allocator_that_the_planner_counts(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runner, "ask", lambda command, limit_s, variables: asked.append(variables) or {})
+    for name in ("grpo/full/zero0/0.5B", "native/reward/full/14B"):
+        memory.ask(ROWS[name], "cuda", None, 1.0)
+    assert [one["PYTORCH_CUDA_ALLOC_CONF"] for one in asked] == [f"expandable_segments:{on}" for on in (True, False)]
 
 
 class Allocator:

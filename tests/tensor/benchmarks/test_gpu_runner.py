@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -15,12 +16,14 @@ from benchmarks.gpu import (
     everything,
     exact,
     kernels,
+    memory,
     memory_rows,
     preflight,
     prof,
     quickstart,
     runner,
     speed_rows,
+    together,
 )
 
 QUIET = Console(quiet=True)
@@ -124,19 +127,112 @@ def test_a_part_that_fails_keeps_no_other_from_starting(monkeypatch, capsys):
 
     def run(command, **options):
         started.append(command[2:])
-        return subprocess.CompletedProcess(command, 1 if "benchmarks.gpu.exact" in command else 0)
+        return subprocess.CompletedProcess(command, 1 if "benchmarks.gpu.together" in command else 0)
 
     monkeypatch.setattr(everything.subprocess, "run", run)
+    monkeypatch.setattr(preflight, "missing", dict)
     monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "2", "--scale", "tiny"])
     assert everything.main() == 1
     parts = [words[0].rpartition(".")[2] for words in started]
     assert parts == [part for part, _ in everything.ORDER]
     assert all(words[-2:] == ["--scale", "tiny"] for words in started)
-    started.clear()
-    monkeypatch.setattr(everything, "WHEELS", ("trl", "no-such-wheel"))
-    monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "0"])
-    assert everything.main() == 0 and not started
-    assert "missing: no-such-wheel. Rows that need it" in capsys.readouterr().out
+
+
+def test_nothing_runs_where_a_package_cannot_be_imported(monkeypatch, tmp_path, capsys):
+    # It is found, but what it imports is not there.
+    (tmp_path / "broken_wheel.py").write_text("import typing_inspection_of_another_day")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(preflight, "WHEELS", ("trl", "broken-wheel"))
+    started = []
+
+    def run(command, **options):
+        started.extend(command[2:3] if "-m" in command else [])  # libraries start programs, too
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(everything.subprocess, "run", run)
+    monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "2"])
+    assert everything.main() == 2 and not started
+    assert "missing: broken-wheel (ModuleNotFoundError" in capsys.readouterr().out
+    monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "2", "--anyway"])
+    assert everything.main() == 0 and len(started) == len(everything.ORDER)
+
+
+def test_three_rows_that_fail_alike_end_their_part(run):
+    def fails(name):
+        return {"status": "failed", "reason": f"[{ord(name)}, 32] does not match."}
+
+    result, asked = run(fails)
+    assert [name for name, _ in asked] == ["a", "b", "c"]
+    assert statuses(result) == dict.fromkeys("abc", "failed") | dict.fromkeys("defgh", "left")
+    assert result["rows"][3]["reason"].startswith("3 rows failed alike: ")
+    result, asked = run(lambda name: {"status": "failed", "reason": f"no {name}"})
+    assert len(asked) == 8
+
+
+def test_an_exact_name_is_that_row_alone():
+    rows = [Row(name) for name in ("update/trl", "update/trl_ext", "step/trl")]
+    assert runner.chosen(rows, ["update/trl"]) == rows[:1]
+    assert runner.chosen(rows, ["update/t", "step/trl"]) == rows
+    assert runner.chosen(rows, []) == rows
+    assert [name for name in preflight.rows() if "update" in name] == [
+        "speed: update/dualkv/trl",
+        "speed: update/dualkv/trl_ext",
+    ]
+
+
+def test_rows_run_side_by_side_as_room_and_cores_allow_and_keep_no_seconds(run, tmp_path):
+    now, most, together_with, lock = {}, [0, 0.0], {}, threading.Lock()
+    needs = dict(a=60.0, b=30.0, c=30.0, d=30.0, e=1.0, f=100.0)
+
+    def run_row(row, limit_s):
+        with lock:
+            now[row.name] = needs[row.name]
+            most[:] = max(most[0], len(now)), max(most[1], sum(now.values()))
+            for name in now:
+                together_with.setdefault(name, set()).update(now)
+        time.sleep(0.3)
+        with lock:
+            del now[row.name]
+        timed = {"seconds": 1.0, "measured": {"allocated": 5, "seconds": {"update": 1.0}}}
+        return MEASURED | timed | {"error_pct": {"allocated": 1.0, "update_s": 2.0}}
+
+    options = runner.parser("gpu_toy", "").parse_args(["--device", "cpu", "--output", str(tmp_path / "out.json")])
+    made = runner.Run("gpu_toy", ROWS[:6], options, run_row, 100.0, lambda records: {})
+    tasks = [together.Task(made, row, needs[row.name]) for row in made.waiting()]
+    together.side_by_side(tasks, 91.0, 3, QUIET)
+    assert most[0] == 3 and most[1] == 100.0  # that of the one that is larger than the room
+    assert together_with["f"] == {"f"} and len(together_with["a"]) > 1
+    for name, one in made.records.items():
+        was_alone = name == "f"
+        assert ("seconds" in one, "update_s" in one["error_pct"]) == (was_alone, was_alone)
+        assert bool(one["measured"]["seconds"]) == was_alone and one["measured"]["allocated"] == 5
+
+
+def test_exactness_and_memory_go_into_the_files_of_their_parts(tmp_path, monkeypatch):
+    for part in (exact, memory):
+        monkeypatch.setattr(part, "run_row", lambda *row: {"status": "failed", "reason": "made up"})
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "reward", "grpo/full/zero0"]
+    monkeypatch.setattr(together.sys, "argv", ["together", *words, "--output", str(tmp_path / "x.json")])
+    assert together.main() == 0
+    found = [[one["row"] for one in json.loads(path.read_text())["rows"]] for path in sorted(tmp_path.iterdir())]
+    assert found == [["reward"], ["grpo/full/zero0/0.5B"]]
+
+
+def test_out_of_memory_beside_others_is_tried_again_alone(run, tmp_path):
+    options = runner.parser("gpu_toy", "").parse_args(["--device", "cpu", "--output", str(tmp_path / "out.json")])
+    oom = {"status": "oom", "reason": "made up"}
+    made = runner.Run("gpu_toy", ROWS[:1], options, lambda row, limit_s: oom, 100.0, lambda records: {})
+    made.one(ROWS[0], QUIET, lambda: True)
+    assert made.records["a"]["status"] == "left" and made.waiting()
+    made.one(ROWS[0], QUIET)
+    assert made.records["a"]["status"] == "oom" and not made.waiting()
+
+
+def test_a_row_that_packs_where_its_job_does_not_failed():
+    found = {"status": "measured", "packed": False}
+    assert runner.checked(found, packing=False) is found
+    assert runner.checked(found, packing=True)["status"] == "failed"
+    assert runner.checked({"status": "oom"}, packing=True) == {"status": "oom"}
 
 
 def test_what_is_least_known_and_most_claimed_comes_first_over_all_parts():
@@ -146,12 +242,14 @@ def test_what_is_least_known_and_most_claimed_comes_first_over_all_parts():
         "memory": list(memory_rows.ROWS),
         **{name: [Row(one) for one in part.NAMES] for name, part in PARTS.items()},
     }
+    rows["together"] = rows["exact"] + rows["memory"]
     order = [row.name for part, names in everything.ORDER for row in runner.chosen(rows[part], names)]
+    assert order[:2] == ["grpo/lora/zero3/7B", "update/dualkv/trl_ext"]
     assert set(order) == {row.name for each in rows.values() for row in each}
     # A row of each kind, as they are ordered.
-    first = ["update/dualkv/trl_ext", "varlen", "reward/full/zero3/14B", "grpo/lora/zero3/7B"]
-    first += ["ppo-separate/full/zero0/0.5B", "native/reward/full/14B", "qlora/grpo/zero0/7B", "step/vllm/trl_ext"]
-    first += ["clock/lora-256/trl_ext", "update/tail/trl", "reward", "grpo/full/zero0/0.5B"]
+    first = ["grpo/lora/zero3/7B", "update/dualkv/trl_ext", "varlen", "reward/full/zero3/14B"]
+    first += ["ppo-separate/full/zero0/0.5B", "native/reward/full/14B", "qlora/grpo/zero0/7B", "update/tail/trl"]
+    first += ["step/vllm/trl_ext", "clock/lora-256/trl_ext", "grpo/full/zero0/0.5B", "step/dualkv/trl"]
     assert sorted(first, key=order.index) == first
 
 
@@ -181,6 +279,29 @@ def test_the_preflight_starts_without_the_libraries_that_it_looks_for():
     script += "from benchmarks.gpu import preflight; print(*preflight.missing())"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=runner.ROOT)
     assert {"datasets", "trl", "peft", "deepspeed"} <= set(said.stdout.split()), said.stderr
+
+
+SCRIPT = """
+from rich.console import Console
+from benchmarks.gpu import memory_worker, preflight
+from trl_ext.trainers.ppo import trainer
+from trl_ext.twin import adapters
+preflight.SPEED = preflight.EXACT = ["none"]
+preflight.MEMORY = ["ppo-adapter/lora/zero2/14B"]
+preflight.run(preflight.rows(), Console(width=200))
+adapters.gathers_of_any_shape = adapters.nullcontext
+preflight.run(preflight.rows(), Console(width=200))
+"""
+
+
+def test_preflight_gathers_as_on_a_card_and_breaks_without_the_adapter_for_it():
+    pytest.importorskip("deepspeed")
+    variables = os.environ | preflight.SURROUNDINGS
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, cwd=runner.ROOT, env=variables
+    )
+    ended = re.findall(r"^memory: ppo-adapter/lora/zero2/14B: (.*)", done.stdout, re.MULTILINE)
+    assert ended[:1] == ["measured"] and "doesn't match the broadcast shape" in ended[1], done.stdout + done.stderr
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch, capsys):

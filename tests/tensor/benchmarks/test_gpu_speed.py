@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from benchmarks.gpu import beside, exact, flops, runner, speed
+from benchmarks.gpu import beside, exact, flops, runner, speed, speed_worker
 from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, groups, needed_flops, rows
 from benchmarks.grpo_task import lengths, tokenizer
+from tests.fake_card import FakeCard
 from trl_ext.memory.units import GIB
+from trl_ext.trainers.fit.rehearsal import rehearsal
 
 TOY = {**CONFIG, **TINY}
 
@@ -208,10 +211,28 @@ def test_tiny_rows_of_peers_and_of_the_reward_model_go_through_the_whole_benchma
         assert one["measured"]["seconds"]["update"] > 0 < one["predicted"]["allocated"]
 
 
-def in_this_process(command, limit_s):
-    """What a row's worker would answer: importing the libraries anew would take longer than the row."""
-    from benchmarks.gpu import speed_worker
+def test_nobody_forgets_the_peaks_that_a_row_reads(monkeypatch):
+    class Card(FakeCard):
+        def reset(self):
+            resets.append(self)
 
+    resets = []
+    monkeypatch.setattr(rehearsal, "source_of", lambda device: Card())
+    (row,) = runner.chosen(rows("tiny", None, None), ["update/tail/trl_ext"])
+    assert speed_worker.train(row, "cpu")["packed"]
+    assert not resets
+
+
+def test_peaks_are_those_of_the_measured_steps(monkeypatch):
+    resets, arguments = [], SimpleNamespace(use_cpu=False)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(step))
+    for step in range(4):
+        speed_worker.PeaksOfMeasuredSteps().on_step_begin(arguments, SimpleNamespace(global_step=step), None)
+    assert resets == [1]
+
+
+def in_this_process(command, limit_s, variables):
+    """What a row's worker would answer: importing the libraries anew would take longer than the row."""
     return speed_worker.work(*speed_worker.load(command[-1]))
 
 

@@ -32,6 +32,7 @@ PACKAGES = (
     ("deepspeed", "deepspeed", "trl_ext[deepspeed]"),
     (LAUNCHED, "deepspeed", "trl_ext[deepspeed]"),
     ("use_liger_kernel", "liger_kernel", "liger-kernel"),
+    ("layer_kernels", "liger_kernel", "liger-kernel"),
     ("load_in_4bit", "bitsandbytes", "bitsandbytes"),
     ("load_in_8bit", "bitsandbytes", "bitsandbytes"),
 )

@@ -211,6 +211,8 @@ transformers.generation.continuous_batching.utils
 transformers.integrations.flash_attention
     flash_attention_forward(module, query, key, value, attention_mask, dropout, scaling, sliding_window): the
         arguments of every attention function; looks the name in the config up
+transformers.integrations.liger
+    apply_liger_kernel(model, kernel_config): Liger's kernels in the layers of an instance, before the self-check
 transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLModel
     get_rope_index(input_ids, mm_token_type_ids, image_grid_thw): positions of a row with images; the other Qwen
         families have the same

@@ -5,6 +5,7 @@ A kind of run is a table of its curves. Keys beside them, of which any may be ab
                                                    optimizer step
     packing/is_on                                  1 where rows are packed, 0 where they are padded
     packing/why_off                                text: why they are padded though packing was not turned off
+    packing/kernels                                text: whose kernels compute
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry
@@ -20,7 +21,7 @@ Entry = Mapping[str, Any]
 
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
 HELD_OUT_GREEDY = "eval_greedy_"  # of PPO's metrics of greedy completions, in the same entry
-WHY_PADDED = "packing/why_off"
+WHY_PADDED, KERNELS = "packing/why_off", "packing/kernels"
 ERROR = "ended_by_error"
 EVALUATE = "evaluate"  # the phase that is no part of a step, though its seconds are logged with the next one
 

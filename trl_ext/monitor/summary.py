@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, WHY_PADDED, Curve, Entry, RunKind
+from trl_ext.monitor.log_keys import HELD_OUT, KERNELS, WHY_PADDED, Curve, Entry, RunKind
 from trl_ext.monitor.words import score
 
 # Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
@@ -39,6 +39,7 @@ class RunSummary:
         train_s: Wall-clock seconds of `train()`.
         memory: Rows of the table of memory, empty where none was measured.
         why_padded: Why rows were padded though packing was not turned off; empty where they were not.
+        kernels: Whose kernels computed, in words.
     """
 
     kind: RunKind
@@ -54,6 +55,7 @@ class RunSummary:
     train_s: float | None = None
     memory: Sequence[Sequence[str]] = ()
     why_padded: str = ""
+    kernels: str = ""
 
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
@@ -86,7 +88,8 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
-        why_padded=next((str(e[WHY_PADDED]) for e in reversed(log_history) if WHY_PADDED in e), ""),
+        why_padded=_last_text(log_history, WHY_PADDED),
+        kernels=_last_text(log_history, KERNELS),
     )
 
 
@@ -114,6 +117,10 @@ def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
         difference = f"{peak / planned - 1:+.1%}" if planned else "-"
         rows.append([phase, "-" if planned is None else f"{planned:.1f}", f"{peak:.1f}", difference])
     return [MEMORY_HEADER, *rows] if rows else []
+
+
+def _last_text(log_history: Sequence[Entry], key: str) -> str:
+    return next((str(entry[key]) for entry in reversed(log_history) if key in entry), "")
 
 
 def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
@@ -180,8 +187,9 @@ def curve_rows(summary: RunSummary) -> Rows:
 
 
 def token_rows(summary: RunSummary) -> Rows:
-    """Tokens that went through the model, and those that other ways would have taken; first that packing is off."""
+    """Tokens that went through the model, and that other ways would have taken; first why rows are padded, kernels."""
     rows = [["packing is off", f"{summary.why_padded}."]] if summary.why_padded else []
+    rows += [["kernels", summary.kernels]] if summary.kernels else []
     if not summary.forwarded_tokens:
         return rows
     rows.append(["tokens forwarded", f"{summary.forwarded_tokens:,}"])

@@ -12,7 +12,7 @@ shape, where it is exactly 0 in a sound model; and the error against each row al
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -58,6 +58,7 @@ class CheckResult:
         leak_tolerance: Of the leak. Above that of float32 only where rows change each other in a padded batch, too.
         failure: The exception that stopped the check, as text; empty when it ran.
         what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
+        alone: Those of each row by itself, one after the other.
     """
 
     error: float
@@ -66,6 +67,7 @@ class CheckResult:
     leak_tolerance: float = FLOAT32_TOLERANCE
     failure: str = ""
     what: str = "log-probabilities"
+    alone: torch.Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
 
     @property
     def is_exact(self) -> bool:
@@ -78,6 +80,16 @@ class CheckResult:
             f"{self.what} differ by {self.error:.1e} from those of each row alone, tolerance {self.tolerance:.1e}, "
             f"and change by {self.leak:.1e} when a neighbour's tokens change, tolerance {self.leak_tolerance:.1e}"
         )
+
+    def why_not(self, plain: "CheckResult") -> str:
+        """Return why layers that were replaced since the check `plain` do not compute the same; "" where they do."""
+        if not self.is_exact:
+            return str(self)
+        sizes = (self.alone - plain.alone).abs().nan_to_num(nan=torch.inf).sort().values
+        error = _rms(_trimmed(sizes, half_precision=plain.tolerance > FLOAT32_TOLERANCE))
+        if error <= plain.tolerance:
+            return ""
+        return f"{self.what} of rows alone differ by {error:.1e} from those before, tolerance {plain.tolerance:.1e}"
 
 
 def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
@@ -153,15 +165,15 @@ def check(
                     leak_tolerance = max(leak_tolerance, 3 * of_padding[-1].item())
             for tried in (rows, short):
                 sizes, leak = compared(packed, tried)
-                trimmed = sizes[: -max(int(_TRIMMED_FRAC * len(sizes)), 1)]
-                errors.append(_rms(trimmed if half_precision and sizes.isfinite().all() else sizes))
+                errors.append(_rms(_trimmed(sizes, half_precision)))
                 leaks.append(leak)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
         # Whatever a foreign model raises on a packed row means the same: this model cannot be packed. So does a
         # kernel that the hub does not give.
         failure = f"{type(error).__name__}: {error}"
         return CheckResult(float("nan"), float("nan"), tolerance, failure=failure, what=what)
-    return CheckResult(max(errors), max(leaks), tolerance, leak_tolerance, what=what)
+    numbers_alone = torch.cat(list(reference.values()))
+    return CheckResult(max(errors), max(leaks), tolerance, leak_tolerance, what=what, alone=numbers_alone)
 
 
 def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_size: int) -> float:
@@ -190,6 +202,12 @@ def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_si
         if row not in replaced
     ]
     return torch.stack(changes).nan_to_num(nan=torch.inf).max().item()
+
+
+def _trimmed(sizes: torch.Tensor, half_precision: bool) -> torch.Tensor:
+    """Return sorted sizes of differences, in half precision without the largest."""
+    is_kept = not half_precision or not sizes.isfinite().all()
+    return sizes if is_kept else sizes[: -max(int(_TRIMMED_FRAC * len(sizes)), 1)]
 
 
 def _rms(sizes: torch.Tensor) -> float:

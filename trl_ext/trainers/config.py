@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Self
 
 from trl_ext.compat.deepspeed import announce_builds, make_groups_once
+from trl_ext.compat.liger import HEADS
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_headroom
@@ -34,6 +35,12 @@ class ExtendedConfig(PublicArguments):
         "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
         "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
         "step. False: no.",
+    )
+    layer_kernels: bool | None = setting(
+        None,
+        "Fused kernels (Liger's) for norms, rotary positions and gated MLPs, where rows are packed. Unset: on a card "
+        "where liger-kernel is installed and the self-check finds the same numbers with them. True: yes, or stop "
+        "before the first step. False: no.",
     )
     sequence_parallel: int = setting(
         1,
@@ -102,6 +109,7 @@ class ExtendedConfig(PublicArguments):
             ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
         """
         check_numbers(self)
+        self._check_layer_kernels()
         self._settle_memory()
         if isinstance(self.resume_despite, str):  # as YAML gives a single one
             self.resume_despite = self.resume_despite.replace(",", " ").split()
@@ -129,6 +137,18 @@ class ExtendedConfig(PublicArguments):
             )
         self.packing_is_required = self.packing is True or max_tokens is not None or self.sequence_parallel > 1
         self.packing = self.packing is not False
+
+    def _check_layer_kernels(self) -> None:
+        config: Any = self
+        if self.layer_kernels and self.packing is False:
+            raise ConfigError("layer_kernels=True has no effect with packing=False. Remove one of the two.")
+        if not config.use_liger_kernel:
+            return
+        options = config.liger_kernel_config or {}
+        if self.layer_kernels is False or (head := [name for name in HEADS if options.get(name)]):
+            other = "layer_kernels=False" if self.layer_kernels is False else f"{head[0]} of liger_kernel_config"
+            raise ConfigError(f"use_liger_kernel=True replaces layers and no head, and {other} says otherwise.")
+        config.liger_kernel_config = options | dict.fromkeys(HEADS, False)  # transformers applies it again
 
     def _settle_memory(self) -> None:
         if self.memory_on_oom not in ("split", "raise"):

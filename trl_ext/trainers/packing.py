@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, Trainer
-from transformers.utils import logging
+from transformers.utils import is_liger_kernel_available, logging
 
+from trl_ext.compat.liger import LayerKernels
 from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.torch import computes_below_float32
-from trl_ext.errors import PackingError
-from trl_ext.monitor.log_keys import WHY_PADDED
+from trl_ext.errors import ConfigError, PackingError
+from trl_ext.monitor.log_keys import KERNELS, WHY_PADDED
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 
+def kernels_before_a_run(args: Any) -> str:
+    """Return whose kernels will compute in the layers on a card, in a sentence."""
+    if args.layer_kernels is False or not args.packing:
+        return f"transformers' own: {'layer_kernels' if args.packing else 'packing'} is false."
+    if not is_liger_kernel_available():
+        return "transformers' own: liger-kernel is not installed here."
+    return "on a card Liger's, if the self-check finds the same numbers with them."
+
+
 class PackingSwitch(Trainer):
     """Mixed into a trainer, which tells the reasons against packing, the models to switch, and how to check.
 
@@ -41,6 +51,7 @@ class PackingSwitch(Trainer):
         _share_prompt: Whether rows with a common prompt share one copy of it.
         _why_unshared: Why they do not where they were to; empty where they do.
         why_padded: Why rows are padded though packing was not turned off; empty where they are not.
+        layer_kernels: Whose kernels compute norms, positions and MLPs, in words.
         _max_tokens: Most tokens of a forward; None where no budget is set.
         clock, counts: Seconds by phase, and tokens and notes of forwards, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
@@ -53,6 +64,7 @@ class PackingSwitch(Trainer):
     _carries_state = False
     _why_unshared = ""
     why_padded = ""
+    layer_kernels = "transformers' own"
     clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _metrics: Any
 
@@ -166,6 +178,8 @@ class PackingSwitch(Trainer):
             result, is_exact = self._check_on_all_ranks(model)
             if not is_exact and self._carries_state and self._stop_sharing(str(result)):
                 result, is_exact = self._check_on_all_ranks(model)
+            if is_exact:
+                self._take_layer_kernels(model, result)
         finally:
             self.model.train(was_training)
         if not is_exact:
@@ -182,8 +196,52 @@ class PackingSwitch(Trainer):
             with kernels_of_training(self._models()), swapped(self, _share_prompt=False):
                 unshared = self._self_check(model)
             result = unshared if result.is_exact else result
-        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
-        return result, self.accelerator.reduce(failed, reduction="sum").item() == 0
+        return result, not self._is_on_any_rank(not result.is_exact)
+
+    def _is_on_any_rank(self, here: bool) -> bool:
+        flag = torch.tensor(float(here), device=self.accelerator.device)
+        return self.accelerator.reduce(flag, reduction="sum").item() > 0
+
+    @property
+    def _takes_kernels_unasked(self) -> bool:
+        return self.accelerator.device.type == "cuda"
+
+    def _take_layer_kernels(self, model: Any, plain: CheckResult) -> None:
+        """Let fused kernels compute in layers, on all ranks or on none. Collective.
+
+        Args:
+            model: Wrapped as training calls it.
+            plain: The self-check without them, which all numbers are held against.
+
+        Raises:
+            ConfigError: They were asked for, and there are none or they do not compute the same.
+        """
+        setting = getattr(self.args, "layer_kernels", None)
+        is_asked = bool(setting or self.args.use_liger_kernel)
+        if setting is False or not (is_asked or self._takes_kernels_unasked):
+            return
+        kernels = [LayerKernels(one) for one in self._models()]
+        options = self.args.liger_kernel_config or {}
+        why, has_failed = next(filter(None, [one.put_in(options) for one in kernels]), ""), False
+        if not self._is_on_any_rank(bool(why)):
+            result, _ = self._check_on_all_ranks(model)
+            why = result.why_not(plain)
+            has_failed = self._is_on_any_rank(bool(why))
+            if not has_failed:
+                self.layer_kernels = "Liger's"
+                return
+        for one in kernels:
+            one.take_out()
+        why = why.rstrip(".") or "they cannot be used in another process"
+        if is_asked:
+            name = "layer_kernels" if setting else "use_liger_kernel"
+            raise ConfigError(f"{name}=True, but {self._model_name} has no fused layer kernels: {why}. Leave it out.")
+        self.layer_kernels += f" ({why})"
+        if has_failed and self.accelerator.is_main_process:
+            logger.warning(
+                f"Fused layer kernels are off, and {self._model_name} computes with transformers' own layers: {why}. "
+                "The results are the same and take more time. layer_kernels=False leaves this warning out."
+            )
 
     def _stop_sharing(self, reason: str) -> bool:
         """Lay out no more rows that share a prompt; return False where none was to be shared or it is too late."""
@@ -217,11 +275,13 @@ class PackingSwitch(Trainer):
             )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps why rows are padded."""
+        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps what is text, which
+        trackers do not take: why rows are padded, and whose kernels compute."""
         super().log(logs, start_time)
+        entry: dict[str, Any] = self.state.log_history[-1]
+        entry[KERNELS] = f"layers: {self.layer_kernels}"
         if self.why_padded:
-            entry: dict[str, Any] = self.state.log_history[-1]
-            entry[WHY_PADDED] = self.why_padded  # text, which trackers do not take
+            entry[WHY_PADDED] = self.why_padded
 
     def _log_step(self) -> None:
         """Log tokens over all ranks, and seconds on this one, since the last optimizer step. Collective."""

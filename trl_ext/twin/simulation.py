@@ -82,7 +82,7 @@ def why_not(simulation: Simulation) -> str:
         "8-bit optimizers have no fake version.": "8bit" in str(simulation.arguments.get("optim", "")),
         "A third adapter as reward model needs its files; the twin has none.": simulation.reward_model == "adapter",
         "Compiled models and replaced kernels: fake tensors do not show what they allocate.": any(
-            simulation.arguments.get(name) for name in ("torch_compile", "use_liger_kernel")
+            simulation.arguments.get(name) for name in ("torch_compile", "use_liger_kernel", "layer_kernels")
         ),
         "Shared rows without DeepSpeed: the twin builds DDP as one process, which has nobody to share with. Launch "
         "with --config_file zero1.": not simulation.deepspeed and simulation.arguments.get("sequence_parallel", 1) > 1,

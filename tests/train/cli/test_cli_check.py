@@ -228,6 +228,7 @@ SAID = [
     ({**GRPO, "rules": [{"rule": "answer", "gold": "solution"}]}, [], {}, 1, "data", "problem", "solution"),
     ({**GRPO, "max_tokens_per_forward": 7}, [], {}, 1, "lengths", "problem", "the longest row: a prompt of 2"),
     ({**GRPO, "deepspeed": "nowhere.json"}, [], {}, 1, "deepspeed", "problem", "There is no file nowhere.json"),
+    ({**GRPO, "layer_kernels": False}, [], {}, 0, "layer kernels", "ok", "layer_kernels is false"),
     ({**GRPO, "bf16": True, "fp16": True}, [], {}, 1, "recipe", "problem", "At most one of fp16 and bf16"),
     ({**GRPO, "vllm_mode": "server"}, [], {}, 1, "settings", "problem", "no effect without use_vllm=True"),
     ({**LARGE, "eval_strategy": "no"}, [], {}, 1, "data", "problem", "has 16 rows; over 1 process one"),

@@ -113,6 +113,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.doctor.finding import ok
     from trl_ext.doctor.installed import untested_findings
     from trl_ext.memory.files.launch import read_deepspeed, zero_stage
+    from trl_ext.trainers.packing import kernels_before_a_run
     from trl_ext.trainers.setting_checks import check_anywhere
 
     report = Report()
@@ -131,6 +132,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         return report.findings
     report.findings.append(ok("recipe", parsed.summary))
     report.attempt("settings", check_anywhere, parsed.training_args)
+    report.findings.append(ok("layer kernels", kernels_before_a_run(parsed.training_args)))
     if parsed.deepspeed_file:
         engine = report.attempt("deepspeed", read_deepspeed, parsed.deepspeed_file)
         if engine is not None:

@@ -169,7 +169,7 @@ _OPERATIONAL = frozenset(
     "memory_prompt_length memory_headroom global_batch memory_rehearsal memory_on_oom resume_despite save_on_signal "
     "remove_unused_columns local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations "
     "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate value_weight_decay "
-    "value_lr_scheduler_type critic_warmup_steps overwrite "
+    "value_lr_scheduler_type critic_warmup_steps overwrite layer_kernels "
     # The same as other fields, under TRL 1.12's names.
     "response_length num_ppo_epochs cliprange kl_coef "
     # Made of others: of batch, processes and steps_per_generation.

@@ -8,6 +8,7 @@ stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -222,7 +223,8 @@ class PPOTrainer(GRPOTrainer):
         result = super()._self_check(model)
         if not isinstance(self._critic, SeparateCritic) or not result.is_exact:
             return result
-        return self._critic.check_packing()
+        of_critic = self._critic.check_packing()
+        return replace(of_critic, alone=torch.cat([result.alone, of_critic.alone]))
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -130,7 +130,7 @@ OTHERS = {
         transformers_continuous_batching_config use_transformers_paged packing share_prompt max_tokens_per_forward
         local_rollout_forward_batch_size reward_tokens_per_forward ds3_gather_for_generation memory memory_allow
         sequence_parallel memory_headroom memory_prompt_length global_batch memory_rehearsal memory_on_oom
-        skip_zero_advantage""",
+        skip_zero_advantage layer_kernels""",
     "the processes and how rows reach them": """
         use_cpu accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers
         dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor

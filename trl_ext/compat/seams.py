@@ -202,6 +202,8 @@ transformers.trainer_jit_checkpoint:CheckpointManager
 transformers.modeling_flash_attention_utils
     lazy_import_flash_attention(implementation): the second of the functions that it returns is flash-attention's for
         rows of different lengths
+torch._library.custom_ops:CustomOpDef
+    __init__(namespace, name, schema, fn): an operator of flash-attention's; keeps its function as `_init_fn`
 transformers.utils.generic
     is_flash_attention_requested(requested_attention_implementation): by name; such an implementation reads its
         window from the keyword `sliding_window`, all others from the mask
@@ -273,6 +275,7 @@ peft.tuners.tuners_utils
     BaseTunerLayer._disable_adapters: set by itself, as the setter also changes which weights are trained
 torch
     Tensor._version: counts writes, so that a trained weight that a checkpoint lacks is noticed
+    _fused_sdp_choice(): which kernel `scaled_dot_product_attention` becomes; of C++
     nn.Module._buffers: a generation during training restores the buffers
     ops.aten._flash_attention_forward(): rows of different lengths with their log-sum-exp, to be merged
     ops.aten._flash_attention_backward(): gradients of merged rows

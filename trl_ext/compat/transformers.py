@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -70,6 +71,32 @@ def flash_varlen_function(name: str) -> Callable[..., Any] | None:
     """
     functions, *_ = lazy_import_flash_attention(name)
     return functions[1]
+
+
+def call_flash(function: Callable[..., Any], *qkv: torch.Tensor, **options: Any) -> Any:
+    """Call a function of flash-attention with those options that its version knows."""
+    known = _parameters(function)
+    return function(*qkv, **{name: value for name, value in options.items() if name in known})
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)  # operators of PyTorch's
+
+
+@cache
+def flash_backward_function(name: str) -> Callable[..., Any]:
+    """Return what makes the gradients of the flash-attention that serves `name`, given output and log-sum-exp.
+
+    Raises:
+        AttributeError: It does not make them by themselves.
+    """
+    module = sys.modules.get(getattr(flash_varlen_function(name), "__module__", ""))
+    for function in ("_flash_attn_bwd", "_flash_attn_varlen_backward", "_flash_attn_backward"):  # of versions 4, 2, 3
+        if hasattr(module, function):
+            found: Callable[..., Any] = getattr(module, function)
+            return found
+    raise AttributeError(f"{name} has no backward by itself")
 
 
 def is_kernel(function: Callable[..., Any]) -> bool:

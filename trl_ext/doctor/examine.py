@@ -16,16 +16,19 @@ LITTLE_DISK_GIB = 20.0  # a checkpoint of a 1B model with its optimizer
 LITTLE_SHARED_GIB = 1.0  # Docker gives 0.06
 LITTLE_HOST_GIB = 16.0  # an 8B model in bf16 on its way to a card
 OTHERS_GIB = 1.0
+HOPPER = (9, 0)
 NEEDED_FOR = {
     "deepspeed": "ZeRO",
     "vllm": "fast generation",
     "bitsandbytes": "4-bit bases and 8-bit Adam",
+    "liger-kernel": "fused layer kernels on a card",
 }
 
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
     """Judge all facts, in reading order; with a plan also whether it can run here."""
-    checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler, check_host]
+    checks = [check_cards, check_links, check_driver, check_versions, check_attention, _check_hopper]
+    checks += [check_compiler, check_host]
     findings = [finding for check in checks for finding in check(facts)]
     findings += [_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory"]
     findings += [*check_variables(facts), *check_allocator(facts)]
@@ -156,6 +159,14 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
         yield note("attention", f"{what}.", "Packed rows then take sdpa segment by segment, which is slower.")
     else:
         yield problem("attention", f"{what}.", "Install a PyTorch that is built for this card.")
+
+
+def _check_hopper(facts: Facts) -> Iterator[Finding]:
+    """Tell what a Hopper card could compute attention with: PyTorch's varlen kernel is flash-attention 2."""
+    is_there = facts.versions.get("flash-attn-3") or facts.versions.get("kernels")
+    if not is_there and any(gpu.capability == HOPPER for gpu in facts.gpus):
+        advice = "Faster on long rows: pip install kernels, and attn_implementation: kernels-community/flash-attn3."
+        yield note("attention", "A Hopper card, and flash-attention 3 is not installed.", advice)
 
 
 def check_compiler(facts: Facts) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from trl_ext.doctor.finding import Finding, note, problem
 # Package: least version.
 REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
 OPTIONAL = {"deepspeed": "0.19", "flash-attn": "2.7"}
-WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja")
+WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja", "liger-kernel", "kernels", "flash-attn-3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ def optional_windows(vllm: str) -> Iterator[Window]:
     yield from (Window(package, f">={low}") for package, low in OPTIONAL.items())
     yield Window("vllm", vllm)
     yield Window("bitsandbytes", "")
+    yield Window("liger-kernel", "")
 
 
 def untested_findings() -> tuple[Finding, ...]:

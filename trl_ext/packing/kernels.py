@@ -10,10 +10,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 from trl_ext.compat.torch import call_varlen_attn, cpu_attention_shares_keys, has_varlen_attn
-from trl_ext.compat.transformers import flash_varlen_function, is_flash
-from trl_ext.packing.merge import CpuKernel, Kernel, VarlenKernel, backward_type, is_exact, merged_attention
+from trl_ext.compat.transformers import call_flash, flash_varlen_function, is_flash
+from trl_ext.errors import PackingError
+from trl_ext.packing.merge import (
+    CpuKernel,
+    FlashKernel,
+    Kernel,
+    VarlenKernel,
+    backward_type,
+    is_exact,
+    merged_attention,
+)
 from trl_ext.packing.table import SegmentTable
 
 
@@ -29,17 +39,18 @@ def choose_kernel(
 
     On CUDA in half precision the model's own flash-attention where it asks for one, else PyTorch's varlen kernel;
     `scaled_dot_product_attention` segment by segment everywhere else. These copy the keys of prefixes. Where merging
-    pays, attention is merged instead: on the CPU, and by PyTorch's varlen kernel on CUDA. A model's own
-    flash-attention and float32 on CUDA stay with copies: their backward is not to be had by itself.
+    pays, attention is merged instead, by the same kernel. Float32 on CUDA stays with copies: its backward is not to be
+    had by itself.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     kernel: Kernel
+    choice: Callable[..., torch.Tensor]
     if device.type == "cpu":
         choice, kernel = sdpa_attention, CpuKernel()
     elif device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
         return sdpa_attention
     elif is_flash(base):
-        return partial(flash_attention, base=base)
+        choice, kernel = partial(flash_attention, base=base), FlashKernel(base)
     elif not has_varlen_attn(device):
         return sdpa_attention
     else:
@@ -47,6 +58,20 @@ def choose_kernel(
     if merging_pays and not dropout and is_exact(kernel, device, dtype, head_size):
         return partial(merged_attention, kernel=kernel)
     return choice
+
+
+def kernels_in_words(base: str, device: torch.device, dtype: torch.dtype, head_size: int, *, packs: bool) -> str:
+    """Return which kernels compute attention in packed rows, or in padded ones, where a mask hides the padding."""
+    known = {sdpa_attention: "sdpa by segments", varlen_attention: "PyTorch's varlen kernel"}
+    choice, other = (choose_kernel(base, device, dtype, head_size, merging_pays=pays) for pays in (False, True))
+    words = known.get(choice, base) if packs else base
+    if words.startswith("sdpa"):
+        q = torch.zeros(1, 1, 8, head_size, dtype=dtype, device=device)
+        mask = None if packs else torch.ones(8, 8, dtype=torch.bool, device=device).tril()
+        chosen = SDPBackend(torch._fused_sdp_choice(q, q, q, attn_mask=mask, is_causal=packs))
+        words += f" ({chosen.name.lower().removesuffix('_attention')})"
+    is_merged = packs and getattr(other, "func", None) is merged_attention
+    return f"{words}, long shared prompts merged" if is_merged else words
 
 
 def merging_pays(num_tokens: int, num_keys: int, longest: int, window: int | None) -> bool:
@@ -155,9 +180,11 @@ def flash_attention(
     # By name, since some versions have another order.
     lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
     window_size = {} if window is None else {"window_size": (window - 1, 0)}
-    out = kernel(q, k, v, softmax_scale=scale, causal=True, **lengths, **window_size)
-    # flash-attn 3 returns the log-sum-exp too.
-    return (out[0] if isinstance(out, tuple) else out)[None]
+    out = call_flash(kernel, q, k, v, softmax_scale=scale, causal=True, **lengths, **window_size)
+    out = out[0] if isinstance(out, tuple) else out  # version 4, and the first ones of 3, return the log-sum-exp too
+    if torch.is_grad_enabled() and v.requires_grad and not out.requires_grad:
+        raise PackingError(f"The kernel {base} has no backward. Train with another attn_implementation.")
+    return out[None]
 
 
 def _ragged(

@@ -16,6 +16,7 @@ import torch
 from transformers.utils import logging
 
 from trl_ext.compat.torch import cpu_attention_shares_keys
+from trl_ext.compat.transformers import call_flash, flash_backward_function, flash_varlen_function
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import AttentionCall, SegmentTable
@@ -59,6 +60,35 @@ class VarlenKernel:
         unused = torch.empty(0, device=out.device)
         given = grad, *qkv, out, lse.contiguous(), *lengths, 0.0, part.is_causal, random_state, unused
         dq, dk, dv = torch.ops.aten._flash_attention_backward(*given, **options)
+        return dq, dk, dv
+
+
+@dataclass(frozen=True)
+class FlashKernel:
+    """flash-attention of the version that a model asks for: all runs in one call.
+
+    Args:
+        base: The attention implementation's name.
+    """
+
+    base: str
+
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+        returns = {"return_attn_probs": True, "return_lse": True}  # of versions 2 and 3; 4
+        function = flash_varlen_function(self.base)
+        assert function is not None, "Kernels without a varlen function are refused when packing starts."
+        out, lse, *_ = call_flash(function, *qkv, **_flash_call(part, scale), **returns)
+        return out, lse
+
+    def backward(
+        self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
+    ) -> Triple:
+        given: dict[str, Any] = dict(zip("qkv", qkv, strict=True), dout=grad, out=out, **_flash_call(part, scale))
+        given |= {"softmax_lse": lse.contiguous(), "lse": lse.contiguous(), "is_causal": part.is_causal}
+        given |= {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0}
+        dq, dk, dv = (torch.empty_like(x) for x in qkv)
+        given |= {"alibi_slopes": None, "deterministic": False, "dq": dq, "dk": dk, "dv": dv}
+        call_flash(flash_backward_function(self.base), **given)
         return dq, dk, dv
 
 
@@ -189,6 +219,12 @@ def _call(part: AttentionCall, scale: float | None) -> tuple[tuple[Any, ...], di
     return lengths, {"scale": scale, "window_size_left": -1, "window_size_right": 0 if part.is_causal else -1}
 
 
+def _flash_call(part: AttentionCall, scale: float | None) -> dict[str, Any]:
+    lengths = {"max_seqlen_q": max(part.query_lengths), "max_seqlen_k": max(part.key_lengths)}
+    ends = {"cu_seqlens_q": part.cu_queries, "cu_seqlens_k": part.cu_keys}
+    return {**ends, **lengths, "softmax_scale": scale, "causal": part.is_causal}
+
+
 def _runs(part: AttentionCall) -> list[tuple[slice, slice]]:
     runs, q, k = [], 0, 0
     for num_queries, num_keys in zip(part.query_lengths, part.key_lengths, strict=True):
@@ -221,8 +257,8 @@ def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             error = _error(kernel, device, dtype, head_size)
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as failure:
-        # Whatever another version of PyTorch makes of the call means the same.
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, AssertionError) as failure:
+        # Whatever another version of PyTorch or flash-attention makes of the call means the same.
         reason = f"{type(failure).__name__}: {failure}".partition("\n")[0].removesuffix(".")
     else:
         if error <= (_HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else _TOLERANCE):

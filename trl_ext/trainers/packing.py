@@ -21,6 +21,7 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families.rope import begin_anew as begin_positions_anew
 from trl_ext.packing.families.rope import kinds_of, original_length
 from trl_ext.packing.families.state import begin_anew, carries_state, kernels_of_training
+from trl_ext.packing.kernels import kernels_in_words
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.forward.step import StepCounts, StepSettings
@@ -274,12 +275,19 @@ class PackingSwitch(Trainer):
                 "docs/reference/packing.md lists what can be packed."
             )
 
+    def _attention_in_words(self) -> str:
+        config, precision = self.model.config.get_text_config(), self.accelerator.mixed_precision
+        size = getattr(config, "head_dim", None) or config.hidden_size // getattr(config, "num_attention_heads", 1)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, self.model.dtype)
+        base = config._attn_implementation or "eager"
+        return kernels_in_words(base, self.accelerator.device, dtype, size, packs=self._packs)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides transformers.Trainer.log: the history, of which the report is made, keeps what is text, which
         trackers do not take: why rows are padded, and whose kernels compute."""
         super().log(logs, start_time)
         entry: dict[str, Any] = self.state.log_history[-1]
-        entry[KERNELS] = f"layers: {self.layer_kernels}"
+        entry[KERNELS] = f"attention: {self._attention_in_words()}; layers: {self.layer_kernels}"
         if self.why_padded:
             entry[WHY_PADDED] = self.why_padded
 

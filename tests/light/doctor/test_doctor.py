@@ -54,6 +54,14 @@ HEALTHY = Facts(
     environment={OLD_NAME: "expandable_segments:True"},
 )
 
+HOPPER = replace(HEALTHY, gpus=(replace(A40, capability=(9, 0)),) * 4)
+
+
+def test_a_hopper_card_with_flash_attention_3_lacks_nothing():
+    for package in ("flash-attn-3", "kernels"):
+        facts = replace(HOPPER, versions={**HOPPER.versions, package: "1.0"})
+        assert "flash-attention 3" not in words(facts, "note"), package
+
 
 def llama_plan(gpus="4xA40-48GB", **settings):
     return plan("grpo", "8B", gpus, **{"zero_stage": 2, "method": "lora", **settings}).best
@@ -104,6 +112,7 @@ def test_every_finding_is_a_sentence_with_a_known_level():
         (replace(HEALTHY, gpus=(replace(A40, is_split=True),) * 4), "cards", "MIG"),
         (replace(HEALTHY, gpus=(replace(A40, lanes=4, max_lanes=16),) * 4), "cards", "4 of 16 PCIe lanes"),
         (replace(HEALTHY, gpus=(replace(A40, capability=(7, 0)),) * 4), "cards", "no bf16 units"),
+        (HOPPER, "attention", "flash-attention 3 is not installed. Faster on long rows: pip install kernels"),
         (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
         (replace(HEALTHY, has_nvlink=None), "links", "does not report"),
         (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),

@@ -4,17 +4,22 @@ There is no CUDA card here: the varlen pair of PyTorch is stood in for by dense 
 pair's own schema, so that every argument is checked by PyTorch's dispatcher.
 """
 
-from functools import partial
+import sys
+import types
+from functools import partial, wraps
 
 import pytest
 import torch
+from transformers import modeling_flash_attention_utils as flash_utils
 
 from tests import tiny
 from tests.batches import Batch, alone, gradient, padded, ready_to_pack
 from tests.light.packing.test_trie import tree_of_sequences
+from trl_ext.compat.transformers import flash_backward_function, flash_varlen_function
+from trl_ext.errors import PackingError
 from trl_ext.packing import attention, kernels, merge
 from trl_ext.packing.kernels import choose_kernel, merging_pays, sdpa_attention
-from trl_ext.packing.merge import CpuKernel, VarlenKernel, merged_attention
+from trl_ext.packing.merge import CpuKernel, FlashKernel, VarlenKernel, merged_attention
 from trl_ext.packing.plan import PlannedRow, plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
@@ -82,6 +87,177 @@ def varlen_pair_on_the_cpu():
     library.impl("_flash_attention_backward", dense_backward, "CPU")
     yield
     library._destroy()
+
+
+def flash_varlen(qkv, cu_q, cu_k, max_q, max_k, scale, causal):
+    """Output and log-sum-exp, with the gradient of the output."""
+    lengths = cu_q, cu_k, max_q, max_k
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *qkv):
+            out, lse, *_ = dense_forward(*qkv, *lengths, 0.0, causal, False, scale=scale, **NO_WINDOW[causal])
+            ctx.save_for_backward(*qkv, out, lse)
+            return out, lse
+
+        @staticmethod
+        def backward(ctx, grad, _):
+            given = grad, *ctx.saved_tensors, *lengths, 0.0, causal, None, None
+            return dense_backward(*given, scale=scale, **NO_WINDOW[causal])
+
+    return Attention.apply(*qkv)
+
+
+NO_WINDOW = {causal: dict(window_size_left=-1, window_size_right=0 if causal else -1) for causal in (True, False)}
+
+
+def flash_2():
+    def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                               softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                               deterministic=False, return_attn_probs=False, block_table=None):  # fmt: skip
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
+        return (out, lse, None) if return_attn_probs else out
+
+    def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k,
+                                    max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left,
+                                    window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
+                                    zero_tensors=False):  # fmt: skip
+        assert (dropout_p, window_size_left, window_size_right, softcap, alibi_slopes) == (0.0, -1, -1, 0.0, None)
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        given = dout, q, k, v, out, softmax_lse, *lengths, 0.0, causal, None, None
+        for x, y in zip((dq, dk, dv), dense_backward(*given, scale=softmax_scale, **NO_WINDOW[causal]), strict=True):
+            x.copy_(y)
+
+    def _flash_attn_backward(*_):
+        raise AssertionError("this one is for padded rows")
+
+    return flash_attn_varlen_func, _flash_attn_varlen_backward, _flash_attn_backward
+
+
+def flash_3():
+    def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+                               seqused_k=None, softmax_scale=None, causal=False, qv=None, window_size=(-1, -1),
+                               softcap=0.0, num_splits=1, deterministic=False, return_attn_probs=False):  # fmt: skip
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
+        return (out, lse) if return_attn_probs else out
+
+    @torch.library.custom_op("trl_ext_tests::flash_3", mutates_args=("dq", "dk", "dv"))
+    def _flash_attn_backward(
+        dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        softmax_lse: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None, dv: torch.Tensor | None = None, softmax_scale: float | None = None,
+        is_causal: bool = False, window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
+        deterministic: bool = False, sm_margin: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        given = dout, q, k, v, out, softmax_lse, *lengths, 0.0, is_causal, None, None
+        found = dense_backward(*given, scale=softmax_scale, **NO_WINDOW[is_causal])
+        for x, y in zip((dq, dk, dv), found, strict=True):
+            x.copy_(y)
+        return torch.empty(0)
+
+    return flash_attn_varlen_func, _flash_attn_backward
+
+
+def flash_4():
+    def flash_attn_varlen_func(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+                               seqused_q=None, seqused_k=None, page_table=None, softmax_scale=None, causal=False,
+                               window_size=(None, None), softcap=0.0, return_lse=False):  # fmt: skip
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
+        return out, lse if return_lse or q.requires_grad else None
+
+    def _flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
+                        window_size_right=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+                        max_seqlen_k=None, deterministic=False, dq=None, dk=None, dv=None):  # fmt: skip
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        found = dense_backward(dout, q, k, v, out, lse, *lengths, 0.0, causal, None, None, scale=softmax_scale,
+                               **NO_WINDOW[causal])  # fmt: skip
+        return [x.copy_(y) for x, y in zip((dq, dk, dv), found, strict=True)]
+
+    return flash_attn_varlen_func, _flash_attn_bwd
+
+
+FLASH = {
+    "flash_attention_2": ("flash_attn", flash_2),
+    "flash_attention_3": ("flash_attn_interface", flash_3),
+    "flash_attention_4": ("flash_attn.cute", flash_4),
+}
+
+
+@pytest.fixture
+def flash(request, monkeypatch):
+    """A stand-in for one version, under the name of its module and with its arguments; yields transformers' name."""
+    name, functions = FLASH[request.param]
+    module = types.ModuleType(name)
+    for function in functions():
+        public = getattr(function, "_init_fn", function)
+        public.__module__ = name
+        setattr(module, public.__name__, function)
+    module.flash_attn_func = module.flash_attn_with_kvcache = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, name, module)
+    if "." in name:
+        monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    if request.param == "flash_attention_2":
+        monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", padding := types.ModuleType("padding"))
+        padding.pad_input = padding.unpad_input = None
+        monkeypatch.setattr(flash_utils, "is_flash_attn_2_available", lambda: True)
+    for one in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
+                "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):  # fmt: skip
+        monkeypatch.setattr(flash_utils, one, None)
+    caches = flash_varlen_function, flash_backward_function
+    for cached in caches:
+        cached.cache_clear()
+    yield request.param
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+@pytest.mark.parametrize("heads", [(4, 2), (6, 1)])
+def test_flash_attention_of_each_version_merges_and_copies_as_sdpa_does(flash, heads):
+    for seed in range(6):
+        row = row_of(seed)
+        expected = results(sdpa_attention, row, heads, seed)
+        merged = partial(merged_attention, kernel=FlashKernel(flash))
+        for attend in (merged, partial(kernels.flash_attention, base=flash)):
+            ours = results(lambda *x, attend=attend, **how: attend(*x, **how), row, heads, seed)
+            for one, other in zip(ours, expected, strict=True):
+                assert (one - other).norm() <= TOLERANCE * other.norm()
+
+
+class AskedAnew(FlashKernel):
+    # The answer of the check is kept for equal kernels.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+def test_flash_attention_merges_where_its_own_backward_agrees(flash, monkeypatch):
+    assert merge._error(FlashKernel(flash), CPU, torch.float32, 64) < 1e-5
+    assert merge.is_exact(AskedAnew(flash), CPU, torch.float32, 64)
+    flash_backward_function.cache_clear()
+    module = sys.modules[FLASH[flash][0]]
+    for name in [name for name in vars(module) if name.startswith("_flash_attn")]:
+        monkeypatch.delattr(module, name)
+    assert not merge.is_exact(AskedAnew(flash), CPU, torch.float32, 64), "there is no backward to take"
+
+
+@pytest.mark.parametrize("flash", ["flash_attention_3"], indirect=True)
+def test_a_kernel_without_a_backward_is_no_silent_zero(flash):
+    """vLLM's build, which transformers takes where the package is missing, is for inference."""
+    module = sys.modules[FLASH[flash][0]]
+    whole = module.flash_attn_varlen_func
+
+    @wraps(whole)
+    def forward_only(*qkv, **options):
+        return whole(*(x.detach() for x in qkv), **options)
+
+    module.flash_attn_varlen_func = forward_only
+    with pytest.raises(PackingError, match="flash_attention_3 has no backward"):
+        results(partial(kernels.flash_attention, base=flash), row_of(1), (4, 2), 0)
 
 
 def row_of(seed: int) -> PlannedRow:
@@ -172,7 +348,8 @@ def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merg
         ("sdpa", "cpu", FULL, 64, 0.1, True, "sdpa_attention"),
         ("sdpa", "cuda", FULL, 64, 0.0, True, "sdpa_attention"),
         ("sdpa", "cuda", HALF, 64, 0.1, True, "sdpa_attention"),
-        ("flash_attention_2", "cuda", HALF, 64, 0.0, True, "flash_attention"),
+        ("flash_attention_2", "cuda", HALF, 64, 0.0, True, "merged_attention"),
+        ("flash_attention_3", "cuda", HALF, 64, 0.1, True, "sdpa_attention"),
     ):
         with subtests.test((base, device, str(dtype), pays)):
             chosen = choose_kernel(base, torch.device(device), dtype, head_size, dropout, merging_pays=pays)
@@ -309,3 +486,24 @@ def test_varlen_kernels_get_values_of_the_size_of_keys(family, way, monkeypatch,
     ours = gradient(model, (packed.logps * given.weights()).sum())
     theirs = gradient(reference, (expected * given.weights()).sum())
     assert (ours - theirs).norm() <= GRADIENT_TOLERANCE * theirs.norm()
+
+
+def test_the_summary_names_the_kernels_of_attention(subtests, monkeypatch):
+    monkeypatch.setattr(kernels, "has_varlen_attn", lambda device: True)
+    monkeypatch.setattr(kernels, "is_exact", lambda *where: True)
+    choose = kernels.choose_kernel
+    for base, device, dtype, packs, words in (
+        ("sdpa", "cpu", FULL, True, "sdpa by segments (flash), long shared prompts merged"),
+        ("sdpa", "cpu", FULL, False, "sdpa (flash)"),
+        ("sdpa", "cuda", HALF, True, "PyTorch's varlen kernel, long shared prompts merged"),
+        ("flash_attention_3", "cuda", HALF, True, "flash_attention_3, long shared prompts merged"),
+        ("flash_attention_3", "cuda", HALF, False, "flash_attention_3"),
+        ("sdpa", "cuda", FULL, True, "sdpa by segments (flash)"),
+    ):
+        # Chosen as on that device, and asked of this one.
+        on_device = partial(
+            lambda where, base, _, *rest, **how: choose(base, where, *rest, **how), torch.device(device)
+        )
+        monkeypatch.setattr(kernels, "choose_kernel", on_device)
+        with subtests.test((base, device, str(dtype), packs)):
+            assert kernels.kernels_in_words(base, CPU, dtype, 64, packs=packs) == words

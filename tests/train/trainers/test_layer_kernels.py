@@ -67,7 +67,7 @@ def test_kernels_that_compute_the_same_are_in_before_the_first_step(kind, tmp_pa
     assert in_check > 0, "the self-check checks another model"
     assert (learned(subject) - expected).abs().max() <= 1e-5
     assert kernels.NUM_FORWARDS[0] > in_check
-    assert "layers: Liger's" in kernels_row(subject)
+    assert kernels_row(subject) == "attention: sdpa by segments (flash), long shared prompts merged; layers: Liger's"
 
 
 @pytest.mark.parametrize("fault", ["wrong", "leaks", "raises"])

@@ -15,10 +15,7 @@ class LayerKernels:
     """Fused kernels in the layers of one model.
 
     Liger replaces methods of modules, and functions of the file that their family is written in, and has no way back.
-    So what it changes is noted.
-
-    Args:
-        model: Of transformers, without PEFT's wrapper.
+    So what it changes is noted. The model is transformers', without PEFT's wrapper.
     """
 
     def __init__(self, model: Any):
@@ -28,11 +25,7 @@ class LayerKernels:
         self._changed: list[tuple[dict[str, Any], str, Any]] = []
 
     def put_in(self, options: dict[str, Any]) -> str:
-        """Replace what Liger has kernels for; return why there are none, or "".
-
-        Args:
-            options: Of Liger, beside those of the head, which stays as it is.
-        """
+        """Replace what Liger has kernels for, by its options, but not the head; return why nothing was, or ""."""
         if getattr(self._model, "hf_quantizer", None) is not None:
             return "the weights are quantized"
         if getattr(self._model, "use_kernels", False):

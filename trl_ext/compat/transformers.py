@@ -86,16 +86,11 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def flash_backward_function(name: str) -> Callable[..., Any]:
-    """Return what makes the gradients of the flash-attention that serves `name`, given output and log-sum-exp.
-
-    Raises:
-        AttributeError: It does not make them by themselves.
-    """
+    """Return what makes gradients, given output and log-sum-exp, for `name`; AttributeError if nothing does."""
     module = sys.modules.get(getattr(flash_varlen_function(name), "__module__", ""))
     for function in ("_flash_attn_bwd", "_flash_attn_varlen_backward", "_flash_attn_backward"):  # of versions 4, 2, 3
         if hasattr(module, function):
-            found: Callable[..., Any] = getattr(module, function)
-            return found
+            return getattr(module, function)
     raise AttributeError(f"{name} has no backward by itself")
 
 

@@ -27,8 +27,7 @@ NEEDED_FOR = {
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
     """Judge all facts, in reading order; with a plan also whether it can run here."""
-    checks = [check_cards, check_links, check_driver, check_versions, check_attention, _check_hopper]
-    checks += [check_compiler, check_host]
+    checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler, check_host]
     findings = [finding for check in checks for finding in check(facts)]
     findings += [_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory"]
     findings += [*check_variables(facts), *check_allocator(facts)]
@@ -146,6 +145,10 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
             advice = "Run `python -c 'import torch'` to see all of it, and install torch again."
             yield problem("attention", f"PyTorch does not start: {facts.no_kernels}.", advice)
         return
+    is_hopper = any(gpu.capability == HOPPER for gpu in facts.gpus)
+    if is_hopper and not (facts.versions.get("flash-attn-3") or facts.versions.get("kernels")):
+        advice = "Faster on long rows: pip install kernels, and attn_implementation: kernels-community/flash-attn3."
+        yield note("attention", "A Hopper card, and flash-attention 3 is not installed.", advice)
     works = facts.kernels.works
     if not works:
         yield note("attention", "No card, no kernels to try: rows are packed with sdpa, segment by segment.")
@@ -159,14 +162,6 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
         yield note("attention", f"{what}.", "Packed rows then take sdpa segment by segment, which is slower.")
     else:
         yield problem("attention", f"{what}.", "Install a PyTorch that is built for this card.")
-
-
-def _check_hopper(facts: Facts) -> Iterator[Finding]:
-    """Tell what a Hopper card could compute attention with: PyTorch's varlen kernel is flash-attention 2."""
-    is_there = facts.versions.get("flash-attn-3") or facts.versions.get("kernels")
-    if not is_there and any(gpu.capability == HOPPER for gpu in facts.gpus):
-        advice = "Faster on long rows: pip install kernels, and attn_implementation: kernels-community/flash-attn3."
-        yield note("attention", "A Hopper card, and flash-attention 3 is not installed.", advice)
 
 
 def check_compiler(facts: Facts) -> Iterator[Finding]:

@@ -69,6 +69,7 @@ class Job:
     fsdp: bool = _option(False, "FSDP2 shards, as ZeRO-3 does, without DeepSpeed")
     offload: str = _option("none", "none, optimizer or all; free if not given")  # into host memory; all: weights, too
     checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none; free if not given")
+    keep_attention: bool = _option(False, "checkpointed layers keep attention's output; free if not given")
     activation_offloading: bool = _option(
         False, "checkpoints of the reward trainer wait in host memory; free if not given"
     )
@@ -289,6 +290,8 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield f"optim={job.optim} does not run in host memory. Use offload=none, or leave optim alone."
     if job.checkpoint_every < 0:
         yield f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more."
+    if job.keep_attention and not (job.packing and job.checkpoint_every):
+        yield "keep_attention is of checkpointed layers and packed rows. Set checkpoint_every and packing, or drop it."
     if job.sequence_parallel > 1 and not job.packing:
         yield (
             f"sequence_parallel={job.sequence_parallel} shares flat rows, and packing is off. Set packing, or leave "

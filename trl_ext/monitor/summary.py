@@ -88,8 +88,8 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
-        why_padded=_last_text(log_history, WHY_PADDED),
-        kernels=_last_text(log_history, KERNELS),
+        why_padded=next((str(e[WHY_PADDED]) for e in reversed(log_history) if WHY_PADDED in e), ""),
+        kernels=next((str(e[KERNELS]) for e in reversed(log_history) if KERNELS in e), ""),
     )
 
 
@@ -117,10 +117,6 @@ def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
         difference = f"{peak / planned - 1:+.1%}" if planned else "-"
         rows.append([phase, "-" if planned is None else f"{planned:.1f}", f"{peak:.1f}", difference])
     return [MEMORY_HEADER, *rows] if rows else []
-
-
-def _last_text(log_history: Sequence[Entry], key: str) -> str:
-    return next((str(entry[key]) for entry in reversed(log_history) if key in entry), "")
 
 
 def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:

@@ -9,7 +9,7 @@ Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ from trl_ext.compat.transformers import (
 )
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel, merging_pays
+from trl_ext.packing.merge import merged_attention
+from trl_ext.packing.recompute import keeping_operations
 from trl_ext.packing.table import SegmentTable
 from trl_ext.packing.ulysses import heads_to_tokens, keys_to_heads, queries_to_heads
 
@@ -197,7 +199,9 @@ def attend(
     query, key, value = (_fitted(x, size) for x in (query, key, value))
     pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, size, dropout, merging_pays=pays)
-    out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
+    is_merged = getattr(kernel, "func", None) is merged_attention  # which keeps the merged output itself
+    with nullcontext() if is_merged else keeping_operations():
+        out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
     out = out if own_size == size else out[..., :own_size]
     return (out if group is None else heads_to_tokens(out, group, num_heads)), None
 

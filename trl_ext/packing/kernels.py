@@ -62,9 +62,9 @@ def choose_kernel(
 
 def kernels_in_words(base: str, device: torch.device, dtype: torch.dtype, head_size: int, *, packs: bool) -> str:
     """Return which kernels compute attention in packed rows, or in padded ones, where a mask hides the padding."""
-    known = {sdpa_attention: "sdpa by segments", varlen_attention: "PyTorch's varlen kernel"}
     choice, other = (choose_kernel(base, device, dtype, head_size, merging_pays=pays) for pays in (False, True))
-    words = known.get(choice, base) if packs else base
+    known = {sdpa_attention: "sdpa by segments", varlen_attention: "PyTorch's varlen kernel"} if packs else {}
+    words = known.get(choice, base)
     if words.startswith("sdpa"):
         q = torch.zeros(1, 1, 8, head_size, dtype=dtype, device=device)
         mask = None if packs else torch.ones(8, 8, dtype=torch.bool, device=device).tril()

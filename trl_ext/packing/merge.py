@@ -18,6 +18,7 @@ from transformers.utils import logging
 from trl_ext.compat.torch import cpu_attention_shares_keys
 from trl_ext.compat.transformers import call_flash, flash_backward_function, flash_varlen_function
 from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.recompute import merged_output
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import AttentionCall, SegmentTable
 
@@ -57,7 +58,6 @@ class VarlenKernel:
         lengths, options = _call(part, scale)
         random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of dropout, of which there is none
         unused = torch.empty(0, device=out.device)
-        unused = torch.empty(0, device=out.device)
         given = grad, *qkv, out, lse.contiguous(), *lengths, 0.0, part.is_causal, random_state, unused
         dq, dk, dv = torch.ops.aten._flash_attention_backward(*given, **options)
         return dq, dk, dv
@@ -65,11 +65,7 @@ class VarlenKernel:
 
 @dataclass(frozen=True)
 class FlashKernel:
-    """flash-attention of the version that a model asks for: all runs in one call.
-
-    Args:
-        base: The attention implementation's name.
-    """
+    """flash-attention of the version that a model asks for by the name `base`: all runs in one call."""
 
     base: str
 
@@ -150,7 +146,7 @@ def merged_attention(
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *call: Any) -> torch.Tensor:
-        out, lse = forward((q, k, v), *call)
+        out, lse = merged_output(lambda: forward((q, k, v), *call))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
         return out
@@ -220,9 +216,8 @@ def _call(part: AttentionCall, scale: float | None) -> tuple[tuple[Any, ...], di
 
 
 def _flash_call(part: AttentionCall, scale: float | None) -> dict[str, Any]:
-    lengths = {"max_seqlen_q": max(part.query_lengths), "max_seqlen_k": max(part.key_lengths)}
-    ends = {"cu_seqlens_q": part.cu_queries, "cu_seqlens_k": part.cu_keys}
-    return {**ends, **lengths, "softmax_scale": scale, "causal": part.is_causal}
+    names = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+    return {**dict(zip(names, _call(part, scale)[0], strict=True)), "softmax_scale": scale, "causal": part.is_causal}
 
 
 def _runs(part: AttentionCall) -> list[tuple[slice, slice]]:

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+TAKEN_UNASKED = ("cuda",)  # devices on which `layer_kernels` is on by default
+
 
 def kernels_before_a_run(args: Any) -> str:
     """Return whose kernels will compute in the layers on a card, in a sentence."""
     if args.layer_kernels is False or not args.packing:
         return f"transformers' own: {'layer_kernels' if args.packing else 'packing'} is false."
     if not is_liger_kernel_available():
-        return "transformers' own: liger-kernel is not installed here."
+        return "transformers' own: liger-kernel is not installed."
     return "on a card Liger's, if the self-check finds the same numbers with them."
 
 
@@ -203,23 +205,17 @@ class PackingSwitch(Trainer):
         flag = torch.tensor(float(here), device=self.accelerator.device)
         return self.accelerator.reduce(flag, reduction="sum").item() > 0
 
-    @property
-    def _takes_kernels_unasked(self) -> bool:
-        return self.accelerator.device.type == "cuda"
-
     def _take_layer_kernels(self, model: Any, plain: CheckResult) -> None:
-        """Let fused kernels compute in layers, on all ranks or on none. Collective.
+        """Let fused kernels compute in layers where all numbers stay those of the self-check `plain`, without them.
 
-        Args:
-            model: Wrapped as training calls it.
-            plain: The self-check without them, which all numbers are held against.
+        On all ranks or on none; collective.
 
         Raises:
             ConfigError: They were asked for, and there are none or they do not compute the same.
         """
         setting = getattr(self.args, "layer_kernels", None)
         is_asked = bool(setting or self.args.use_liger_kernel)
-        if setting is False or not (is_asked or self._takes_kernels_unasked):
+        if setting is False or not (is_asked or self.accelerator.device.type in TAKEN_UNASKED):
             return
         kernels = [LayerKernels(one) for one in self._models()]
         options = self.args.liger_kernel_config or {}
@@ -283,10 +279,9 @@ class PackingSwitch(Trainer):
         return kernels_in_words(base, self.accelerator.device, dtype, size, packs=self._packs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps what is text, which
-        trackers do not take: why rows are padded, and whose kernels compute."""
+        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps text, too."""
         super().log(logs, start_time)
-        entry: dict[str, Any] = self.state.log_history[-1]
+        entry: dict[str, Any] = self.state.log_history[-1]  # trackers take no text
         entry[KERNELS] = f"attention: {self._attention_in_words()}; layers: {self.layer_kernels}"
         if self.why_padded:
             entry[WHY_PADDED] = self.why_padded

@@ -271,9 +271,14 @@ def _check_options(args: Any) -> None:
     if checkpointing := getattr(args, "gradient_checkpointing_kwargs", None):
         from torch.utils.checkpoint import checkpoint
 
-        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state", "every_n_layers", "offload"}
+        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+        known |= {"every_n_layers", "offload", "keep_attention"}  # of transformers, and ours
         if unknown := set(checkpointing) - (known - {"function", "args", "kwargs"}):
             raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
+        if checkpointing.get("keep_attention") and (checkpointing.get("use_reentrant") or not args.packing):
+            raise ConfigError(
+                "keep_attention of gradient_checkpointing_kwargs needs use_reentrant: false, and packing."
+            )
 
 
 def _check_without_effect(args: Any) -> None:

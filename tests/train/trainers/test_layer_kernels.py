@@ -13,6 +13,7 @@ from tests import grpo_trainers, layer_kernels, ppo_trainers, reward_trainers, t
 from tests.preferences import reward_model
 from trl_ext.errors import ConfigError
 from trl_ext.monitor.summary import summarize, token_rows
+from trl_ext.trainers import packing
 from trl_ext.trainers.packing import PackingSwitch
 
 ROPE = modeling_llama.apply_rotary_pos_emb
@@ -88,7 +89,7 @@ def test_kernels_that_compute_something_else_are_taken_out_and_packing_stays(fau
 
 def as_on_a_card(monkeypatch):
     """The setting's default, as it is on a card."""
-    monkeypatch.setattr(PackingSwitch, "_takes_kernels_unasked", True)
+    monkeypatch.setattr(packing, "TAKEN_UNASKED", ("cpu",))
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,13 @@ OWN_SIZES = {"stage3_max_live_parameters": 1_000_000_000, "reduce_bucket_size": 
 # name, layers, combination, changes
 SETTINGS = [
     ("checkpoints of every second layer", 4, ("reward", None, "full", 2), {"checkpoint_every": 2}),
+    ("attention kept", 4, ("reward", None, "full", 2), {"keep_attention": True}),
+    (
+        "attention kept in every second layer",
+        4,
+        ("grpo", None, "lora", 1),
+        {"keep_attention": True, "checkpoint_every": 2},
+    ),
     ("no checkpoints", 2, ("grpo", None, "lora", 2), {"checkpoint_every": 0}),
     ("two micro-batches", 2, ("grpo", None, "full", 2), {"global_batch": 16}),
     ("adapters with dropout", 2, ("grpo", None, "lora", 2), {"lora_dropout": 0.05}),

@@ -42,6 +42,8 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
         keys["sequence_parallel"] = job.sequence_parallel
     if job.checkpoint_every > 1:
         keys["gradient_checkpointing_kwargs"] = {"every_n_layers": job.checkpoint_every}
+    if job.keep_attention:
+        keys.setdefault("gradient_checkpointing_kwargs", {})["keep_attention"] = True
     if job.activation_offloading:
         keys["activation_offloading"] = True
     keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})

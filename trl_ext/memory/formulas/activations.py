@@ -167,8 +167,13 @@ def mask_bytes(job: Job) -> int:
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
-    """Bytes a token of a checkpointed layer's input: 2H, and 4H where the residual stream is fp32."""
-    return (4 if has_fp32_weights(job) else 2) * shape.hidden
+    """Bytes a token that a checkpointed layer keeps: its input, 2H, or 4H where the residual stream is fp32."""
+    return (4 if has_fp32_weights(job) else 2) * shape.hidden + kept_attention_bytes(shape, job)
+
+
+def kept_attention_bytes(shape: ModelShape, job: Job) -> int:
+    """Bytes a token of attention's output and log-sum-exp in a checkpointed layer that keeps them: 2*nq*d + 4*nq."""
+    return 2 * shape.q_width + 4 * shape.num_heads if job.keep_attention else 0
 
 
 def has_fp32_weights(job: Job) -> bool:
@@ -199,7 +204,8 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
     extra = EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
-    return saved_bytes(shape, job) + above + mask_bytes(job) + extra
+    # The layer at work has those that it kept.
+    return saved_bytes(shape, job) + above + mask_bytes(job) + extra - kept_attention_bytes(shape, job)
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:

@@ -117,7 +117,9 @@ def update_seconds(setup: Setup) -> float:
     half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     backward = 1 if job.uses_lora else 2
-    layers = linear * (1 + backward + recompute) + attention * (1 + ATTENTION_BACKWARD + recompute)
+    layers = linear * (1 + backward + recompute) + attention * (
+        1 + ATTENTION_BACKWARD + recompute * (not job.keep_attention)
+    )
     # The fused head computes its logits again in the backward.
     seconds = _seconds(setup, layers + head * (2 + backward), 2 + recompute, half)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):

@@ -21,8 +21,9 @@ from trl_ext.memory.units import GIB
 
 # None of these changes the optimisation.
 FREE = frozenset(
-    "per_device_train_batch_size steps_per_generation checkpoint_every activation_offloading dtype zero_stage offload "
-    "vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode ds3_gather_for_generation".split()
+    "per_device_train_batch_size steps_per_generation checkpoint_every keep_attention activation_offloading dtype "
+    "zero_stage offload vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode "
+    "ds3_gather_for_generation".split()
 )
 # ZeRO stage and offload, in the order of what they cost on a machine without NVLink.
 TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
@@ -110,6 +111,11 @@ def fastest(search: Search, technique: Job) -> Estimate | None:
         if best is not None and least_s >= best.step_s:
             break
         found = fitted(search, job)
+        # TRL's checkpointing of adapters is reentrant under ZeRO-3, which cannot keep anything.
+        keeps = job.packing and job.checkpoint_every and not (job.uses_lora and job.zero_stage == 3)
+        keeps = keeps and not job.activation_offloading and search.may("checkpoint_every")
+        if found and keeps and search.may("keep_attention"):
+            found = fitted(search, replace(job, keep_attention=True)) or found
         if found and (best is None or found.step_s < best.step_s):
             best = found
     return best

@@ -223,6 +223,7 @@ def label(job: Job, num_gpus: int) -> str:
     every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
+    every += ", attention kept" if job.keep_attention else ""
     every += " into host memory" if job.activation_offloading else ""
     every += f", rows shared by {job.sequence_parallel} GPUs" if job.sequence_parallel > 1 else ""
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"

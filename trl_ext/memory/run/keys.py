@@ -70,6 +70,7 @@ def job_of_run(
     is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
     options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
     fields["checkpoint_every"] = int(options.get("every_n_layers") or 1) if is_on else 0
+    fields["keep_attention"] = bool(is_on and options.get("keep_attention") and fields["packing"])
     fields |= _model(keys, shape) | engine_fields(engine, shape)
     if trainer == "reward":
         fields["activation_offloading"] = bool(keys.get("activation_offloading"))

@@ -324,8 +324,8 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
     }
     if "dtype" not in run.given:
         wanted["model_init_kwargs"] = {**_loading(args), "dtype": settings.dtype_of(job) if args.fp16 else job.dtype}
-    if job.checkpoint_every != before.checkpoint_every:
-        wanted |= _checkpointing(args, job.checkpoint_every)
+    if (job.checkpoint_every, job.keep_attention) != (before.checkpoint_every, before.keep_attention):
+        wanted |= _checkpointing(args, job.checkpoint_every, keeps_attention=job.keep_attention)
     if job.optim != before.optim:
         wanted["optim"] = type(args.optim)(job.optim)
     if hasattr(args, "steps_per_generation"):
@@ -335,12 +335,14 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
     return wanted
 
 
-def _checkpointing(args: Any, every: int) -> dict[str, Any]:
+def _checkpointing(args: Any, every: int, *, keeps_attention: bool) -> dict[str, Any]:
     """Arguments for checkpointing, under transformers' new names and the old ones; the user's own options stay."""
-    options = dict(args.gradient_checkpointing_kwargs or {})
-    options.pop("every_n_layers", None)
+    own = ("every_n_layers", "keep_attention")
+    options = {name: value for name, value in (args.gradient_checkpointing_kwargs or {}).items() if name not in own}
     if every > 1:
         options["every_n_layers"] = every
+    if keeps_attention:
+        options["keep_attention"] = True
     wanted = {"gradient_checkpointing": every > 0, "gradient_checkpointing_kwargs": options or None}
     newer = {name.replace("gradient", "activation"): value for name, value in wanted.items()}
     return wanted | {name: value for name, value in newer.items() if hasattr(args, name)}

@@ -6,6 +6,8 @@ from typing import Any
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.errors import ConfigError
+from trl_ext.packing.recompute import checkpoint_contexts
 
 
 def enable_checkpointing(
@@ -14,7 +16,8 @@ def enable_checkpointing(
     """Switch checkpointing on, on every n-th layer.
 
     transformers' Trainer takes `every_n_layers` and `offload` out of the arguments' options. TRL hands over all of
-    them when it switches checkpointing on again after generation, and torch refuses the two in the first step.
+    them when it switches checkpointing on again after generation, and torch refuses the two in the first step, as it
+    would `keep_attention`, which is ours.
 
     Args:
         model: Of transformers, without PEFT's wrapper.
@@ -24,6 +27,10 @@ def enable_checkpointing(
     options = dict(gradient_checkpointing_kwargs or {})
     every_n_layers = options.pop("every_n_layers", every_n_layers)
     others |= {name: options.pop(name) for name in ("offload",) if name in options}
+    if options.pop("keep_attention", False):
+        if options.setdefault("use_reentrant", False):
+            raise ConfigError("keep_attention of gradient_checkpointing_kwargs needs use_reentrant: false. Set it so.")
+        options["context_fn"] = partial(checkpoint_contexts, options.get("context_fn"))
     with old_names_unsaid():  # the old name is the one that every supported version has
         type(model).gradient_checkpointing_enable(model, options or None, **others)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

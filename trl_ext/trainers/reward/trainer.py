@@ -28,6 +28,7 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
+from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
@@ -109,6 +110,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
         for role, dataset in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
             check_tokens(dataset, role, ("chosen_ids", "rejected_ids"), self.model.config)
+        keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
             warn_of_new_head(self.model)

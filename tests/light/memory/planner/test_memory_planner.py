@@ -8,11 +8,13 @@ import pytest
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Hardware, find_card, parse_gpus
 from trl_ext.memory.estimate import Estimate, estimate
+from trl_ext.memory.files.settings import recipe
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import TECHNIQUES
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.search import ALLOW
+from trl_ext.memory.run.keys import job_of_run
 from trl_ext.memory.units import gib
 
 pytestmark = pytest.mark.slow
@@ -32,7 +34,8 @@ CASES = [
 # What a plan may choose without a word: everything else is the optimisation's.
 FREE = set(
     "zero_stage offload checkpoint_every activation_offloading dtype per_device_train_batch_size steps_per_generation "
-    "ds3_gather_for_generation vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode".split()
+    "keep_attention ds3_gather_for_generation vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+    "vllm_enable_sleep_mode".split()
 )
 
 
@@ -44,6 +47,25 @@ def empty_cache(tmp_path, monkeypatch):
 
 def test_a_7b_on_eight_cards_of_80_gb_is_not_zero_3_for_a_per_cent_of_time():
     assert plan("grpo", "7B", "8xA100-80GB", use_vllm=True).best.job.zero_stage == 1
+
+
+def test_attention_is_kept_over_checkpointing_where_memory_allows_and_given_settings_stay():
+    settings = dict(max_prompt_length=8192, max_completion_length=8192, method="lora")
+    best = plan("ppo", "8B", "8xH100-80GB", **settings).best
+    assert best.job.keep_attention and "checkpointing, attention kept" in best.label
+    # 2 bytes of output a value, and 4 of log-sum-exp a head, a token and layer.
+    other = best.what_if(keep_attention=False)
+    more, less = (one.worst["update"].terms["checkpoints"] for one in (best.estimate, other))
+    assert more - less == 32 * best.job.held_tokens * (2 * 4096 + 4 * 32) and other.step_s > best.estimate.step_s
+    keys = recipe(best.job, "", 8)
+    assert keys["gradient_checkpointing_kwargs"] == {"keep_attention": True}
+    assert job_of_run("ppo", {"beta": 0.0, **keys}, best.estimate.shape, 8).keep_attention
+    for given in (dict(checkpoint_every=1), dict(keep_attention=False), dict(packing=False)):
+        assert not plan("ppo", "8B", "8xH100-80GB", **settings, **given).best.job.keep_attention, given
+    full = plan("grpo", "8B", "8xA100-80GB", max_prompt_length=8192, max_completion_length=8192, zero_stage=2).best
+    assert full.job.checkpoint_every == 1 and not full.job.keep_attention, "there is no room for it"
+    with pytest.raises(ConfigError, match="keep_attention is of checkpointed layers and packed rows"):
+        Job("grpo", keep_attention=True, checkpoint_every=0)
 
 
 @pytest.mark.parametrize(("trainer", "model", "gpus", "settings"), CASES)

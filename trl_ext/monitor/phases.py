@@ -45,14 +45,17 @@ class PhaseClock:
         Args:
             whole: Charge those to `name`, too.
         """
-        self.mark()
         outer = self._whole
+        is_same = self._open[-1:] == [outer or name]  # then no time changes hands, and nothing waits for the device
+        if not is_same:
+            self.mark()
         self._open.append(outer or name)
         self._whole = outer or (name if whole else None)
         try:
             yield
         finally:
-            self.mark()
+            if not is_same:
+                self.mark()
             self._open.pop()
             self._whole = outer
 

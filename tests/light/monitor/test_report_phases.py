@@ -84,3 +84,15 @@ def test_an_exception_closes_its_phase_and_sync_runs_before_every_reading(clock_
     with clock.phase("logps"):
         pass
     assert clock.take() == {"logps": 1.0}
+
+
+def test_a_phase_within_one_of_its_name_waits_for_no_kernel(clock_time):
+    """A forward of the update opens `update` within `update`; each reading of the clock would stop a card twice."""
+    syncs = []
+    clock = PhaseClock(sync=lambda: syncs.append(clock_time.pass_s(1)))
+    with clock.phase("update"):
+        for _ in range(3):
+            with clock.phase("update"):
+                clock_time.pass_s(2)
+    assert len(syncs) == 2
+    assert clock.take() == {"update": 7.0}

@@ -25,7 +25,6 @@ from trl_ext.rewards.rules.length import Length
 from trl_ext.rewards.rules.maths import Math
 from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
-from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
 from trl_ext.rewards.rules.repetition import Repetition
@@ -39,7 +38,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Cosine", "Explanation",
     "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part",
-    "Pattern", "Procedural", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
+    "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
     "SoftOverlong", "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
     "redteam", "test",
 ]  # fmt: skip

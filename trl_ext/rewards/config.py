@@ -43,7 +43,6 @@ from trl_ext.rewards.rules.length import Length
 from trl_ext.rewards.rules.maths import Math
 from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
-from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
 from trl_ext.rewards.rules.repetition import Repetition
@@ -52,7 +51,7 @@ from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
     Answer, Call, Code, Compare, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math,
-    Pattern, Procedural, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
+    Pattern, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

@@ -162,7 +162,6 @@ def texts(seed: int, num: int) -> list[str]:
     return fixed + [any_text(draw) for _ in range(num)]
 
 
-TASK = {"question": "2+2", "answer": "4", "metadata": {"source_dataset": "chain_sum", "source_index": 0}}
 GOLDS = (
     "42",
     "\\frac12",
@@ -209,7 +208,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "length": ([{"low": 3, "unit": unit} for unit in ("chars", "words", "tokens")], {}),
     "math": ([{}, {"where": "all", "multiple": "list"}], {"answer": GOLDS}),
     "pattern": ([{"pattern": r"(?s).*\bA: -?\d+"}, {"pattern": r"\w+$", "mode": "search"}], {}),
-    "procedural": ([{}], {"entry": [json.dumps(TASK)]}),
     "relevance": ([{}], {}),
     "remote": ([{"send": []}], {}),
     "repetition": ([{}, {"ngram": 1}], {}),
@@ -220,7 +218,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
 NEEDS = {
     "math": "math_verify",
     "json_schema": "jsonschema_rs",
-    "procedural": "reasoning_gym",
     "judge": "openai",
     "compare": "openai",
     "remote": "openai",

@@ -29,10 +29,7 @@ MODULES = [
 ]
 
 
-SLOW = "rules.procedural"  # imports reasoning-gym
-
-
-@pytest.mark.parametrize("module", [pytest.param(m, marks=[pytest.mark.slow] * (m == SLOW)) for m in MODULES])
+@pytest.mark.parametrize("module", MODULES)
 def test_every_example_gives_the_output_that_it_shows(module):
     names = {name: getattr(rewards, name) for name in rewards.__all__}
     result = doctest.testmod(importlib.import_module(f"trl_ext.rewards.{module}"), extraglobs=names)

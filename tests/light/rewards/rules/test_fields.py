@@ -17,7 +17,6 @@ from trl_ext.rewards import (
     Length,
     Math,
     Pattern,
-    Procedural,
     Relevance,
     Repetition,
     Rule,
@@ -127,16 +126,6 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "'full', 'search'": [{"pattern": "a", "mode": "match"}],
         },
     ),
-    (
-        Procedural,
-        {
-            COLUMN: [{"entry": ""}],
-            "cannot be used": [{"dataset": "no_such_family"}, {"dataset": "puzzle24"}],
-            "no_such_key": [{"configs": {"chain_sum": {"no_such_key": 1}}}],
-            "Give families with their settings": [{"configs": ["chain_sum"]}],
-            "true or false": [{"partial": 1.5}],
-        },
-    ),
     (Relevance, {"a share above 0": [{"enough": 0}, {"enough": 1.1}, {"enough": "1"}], "where": [{"where": "think"}]}),
     (Repetition, {"ngram is 0": [{"ngram": 0}]}),
     (SoftOverlong, {WHOLE: [(0, 0), (100, -1), (100.0, 20), ("100", 20)], "soft_punish_cache <=": [(100, 101)]}),
@@ -144,16 +133,11 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "refused"),
-    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] is Procedural)) for one in REFUSED],  # a long import
-)
+@pytest.mark.parametrize(("kind", "refused"), REFUSED)
 def test_fields_that_cannot_work_are_refused(kind, refused, subtests, monkeypatch):
     monkeypatch.setattr(api, "sandbox_level", lambda **_: (2, ""))
     if kind is Math:
         pytest.importorskip("math_verify")
-    if kind is Procedural:
-        pytest.importorskip("reasoning_gym")
     for sentence, changes in refused.items():
         for given in changes:
             with subtests.test(sentence, given=repr(given)), pytest.raises(RuleError) as caught:

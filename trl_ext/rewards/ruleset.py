@@ -274,28 +274,6 @@ class RuleSet:
 
         return describe_rules(self)
 
-    # Other trainers -------------------------------------------------------------------------------------------------
-
-    def for_verl(self, gold: str = "answer") -> Callable[..., Any]:
-        """Make verl's custom reward function `compute_score` of the set.
-
-        Args:
-            gold: Column under which the rules find verl's `ground_truth`.
-        """
-        from trl_ext.rewards.adapters.verl import VerlReward
-
-        return VerlReward(self, gold)
-
-    def for_openrlhf(self, gold: str = "answer") -> Callable[..., Any]:
-        """Make OpenRLHF's `reward_func` of the set.
-
-        Args:
-            gold: Column under which the rules find a label; rules of several columns take labels of JSON objects.
-        """
-        from trl_ext.rewards.adapters.openrlhf import OpenRLHFReward
-
-        return OpenRLHFReward(self, gold)
-
     # State ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[float]]:

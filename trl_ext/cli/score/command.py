@@ -45,8 +45,8 @@ examples:
   trl-ext score redteam rules.yaml train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
 SERVE = """\
-Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, OpenRLHF's
-/get_reward, or NeMo-Gym's /verify. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
+Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or
+NeMo-Gym's /verify. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
 SERVE_EXAMPLE = """\
 example:
   trl-ext score serve rules.yaml --port 8300
@@ -227,10 +227,7 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
             )
     with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port
-        print(
-            f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /verify, /get_reward; GET /health.",
-            flush=True,
-        )
+        print(f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /verify; GET /health.", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()

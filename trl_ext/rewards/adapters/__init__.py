@@ -1,1 +1,1 @@
-"""Rule sets as reward functions of other trainers: verl, OpenRLHF, and any that asks over HTTP."""
+"""Rule sets behind HTTP, and environments of others."""

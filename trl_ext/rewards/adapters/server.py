@@ -1,11 +1,9 @@
 """A rule set behind HTTP, for trainers in other environments, languages or on other machines.
 
-    POST /score       REQUEST below -> {"totals": [...], "rules": {"answer": {"values": [...], "statuses": [...]}}}
-    POST /get_reward  OpenRLHF's remote reward: {"query": [...], "prompts": [...], "labels": [...]}
-                      -> {"rewards": [...], "scores": [...], "extra_logs": {...}}
-    POST /verify      NeMo-Gym's: {"responses_create_params": {...}, "response": {...}, ...columns}
-                      -> {..., "reward": 1.0}; its /seed_session is answered, and has no effect
-    GET /health       {"status": "ok"}
+    POST /score   REQUEST below -> {"totals": [...], "rules": {"answer": {"values": [...], "statuses": [...]}}}
+    POST /verify  NeMo-Gym's: {"responses_create_params": {...}, "response": {...}, ...columns}
+                  -> {..., "reward": 1.0}; its /seed_session is answered, and has no effect
+    GET /health   {"status": "ok"}
 
 A total or a value is null where there is none. What cannot be judged is answered with 400 (the request), 413 (too
 large), 415 (not JSON) or 500 (a rule) and {"error": "a sentence"}. Whoever may ask learns whether an answer is right:
@@ -27,9 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from trl_ext.errors import ConfigError, DataError, TrlExtError
-from trl_ext.rewards.adapters.openrlhf import OpenRLHFReward
-from trl_ext.rewards.adapters.plain import check_stateless
+from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 
 # JSON Schema of the body of POST /score.
 REQUEST: dict[str, Any] = {
@@ -79,7 +75,13 @@ class RewardServer(ThreadingHTTPServer):
     def __init__(
         self, rules: Any, host: str = "127.0.0.1", port: int = 8300, max_body_bytes: int = 2**24, token: str = ""
     ):
-        check_stateless(rules, "a server")
+        scheduled = next((rule.name for rule in rules.rules if rule.schedule is not None), None)
+        if scheduled is not None:
+            raise RuleError(f"Rule '{scheduled}' has a schedule, and clients report no progress. Take it out.")
+        if rules.normalise:
+            raise RuleError(
+                "normalise=True needs the totals of a whole run, and clients report none. Set it to False."
+            )
         self.arriving: dict[socket.socket, float] = {}  # Connections that are to bring a request, and since when.
         self.token = token.encode()
         self.rules = rules
@@ -131,19 +133,11 @@ class RewardServer(ThreadingHTTPServer):
         """The answer to a POST; RequestError for one that cannot be answered."""
         if path == "/score":
             return self._scored(_checked(body, REQUEST["properties"], REQUEST["required"]))
-        if path == "/get_reward":
-            wanted = {name: {"type": "array"} for name in ("query", "prompts", "labels")}
-            body = _checked(body, wanted, list(wanted))
-            for name in ("query", "prompts"):
-                if not all(isinstance(text, str) for text in body[name]):
-                    raise RequestError(400, f"'{name}' holds something else than texts. Send strings.")
-            reward = OpenRLHFReward(self.rules, as_lists=True)
-            return reward(body["query"], body["prompts"], body["labels"])
         if path == "/seed_session":
             return {}
         if path == "/verify":
             return self._verified(body)
-        raise RequestError(404, f"There is no {path!r:.60}. POST to /score, /verify or /get_reward.")
+        raise RequestError(404, f"There is no {path!r:.60}. POST to /score or /verify.")
 
     def _scored(self, body: Mapping[str, Any]) -> dict[str, Any]:
         found = self.rules.explain_all(

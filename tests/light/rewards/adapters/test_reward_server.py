@@ -57,14 +57,6 @@ def test_totals_and_the_values_of_each_rule_come_back(server):
     assert (status, answer["totals"]) == (200, [None, 0.0]), "no total is null"
 
 
-def test_openrlhf_is_answered_as_its_own_server_answers(server):
-    body = {"query": ["9 * 2 = A: 18</s>"], "prompts": ["9 * 2 ="], "labels": ["18"]}
-    status, answer = ask(server, "/get_reward", body)
-    assert status == 200
-    assert (answer["rewards"], answer["scores"]) == (pytest.approx([1.1]), [1.0])
-    assert answer["extra_logs"]["unscored"] == [0.0]
-
-
 def test_nemo_gym_is_answered_with_its_body_and_the_reward(server):
     text = {"type": "output_text", "text": "A: 18", "annotations": []}
     said = [{"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}]
@@ -130,7 +122,6 @@ ANY = [
 ]  # fmt: skip
 WHOLE = {
     "/score": {"prompts": ["p"], "completions": ["A: 18"], "completion_ids": [[1]], "columns": {"answer": ["18"]}},
-    "/get_reward": {"query": ["p A: 18"], "prompts": ["p"], "labels": ["18"]},
 }
 
 
@@ -141,10 +132,6 @@ def test_any_json_in_any_place_gets_an_answer(server, path, name, capfd):
     for value in ANY:
         status, answer = ask(server, path, value if name is None else WHOLE[path] | {name: value})
         assert status in (200, 400) and (status == 200 or answer["error"]), value
-    if name in ("query", "prompts") and path == "/get_reward":
-        for value in (7, None):
-            status, answer = ask(server, path, WHOLE[path] | {name: [value]})
-            assert (status, answer["error"]) == (400, f"'{name}' holds something else than texts. Send strings.")
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -264,6 +251,12 @@ def test_a_rule_that_raises_is_an_error_of_the_server():
     with RewardServer(RuleSet([Call(raises, isolate=False)]), port=0) as server:
         with pytest.raises(RuleError, match="KeyError"):
             server.answer("/score", {"completions": ["A: 18"]})
+
+
+def test_a_set_that_must_know_the_progress_is_refused():
+    for rules in (RuleSet([Answer(schedule=[[0, 1], [1, 0]])]), RuleSet([Answer()], normalise=True)):
+        with pytest.raises(RuleError, match=r"no progress|normalise=True"):
+            RewardServer(rules, port=0)
 
 
 def test_it_listens_to_this_machine_alone_and_names_a_port_that_is_taken(server):

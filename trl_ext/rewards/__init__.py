@@ -14,7 +14,6 @@ from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
-from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_schema import JsonSchema
@@ -23,7 +22,6 @@ from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.language import Language
 from trl_ext.rewards.rules.length import Length
 from trl_ext.rewards.rules.maths import Math
-from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
@@ -36,9 +34,9 @@ from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
 
 __all__ = [
-    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Cosine", "Explanation",
+    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",
     "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part",
     "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
-    "SoftOverlong", "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
+    "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
     "redteam", "test",
 ]  # fmt: skip

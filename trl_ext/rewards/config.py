@@ -32,7 +32,6 @@ from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
-from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_schema import JsonSchema
@@ -41,7 +40,6 @@ from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.language import Language
 from trl_ext.rewards.rules.length import Length
 from trl_ext.rewards.rules.maths import Math
-from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.remote import Remote
@@ -50,8 +48,8 @@ from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Call, Code, Compare, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math,
-    Pattern, Relevance, Remote, Repetition, Rubric, SoftOverlong, Tags,
+    Answer, Call, Code, Compare, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math,
+    Pattern, Relevance, Remote, Repetition, Rubric, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

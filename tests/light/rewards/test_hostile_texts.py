@@ -179,7 +179,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"kind": "qa"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
     "compare": ([{"model": "m", "opponents": 2}], {}),
-    "cosine": ([{"max_len": 9, "unit": unit} for unit in ("chars", "words", "tokens")], {}),
     "grammar": ([{}, {"where": "after_think"}], {}),
     "instructions": (
         [{}],
@@ -212,7 +211,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "remote": ([{"send": []}], {}),
     "repetition": ([{}, {"ngram": 1}], {}),
     "rubric": ([{"model": "m", "criteria": ["Kind."]}], {}),
-    "soft_overlong": ([{"max_completion_len": 9, "soft_punish_cache": 5}], {}),
     "tags": ([{"tags": ["think", "answer"]}], {}),
 }
 NEEDS = {

@@ -221,7 +221,7 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
         if not token:
             raise ConfigError(f"{source} holds no token. Put one there: openssl rand -hex 32 makes one.")
     for rule in rules.rules:
-        if getattr(rule, "unit", "") == "tokens" or hasattr(rule, "soft_punish_cache"):
+        if getattr(rule, "unit", "") == "tokens":
             print(
                 f"Rule '{rule.name}' counts tokens, which only /score can bring (completion_ids). Else: unit: words."
             )

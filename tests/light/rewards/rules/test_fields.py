@@ -8,7 +8,6 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards import (
     Answer,
     Code,
-    Cosine,
     Grammar,
     Instructions,
     JsonSchema,
@@ -20,7 +19,6 @@ from trl_ext.rewards import (
     Relevance,
     Repetition,
     Rule,
-    SoftOverlong,
     Tags,
 )
 from trl_ext.rewards.isolation.sandbox import api
@@ -55,14 +53,6 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "would take the expected values there": [{"sandbox": "piston", **URL, "mode": "asserts"}],
             "require and numpy are for the local one": [{"sandbox": "piston", **URL, "require": "L2"}],
             "variable 'NO_SUCH_KEY' is not set": [{"sandbox": "piston", **URL, "api_key_env": "NO_SUCH_KEY"}],
-        },
-    ),
-    (
-        Cosine,
-        {
-            WHOLE: [{"max_len": 0}, {"max_len": 1.5}],
-            "short is nan": [{"max_len": 9, "short": NAN}],
-            "unit is": [{"max_len": 9, "unit": "bytes"}],
         },
     ),
     (Grammar, {"where is": [{"where": "think"}]}),
@@ -128,7 +118,6 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
     ),
     (Relevance, {"a share above 0": [{"enough": 0}, {"enough": 1.1}, {"enough": "1"}], "where": [{"where": "think"}]}),
     (Repetition, {"ngram is 0": [{"ngram": 0}]}),
-    (SoftOverlong, {WHOLE: [(0, 0), (100, -1), (100.0, 20), ("100", 20)], "soft_punish_cache <=": [(100, 101)]}),
     (Tags, {"Give": [(), ("think", "think"), ("<think>",), ("a b",), ("",)]}),
 ]
 

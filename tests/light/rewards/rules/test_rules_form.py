@@ -1,4 +1,4 @@
-"""Rules of form (Tags, Length, Cosine, SoftOverlong, Repetition, Pattern), functions as rules, names and weights."""
+"""Rules of form (Tags, Length, Repetition, Pattern), functions as rules, names and weights."""
 
 import pickle
 import random
@@ -7,16 +7,13 @@ import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import (
-    Answer,
     Call,
-    Cosine,
     Length,
     Pattern,
     Repetition,
     Row,
     Rule,
     RuleSet,
-    SoftOverlong,
     Tags,
     Verdict,
 )
@@ -80,40 +77,9 @@ def test_a_length_falls_linearly_on_both_sides_in_tokens_characters_or_words():
     assert values_of(Length(low=3, high=3, unit="words"), "a b c", "做数学") == [1.0, 1.0]
 
 
-def test_a_cosine_falls_or_rises_with_the_length_and_stays_there():
-    assert values_of(Cosine(max_len=100), 0, 50, 100, 101, 200) == pytest.approx([1.0, 0.75, 0.5, 0.5, 0.5])
-    rule = Cosine(max_len=100, short=-1.0, long=-0.5)
-    assert (values_of(rule, 0, 100), rule.floor, rule.ceiling) == ([-1.0, -0.5], -1.0, -0.5)
-    verdict = judged(Cosine(max_len=100), " \n", 1)
-    assert (verdict.value, verdict.status) == (0.5, "no_answer"), "a blank completion earns the lower end"
-
-
-@pytest.mark.parametrize("num_tokens", [1, 30, 64, 99, 100, 250])
-@pytest.mark.parametrize("answer", ["18", "17"])
-def test_two_cosines_behind_a_grader_are_trls_cosine_scaled_reward(num_tokens, answer):
-    pytest.importorskip("math_verify")
-    from trl.rewards import get_cosine_scaled_reward
-
-    ids = [[0] * num_tokens]
-    text = rf"So it is \boxed{{{answer}}}."
-    theirs = get_cosine_scaled_reward(max_len=100)([[{"role": "assistant", "content": text}]], [r"\boxed{18}"], ids)
-    wrong = Cosine(max_len=100, short=-1.0, long=-0.5)
-    right = Cosine(max_len=100, short=2.0, long=1.0, gate="answer", name="cosine_right")
-    ours = RuleSet([Answer(weight=0), wrong, right])
-    assert ours(completions=[text], completion_ids=ids, answer=["18"]) == pytest.approx(theirs)
-
-
-def test_the_soft_punishment_is_equation_13_and_pickles_after_use():
-    rule = SoftOverlong(100, 20)
-    assert values_of(rule, 0, 80, 90, 100, 101) == [0.0, 0.0, -0.5, -1.0, -1.0]
-    assert values_of(SoftOverlong(100, 0), 100, 101) == [0.0, -1.0], "without a cache it is a hard limit"
-    assert pickle.loads(pickle.dumps(rule)) == rule
-
-
-@pytest.mark.parametrize("rule", [Length(), SoftOverlong(100, 20)])
-def test_what_counts_tokens_needs_completion_ids(rule):
+def test_what_counts_tokens_needs_completion_ids():
     with pytest.raises(RuleError, match="no completion_ids"):
-        judged(rule, "a b c")
+        judged(Length(), "a b c")
 
 
 def test_repetition_is_counted_on_token_ids_or_else_on_words():

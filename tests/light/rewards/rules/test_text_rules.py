@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.rewards.rule import Row, Rule
-from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.language import Language, needs_detector
 from trl_ext.rewards.rules.length import Length
-from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.repetition import Repetition
@@ -27,8 +25,6 @@ MAKERS = {
     "pattern_search": lambda: Pattern(r"[\w(]+!$", mode="search"),
     "keywords": lambda: Keywords({"sky": 2, "蓝色": 1, "so": 1}, {"idk": 0, "a": 3}),
     "length": lambda: Length(low=2, high=9, slack=5, unit="words"),
-    "cosine": lambda: Cosine(max_len=20, unit="words"),
-    "soft_overlong": lambda: SoftOverlong(10, 5),
     "repetition": lambda: Repetition(),
     "grammar": lambda: Grammar(),
     "relevance": lambda: Relevance(),
@@ -78,7 +74,7 @@ def rule(request) -> Rule:
 
 
 def keeps_the_contract(rule: Rule, text: str) -> None:
-    row = Row(PROMPT, text, tuple(text[:50].encode("utf-8", "replace")) if rule.name == "soft_overlong" else None, {})
+    row = Row(PROMPT, text, None, {})
     verdict = rule.score(row)
     assert verdict.value is not None and math.isfinite(verdict.value), rule
     assert min(rule.floor, 0.0) <= verdict.value <= 1.0, rule
@@ -99,7 +95,7 @@ def test_nasty_texts_get_a_bounded_value(rule, text):
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\0", "\u200b", "\ud800", "\u3164"])
-@pytest.mark.parametrize("name", ["keywords", "repetition", "grammar", "relevance", "language_zh", "cosine"])
+@pytest.mark.parametrize("name", ["keywords", "repetition", "grammar", "relevance", "language_zh"])
 def test_saying_nothing_earns_no_more_than_the_floor(name, text):
     rule = MAKERS[name]()
     assert rule.score(Row(PROMPT, text, None, {})).value == rule.floor

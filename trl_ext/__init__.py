@@ -18,7 +18,6 @@ _HOME = {
     "Rule": "trl_ext.rewards",
     "RuleSet": "trl_ext.rewards",
     "Verdict": "trl_ext.rewards",
-    "build_pairs": "trl_ext.rewards",
     "filter_pairs": "trl_ext.rewards",
     "plan": "trl_ext.memory",
 }
@@ -34,14 +33,13 @@ __all__ = [
     "RuleSet",
     "Verdict",
     "__version__",
-    "build_pairs",
     "filter_pairs",
     "plan",
 ]
 
 if TYPE_CHECKING:
     from trl_ext.memory import plan
-    from trl_ext.rewards import Rule, RuleSet, Verdict, build_pairs, filter_pairs
+    from trl_ext.rewards import Rule, RuleSet, Verdict, filter_pairs
     from trl_ext.trainers.grpo.config import GRPOConfig
     from trl_ext.trainers.grpo.trainer import GRPOTrainer
     from trl_ext.trainers.ppo.config import PPOConfig

@@ -6,7 +6,6 @@ from trl_ext.rewards.auditing.redteam import redteam
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
 from trl_ext.rewards.preference.filter import filter_pairs
-from trl_ext.rewards.preference.pairs import build_pairs
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.rules.answer import Answer
@@ -37,6 +36,6 @@ __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",
     "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part",
     "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
-    "Tags", "Verdict", "WorkerPool", "audit", "build_pairs", "completion_text", "filter_pairs",
+    "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs",
     "redteam", "test",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""build_pairs, filter_pairs, rule_gaps: which pairs are made, which are dropped, and what the reports say."""
+"""filter_pairs, rule_gaps, and pairs as the page makes them: which are dropped, and what the report says."""
 
 import gzip
 import json
@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-import trl_ext
+from tests.documents import BLOCKS
 from tests.rules import rule_class
-from trl_ext.errors import ConfigError, DataError, RuleError
-from trl_ext.rewards import Answer, Keywords, Length, RuleSet, build_pairs, filter_pairs
-from trl_ext.rewards.preference.data import CHUNK_ROWS, falls_short
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import Answer, Keywords, RuleSet, filter_pairs
+from trl_ext.rewards.preference.data import falls_short
 from trl_ext.rewards.preference.gaps import rule_gaps, split_implicit
 
 pytestmark = pytest.mark.slow
@@ -82,175 +82,10 @@ def gsm8k_samples(gsm8k) -> datasets.Dataset:
     return dataset([{"prompt": q, "answer": a, "completions": list(c)} for (q, a), c in solutions.items()])
 
 
-# build_pairs: what a pair is
-
-
-def test_a_pair_is_a_better_and_a_worse_sample_of_one_prompt():
-    pairs, _ = build_pairs(samples(WRONG, RIGHT, answer="18"), ANSWER)
-    scores = {"chosen_score": 1.0, "rejected_score": 0.0, "rule_gap": 1.0}
-    assert pairs.to_list() == [{"prompt": "How many?", "chosen": RIGHT, "rejected": WRONG, **scores, "answer": "18"}]
-
-
-def test_the_margin_is_the_gap():
-    pairs, _ = build_pairs(samples("**", "--"), STARS, min_gap=0.1, margin=True)
-    assert pairs["margin"][:] == pairs["rule_gap"][:] == [0.2]
-
-
 def test_a_gap_of_just_the_least_counts_in_spite_of_rounding():
     assert 0.7 - 0.2 < 0.5
     assert not falls_short(0.7 - 0.2, 0.5)
     assert falls_short(0.49, 0.5)
-
-
-# Samples, options, pairs made; number of blank samples, of candidates too close in score, and too unlike in length.
-CHOICES = {
-    "a gap below the least": (("***", "*--", "---"), {"min_gap": 0.15}, [("***", "---")], (0, 1, 0)),
-    "ties": (("*-", "-*", "--"), {"min_gap": 0.0}, [("*-", "--")], (0, 1, 0)),
-    "lengths too unlike": (("*" * 12, "-" * 8, "-" * 7), {"max_length_ratio": 1.5}, [("*" * 12, "-" * 8)], (0, 1, 1)),
-    "length in words": (("* " * 8, "-" * 12, "- " * 7), {"length": num_words}, [("* " * 8, "- " * 7)], (0, 1, 1)),
-    "the closest lengths first, each sample once": (
-        *(("*" * 10, "-" * 14, "-" * 11, "*" * 13), {"max_pairs_per_prompt": 4}),
-        *([("*" * 13, "-" * 14), ("*" * 10, "-" * 11)], (0, 2, 0)),
-    ),
-    "at equal lengths the larger gap, then the earlier sample": (
-        *(("**--", "****", "----", "-  -"), {"min_gap": 0.1}, [("****", "----"), ("**--", "-  -")], (0, 1, 0)),
-    ),
-    "blank samples": (("   ", "***", "---", None), {"min_gap": 0.1}, [("***", "---")], (2, 0, 0)),
-}
-
-
-def test_which_samples_make_pairs(subtests):
-    for fact, (completions, options, made, counts) in CHOICES.items():
-        with subtests.test(fact):
-            pairs, report = build_pairs(samples(*completions), STARS, **options)
-            assert texts(pairs) == made
-            assert (report.num_blank, report.num_too_close, report.num_too_unlike) == counts
-
-
-def test_a_prompt_makes_at_most_so_many_pairs_and_two_texts_one():
-    data = samples("*-", "-*", "* ", "--", "- ", " -")
-    found = [build_pairs(data, STARS, min_gap=0.1, max_pairs_per_prompt=most)[1].num_pairs for most in (1, 2, 9)]
-    assert found == [1, 2, 3]
-    assert build_pairs(samples(RIGHT, RIGHT, WRONG, WRONG, answer="18"), ANSWER)[1].num_pairs == 1
-
-
-def test_samples_without_a_score_take_no_part():
-    cells = (("a", "unreadable"), ("b", "18"))
-    data = dataset([{"prompt": p, "completions": [RIGHT, WRONG], "answer": answer} for p, answer in cells])
-    pairs, report = build_pairs(data, ANSWER)
-    assert pairs["prompt"][:] == ["b"]
-    assert (report.num_unscored, report.num_prompts_without_pair) == (2, 1)
-
-
-def test_every_sample_is_scored_with_its_own_row():
-    numbers = range(10, CHUNK_ROWS + 50)
-    data = dataset([{"prompt": f"{n}", "completions": [f"A: {n}", f"A: {n + 1}"], "answer": n} for n in numbers])
-    pairs, report = build_pairs(data, ANSWER)
-    assert report.num_pairs == len(data)
-    assert all(row["chosen"] == f"A: {row['prompt']}" for row in pairs)
-
-
-def test_the_rules_see_the_prompt():
-    data = dataset([{"prompt": prompt, "completions": ["***", "---"]} for prompt in ("one", "two")])
-    pairs, _ = build_pairs(data, RuleSet([Stars(), AsksTwo()]), min_gap=0.1)
-    assert pairs["chosen_score"][:] == pytest.approx([0.3, 1.3])
-
-
-# build_pairs: forms of data
-
-
-def test_messages_stay_messages():
-    right, wrong = [says("assistant", RIGHT)], [says("assistant", WRONG)]
-    question = [says("user", "How many?")]
-    pairs, _ = build_pairs(samples(wrong, right, prompt=question, answer="18"), ANSWER)
-    assert (pairs[0]["prompt"], pairs[0]["chosen"], pairs[0]["rejected"]) == (question, right, wrong)
-
-
-@pytest.mark.parametrize("prompt", ["How many?", [says("user", "How many?")]])
-def test_one_sample_a_row_is_grouped_by_prompt(prompt):
-    other = "Other?" if isinstance(prompt, str) else [says("user", "Other?")]
-    rows = [
-        {"prompt": prompt, "completion": RIGHT, "answer": "18", "sample": 0},
-        {"prompt": other, "completion": WRONG, "answer": "18", "sample": 1},
-        {"prompt": prompt, "completion": WRONG, "answer": "18", "sample": 2},
-    ]
-    pairs, report = build_pairs(dataset(rows), ANSWER)
-    assert (texts(pairs), pairs["sample"][:]) == ([(RIGHT, WRONG)], [0])
-    assert (report.num_prompts, report.num_prompts_without_pair) == (2, 1)
-
-
-def test_the_column_of_samples_can_have_another_name_and_a_format():
-    data = samples(RIGHT, WRONG, answer=18).rename_column("completions", "generations").with_format("numpy")
-    assert texts(build_pairs(data, ANSWER, completions="generations")[0]) == [(RIGHT, WRONG)]
-
-
-def test_other_columns_keep_their_types():
-    data = samples(RIGHT, WRONG, answer="18", level=1).cast_column("level", datasets.ClassLabel(names=["low", "high"]))
-    pairs, _ = build_pairs(data, ANSWER)
-    assert pairs.features["level"] == data.features["level"]
-
-
-# build_pairs: report and errors
-
-
-def test_the_report_counts_samples_and_candidates():
-    data = dataset(
-        [
-            {"prompt": "a", "completions": ["*" * 10, "-" * 8, "-" * 4, " "], "broken": False},
-            {"prompt": "b", "completions": ["***", "---"], "broken": True},
-        ]
-    )
-    _, report = build_pairs(data, STARS)
-    assert [int(line.split()[1]) for line in str(report).splitlines()[:-2]] == [2, 6, 2, 1, 1, 1, 1, 1]
-    assert (report.mean_chosen_length, report.mean_rejected_length) == (10.0, 8.0)
-
-
-def test_no_pair_at_all_is_an_error_that_says_why(subtests):
-    for completions, words in (
-        (["*****", "-"], "1 too unlike in length. Raise max_length_ratio"),
-        (["*", "-"], "1 are too close in score and 0 too unlike in length. Lower min_gap"),
-        (["*****"], "Give at least two samples per prompt"),
-        ([" ", ""], "2 are blank"),
-    ):
-        with subtests.test(completions=completions):
-            with pytest.raises(DataError, match="Not a single pair came out of 1 prompts") as caught:
-                build_pairs(samples(*completions), STARS)
-            assert words in str(caught.value)
-
-
-def test_a_limit_that_cannot_work_is_named(subtests):
-    for key, values in {
-        "min_gap": (-0.1, float("nan"), "0.5"),
-        "max_length_ratio": (0.9, float("inf")),
-        "max_pairs_per_prompt": (0, 1.5),
-    }.items():
-        for value in values:
-            with subtests.test(key, value=value), pytest.raises(ConfigError, match=f"{key} is .* Give a"):
-                build_pairs(samples(RIGHT, WRONG, answer="18"), ANSWER, **{key: value})
-
-
-def test_data_and_rules_that_cannot_work_are_refused(subtests):
-    def one_in(cell):
-        return dataset([{"prompt": "?", "completions": cell}])
-
-    good = samples(RIGHT, WRONG, answer="18")
-    columns = r"\(prompt, completions\) or \(prompt, completion\).* are: question, answer"
-    for data, rules, error, match in (
-        (dataset([{"question": "?", "answer": "18"}]), ANSWER, DataError, columns),
-        (samples(RIGHT, WRONG, answer="18", chosen="x"), ANSWER, DataError, "already has the columns chosen"),
-        (one_in("one text"), STARS, DataError, "Row 0 holds a single sample in 'completions'"),
-        (one_in([says("assistant", "one")]), STARS, DataError, "Row 0 holds a single sample in 'completions'"),
-        (good.to_list(), ANSWER, DataError, "is a list. Give a datasets.Dataset"),
-        (datasets.DatasetDict(train=good), ANSWER, DataError, "is a DatasetDict. Give a datasets.Dataset"),
-        (good.select([]), ANSWER, DataError, "has no rows"),
-        (samples(RIGHT, WRONG), [Answer()], ConfigError, "Give a RuleSet"),
-        (samples(RIGHT, WRONG), ANSWER, DataError, "reads the column 'answer'"),
-        (samples(RIGHT, WRONG), RuleSet([Length()]), RuleError, r"While scoring rows 0 to 0 of the .*completion_ids"),
-    ):
-        with subtests.test(match), pytest.raises(error, match=match):
-            build_pairs(data, rules)
-    with pytest.raises(ConfigError, match="length gave a list"):
-        build_pairs(samples("***", "---"), STARS, length=str.split)
 
 
 # filter_pairs: why a row is dropped
@@ -315,12 +150,6 @@ def test_pairs_that_the_rules_cannot_judge_are_kept():
 
 def test_without_rules_no_column_is_added():
     assert filter_pairs(dataset([pair(RIGHT, WRONG)]))[0].column_names == ["prompt", "chosen", "rejected", "answer"]
-
-
-def test_filtering_what_was_built_changes_nothing():
-    built, _ = build_pairs(samples(WRONG, RIGHT, answer="18"), ANSWER, margin=True)
-    again, _ = filter_pairs(built, ANSWER, margin=True)
-    assert again.to_list() == built.to_list()
 
 
 def test_the_filter_report_counts_each_row_once_and_names_three():
@@ -439,38 +268,27 @@ def test_rules_that_contradict_people_drop_their_rows(hh):
     assert min(pairs["rule_gap"]) == 0.0
 
 
-def test_pairs_of_real_solutions_match_in_length(gsm8k_samples):
-    pairs, report = build_pairs(gsm8k_samples, ANSWER)
-    assert (report.num_prompts, report.num_samples, report.num_pairs) == (267, 1066, 282)
-    assert set(pairs["rule_gap"]) == {1.0}
-    assert all(max(sides) <= 1.5 * min(sides) for sides in [(len(c), len(r)) for c, r in texts(pairs)])
-    assert abs(report.mean_chosen_length / report.mean_rejected_length - 1) < 0.02
-
-
-def test_both_forms_of_samples_make_the_same_pairs(gsm8k_samples):
-    single = dataset(
-        [
-            {"prompt": row["prompt"], "answer": row["answer"], "completion": completion}
-            for row in gsm8k_samples
-            for completion in row["completions"]
-        ]
+def test_pairs_as_the_page_makes_them_match_in_length(gsm8k_samples):
+    (text,) = (block.text for block in BLOCKS if block.page == "docs/reward.md" and "def pair_of" in block.text)
+    space = {"samples": gsm8k_samples}
+    exec(
+        text.partition("samples = ")[0] + "rules = " + text.partition("rules = ")[2].partition("\ntrainer = ")[0],
+        space,
     )
-    listed, one_by_one = build_pairs(gsm8k_samples, ANSWER), build_pairs(single, ANSWER)
-    assert (listed[0].to_list(), listed[1]) == (one_by_one[0].to_list(), one_by_one[1])
+    sides = texts(space["pairs"])
+    assert len(sides) > 250 and set(rule_gaps(space["pairs"], ANSWER)) == {1.0}
+    chosen, rejected = (sum(len(two[side]) for two in sides) / len(sides) for side in (0, 1))
+    assert abs(chosen / rejected - 1) < 0.03
 
 
 # The package
 
 
-def test_both_are_public():
-    assert (trl_ext.build_pairs, trl_ext.filter_pairs) == (build_pairs, filter_pairs)
-
-
-def test_making_pairs_needs_neither_torch_nor_trl():
+def test_filtering_needs_neither_torch_nor_trl():
     code = (
-        "import sys; from datasets import Dataset; from trl_ext.rewards import Answer, RuleSet, build_pairs;"
-        "data = Dataset.from_list([{'prompt': '?', 'completions': ['A: 18', 'A: 17'], 'answer': '18'}]);"
-        "build_pairs(data, RuleSet([Answer()]));"
+        "import sys; from datasets import Dataset; from trl_ext.rewards import Answer, RuleSet, filter_pairs;"
+        "data = Dataset.from_list([{'prompt': '?', 'chosen': 'A: 18', 'rejected': 'A: 17', 'answer': '18'}]);"
+        "filter_pairs(data, RuleSet([Answer()]));"
         "print([m for m in ('torch', 'trl', 'transformers') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

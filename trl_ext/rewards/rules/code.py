@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
-from trl_ext.rewards.isolation.sandbox.remote import KINDS, RemoteSandbox
+from trl_ext.rewards.isolation.sandbox.remote import RemoteSandbox
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
@@ -57,9 +57,9 @@ class Code(Rule):
         unclosed_fence: True also takes a last block that nothing closes: of a completion that was cut off.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
-        sandbox: "local", or a service elsewhere: "piston", "sandbox-fusion", "e2b" (`pip install e2b`). There
-            `cpu_s` is by the clock, and "asserts" does not run: expected values would have to go there, too.
-        base_url: Address of Piston (".../api/v2") or SandboxFusion.
+        sandbox: "local", or "sandbox-fusion", a server of SandboxFusion. There `cpu_s` is by the clock, and "asserts"
+            does not run: expected values would have to go there, too.
+        base_url: Address of that server.
         api_key_env: Environment variable with the service's key.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
         numpy: True lets code and tests import the NumPy that is installed here, and no other package.
@@ -112,7 +112,7 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         for key in ("partial", "unclosed_fence", "numpy"):
             check_flag(self, key, getattr(self, key))
-        check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
+        check_choice(self, "sandbox", self.sandbox, ("local", "sandbox-fusion"))
         check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
         check_whole(self, "memory_mib", self.memory_mib, 256 if self.numpy else 64)  # NumPy takes 110 itself.
         check_whole(self, "output_kib", self.output_kib, 1)
@@ -131,12 +131,10 @@ class Code(Rule):
             raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
         if self.require != "L1" or self.numpy:
             raise RuleError(f"{where}, and require and numpy are for the local one. Leave them out.")
-        if (self.sandbox == "e2b") == (self.base_url is not None):
-            raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it to all but e2b.")
+        if not self.base_url:
+            raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it: http://localhost:8080.")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             raise RuleError(f"{where}, and the environment variable {self.api_key_env!r} is not set. Set it.")
-        if self.sandbox == "e2b" and importlib.util.find_spec("e2b") is None:
-            raise RuleError(f"{where}, and its package is missing. Run pip install e2b.")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -225,7 +223,7 @@ class Code(Rule):
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
             source = cases.calling(source, found.function)
-        remote = RemoteSandbox(self.sandbox, self.base_url, self.api_key_env)
+        remote = RemoteSandbox(self.base_url or "", self.api_key_env)
         run: Callable[..., api.Outcome] = api.run_program if self.sandbox == "local" else remote.run
         for index, case in enumerate(found.cases):
             outcome = run(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)

@@ -1,9 +1,7 @@
-"""Code in sandboxes elsewhere: stand-ins for Piston, SandboxFusion and E2B's SDK, which run programs in our own."""
+"""Code in a sandbox elsewhere: a stand-in for SandboxFusion, which runs programs in our own."""
 
 import json
-import sys
 import threading
-import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -28,16 +26,11 @@ PROGRAMS = {
 }
 
 
+ENDED = {"status": "Finished", "return_code": 1, "stdout": "", "stderr": ""}
+
+
 def run(code: str, stdin: str, cpu_s: float) -> sandbox.Outcome:
     return sandbox.run_program(code.encode(), stdin.encode(), sandbox.JobLimits(cpu_s, 256, 4096))
-
-
-def piston(request: dict) -> dict:
-    assert request["version"] and request["run_memory_limit"] == 256 * 2**20
-    outcome = run(request["files"][0]["content"], request["stdin"], request["run_timeout"] / 1000)
-    status = {"cpu": "TO", "wall": "TO", "output": "OL"}.get(outcome.ended)
-    code = None if status else outcome.code
-    return {"run": {"stdout": outcome.output.decode(), "stderr": outcome.note, "code": code, "status": status}}
 
 
 def fusion(request: dict) -> dict:
@@ -49,7 +42,7 @@ def fusion(request: dict) -> dict:
 
 
 class Service(BaseHTTPRequestHandler):
-    """Answers as the two services do; fails on programs with the word BREAK, and on all while `down`."""
+    """Answers as the service does; fails on programs with the word BREAK, and on all while `down`."""
 
     seen: ClassVar[list[dict]] = []
     down = False
@@ -58,10 +51,9 @@ class Service(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         type(self).seen.append({"path": self.path, "key": self.headers["Authorization"], "body": body.decode()})
         failing = self.down or b"BREAK" in body
-        answer = piston if self.path == "/api/v2/execute" else fusion
         self.send_response(500 if failing else 200)
         self.end_headers()
-        self.wfile.write(b"no" if failing else json.dumps(answer(json.loads(body))).encode())
+        self.wfile.write(b"no" if failing else json.dumps(fusion(json.loads(body))).encode())
 
     def log_message(self, *_):
         pass
@@ -77,72 +69,18 @@ def service(monkeypatch):
         server.shutdown()
 
 
-@pytest.fixture
-def e2b(monkeypatch):
-    """A module that has of E2B's SDK what we call, with its parameters' names."""
-    made = types.ModuleType("e2b")
-    made.SandboxException = type("SandboxException", (Exception,), {})
-    made.TimeoutException = type("TimeoutException", (made.SandboxException,), {})
-    made.left = 0
-
-    class CommandExitException(made.SandboxException):
-        def __init__(self, exit_code, stdout, stderr):
-            self.exit_code, self.stdout, self.stderr = exit_code, stdout, stderr
-
-    class Sandbox:
-        @classmethod
-        def create(cls, *, timeout, allow_internet_access, api_key):
-            assert timeout > 0 and allow_internet_access is False and api_key == "key-1"
-            made.left += 1
-            return cls()
-
-        def __enter__(self):
-            self.files = self.commands = self
-            self.texts = {}
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def write(self, path, data):
-            self.texts[path] = data
-
-        def run(self, cmd, *, timeout):
-            assert cmd == "ulimit -v 262144; python3 answer.py < input.txt"
-            if "BREAK" in self.texts["answer.py"]:
-                raise made.SandboxException("the sandbox is gone")
-            outcome = run(self.texts["answer.py"], self.texts["input.txt"], timeout)
-            if outcome.ended in ("cpu", "wall"):
-                raise made.TimeoutException
-            result = (outcome.code, outcome.output.decode(), outcome.note)
-            if outcome.code:
-                raise CommandExitException(*result)
-            return types.SimpleNamespace(exit_code=0, stdout=result[1], stderr="")
-
-        def kill(self):
-            made.left -= 1
-
-    made.Sandbox, made.CommandExitException = Sandbox, CommandExitException
-    made.__spec__ = types.SimpleNamespace(name="e2b")
-    monkeypatch.setitem(sys.modules, "e2b", made)
-    yield made
-    assert made.left == 0, "a sandbox is left running"
-
-
-def rule_of(kind: str, service: str, monkeypatch, **fields) -> Code:
+def rule_of(service: str, monkeypatch) -> Code:
     monkeypatch.setenv("SANDBOX_KEY", "key-1")
-    url = {"piston": f"{service}/api/v2", "sandbox-fusion": f"{service}/"}.get(kind)
     limits = {"cpu_s": 0.3, "memory_mib": 256, "output_kib": 2}
-    return Code(sandbox=kind, base_url=url, api_key_env="SANDBOX_KEY", **(limits | fields))
+    return Code(sandbox="sandbox-fusion", base_url=f"{service}/", api_key_env="SANDBOX_KEY", **limits)
 
 
 def judged(rule: Code, code: str, tests: object = TESTS):
     return rule.score(Row(None, f"```python\n{code}\n```", None, {"tests": tests}))
 
 
-@pytest.mark.parametrize("kind", ["piston", "sandbox-fusion", "e2b"])
-def test_programs_are_judged_elsewhere_as_they_are_here(kind, service, e2b, monkeypatch):
-    rule = rule_of(kind, service, monkeypatch)
+def test_programs_are_judged_elsewhere_as_they_are_here(service, monkeypatch):
+    rule = rule_of(service, monkeypatch)
     for name, (code, value, status) in PROGRAMS.items():
         verdict = judged(rule, code)
         assert (verdict.value, verdict.status) == (value, status), (name, verdict)
@@ -151,29 +89,29 @@ def test_programs_are_judged_elsewhere_as_they_are_here(kind, service, e2b, monk
 
 
 def test_expected_outputs_never_travel_and_the_key_only_in_its_header(service, monkeypatch):
-    for kind in ("piston", "sandbox-fusion"):
-        assert judged(rule_of(kind, service, monkeypatch), RIGHT).value == 1.0
-    assert [call["path"] for call in Service.seen] == ["/api/v2/execute"] * 2 + ["/run_code"] * 2
+    rule = rule_of(service, monkeypatch)
+    assert judged(rule, RIGHT).value == 1.0
+    assert [call["path"] for call in Service.seen] == ["/run_code"] * 2
     assert {call["key"] for call in Service.seen} == {"Bearer key-1"}
     assert not [call for call in Service.seen if SECRET in call["body"] or "key-1" in call["body"]]
-    assert "key-1" not in repr(rule_of("piston", service, monkeypatch))
+    assert "key-1" not in repr(rule)
 
 
 def test_a_service_that_is_down_gives_no_value(service, monkeypatch):
-    rule = rule_of("piston", service, monkeypatch)
+    rule = rule_of(service, monkeypatch)
     Service.down = True
     verdict = judged(rule, RIGHT)
     assert (verdict.value, verdict.status) == (None, "infra_error") and "HTTP 500" in verdict.detail
-    away = rule_of("piston", "http://127.0.0.1:9", monkeypatch)
+    away = rule_of("http://127.0.0.1:9", monkeypatch)
     assert judged(away, RIGHT).status == "infra_error"
 
 
 def test_rows_of_a_batch_run_at_the_same_time(service, monkeypatch):
     together = threading.Barrier(4, timeout=30)
     monkeypatch.setattr(
-        "test_code_remote.piston",
-        lambda request: together.wait() < 0 or {"run": {"code": 1, "stdout": "", "stderr": ""}},
+        "test_code_remote.fusion",
+        lambda request: together.wait() < 0 or {"status": "Failed", "run_result": ENDED},
     )
-    rules = RuleSet([rule_of("piston", service, monkeypatch)])
+    rules = RuleSet([rule_of(service, monkeypatch)])
     texts = [f"```python\nprint({number})\n```" for number in range(4)]
     assert rules(completions=texts, tests=[TESTS] * 4) == [0.0] * 4

@@ -40,7 +40,10 @@ class Server:
             await asyncio.sleep(JUDGE_S)
             self.now -= 1
             code = b"500 Away" if FAILING in body["messages"][1]["content"] else b"200 OK"
-            choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": "Score: 10"}}
+            choice = {
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": '{"reasoning": "", "score": 10}'},
+            }
             reply = json.dumps({"choices": [choice], "usage": {"total_tokens": 300}}).encode()
             writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (code, len(reply), reply))
             await writer.drain()

@@ -221,7 +221,12 @@ NEEDS = {
     "remote": "openai",
     "rubric": "openai",
 }
-REPLIES = {"compare": "Better: A", "judge": "Score: 5", "remote": b'{"reward": 0.5}', "rubric": '{"met": {"1": true}}'}
+REPLIES = {
+    "compare": '{"better": "A"}',
+    "judge": '{"score": 5}',
+    "remote": b'{"reward": 0.5}',
+    "rubric": '{"met": {"1": true}}',
+}
 RUN = ("code", *REPLIES)  # by a set: a program or a request for each text
 
 

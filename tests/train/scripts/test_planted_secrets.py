@@ -63,7 +63,7 @@ QUOTED = [secret for kind, secret in PLANTED.items() if "which" in kind]
 def answer(request):
     """Reply as a judge, or as a verifier, that quotes what it was sent."""
     if "model" in request:
-        return f"I was sent {QUOTED[0]} or {QUOTED[1]}.\nScore: 5"
+        return json.dumps({"reasoning": f"I was sent {QUOTED[0]} or {QUOTED[1]}.", "score": 5})
     return json.dumps({"reward": 0.5, "said": f"I was sent {QUOTED[2]} at {QUOTED[3]}."}).encode()
 
 

@@ -23,9 +23,8 @@ from urllib.error import HTTPError
 from trl_ext.errors import RuleError
 from trl_ext.rewards.adapters.tool_methods import with_tools
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
-from trl_ext.rewards.rules.async_rule import check_server
-from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
 from trl_ext.rewards.rules.remote import as_responses
+from trl_ext.rewards.rules.server import MOST_REPLY_BYTES, REFUSALS, check_server
 from trl_ext.rewards.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")

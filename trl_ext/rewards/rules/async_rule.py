@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import random
-import re
 import threading
 import time
 from collections import Counter
@@ -22,8 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from trl_ext.errors import RuleError
@@ -256,6 +254,9 @@ class AsyncRule(Rule):
                     return answer
             await asyncio.sleep(pause_s)
 
+    def _refuse(self, sentence: str) -> NoReturn:
+        raise RuleError(f"Rule '{self.name}': {sentence}")
+
     def server_key(self) -> Hashable:
         """What stands for the server: calls of equal keys pause together where one meets a limit."""
         return type(self), self.name
@@ -296,27 +297,6 @@ class AsyncRule(Rule):
             verdict = Verdict(None, "error", f"{type(error).__name__}: {error} ({place_of(error)})")
         verdict = replace(verdict, detail=self.without_secrets(verdict.detail))
         return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED and not _is_ending)
-
-
-def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
-    """Raise RuleError for a server's address that cannot be asked, or holds a secret, and for a key that is not there.
-
-    Args:
-        owner: Whose fields they are, for the message.
-        field, url: The address, by the name of its field.
-        key_env: Name of the environment variable with the key; empty for none.
-        example: An address that could stand there.
-    """
-    parts = urlsplit(url if isinstance(url, str) else "")
-    # The address is logged, and the variable's value is not shown: it may be the key.
-    if parts.username or parts.password:
-        raise RuleError(f"{owner}: {field} holds a user or a password. Give a key by api_key_env.")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise RuleError(f"{owner}: {field} is {url!r}. Give an address such as {example}.")
-    if not isinstance(key_env, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key_env):
-        raise RuleError(f"{owner}: api_key_env is no name of an environment variable. Give its name, not the key.")
-    if key_env and not os.environ.get(key_env):
-        raise RuleError(f"{owner}: the environment variable {key_env} is not set. Put the server's key there.")
 
 
 def may_pass(error: Exception) -> bool:

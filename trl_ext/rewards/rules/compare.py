@@ -3,22 +3,20 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar
 
-from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_flag, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule
-from trl_ext.rewards.rules.judge import Judge
+from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders
 from trl_ext.rewards.text.prose import is_blank, text_part
-
-_OTHER = "the other completion"  # the column in which the row of a pair has it
 
 
 @dataclass(frozen=True, slots=True)
-class Compare(Judge):
+class Compare(ModelJudge):
     """The share of the group's other completions that this one beats; one that is as good counts a half.
 
     Equal texts are as good as each other, and a completion without others is 0.5. One that is blank or too long is not
@@ -32,33 +30,22 @@ class Compare(Judge):
             stand by a digest of their text. 0: all others.
     """
 
-    given: ClassVar[frozenset[str]] = Judge.given | {"answers"}
     reads_group: ClassVar[bool] = True
-    judges_correctness: ClassVar[bool] = False
 
     method: str = "pairs"
     opponents: int = 0
-    against: str = field(default=_OTHER, init=False)
-    scores: tuple[float, float] = field(default=(0.0, 1.0), init=False)
-    choices: None = field(default=None, init=False)
 
     def check(self) -> None:
         check_choice(self, "method", self.method, ("pairs", "rank"))
         check_whole(self, "opponents", self.opponents)
+        check_flag(self, "schema", self.schema)
         if self.opponents % 2 or (self.opponents and self.method == "rank"):
             self._refuse(f"opponents is {self.opponents}. Give an even number, and none with method rank.")
-        Judge.check(self)
+        ModelJudge.check(self)
 
     @property
     def _mode(self) -> str:
         return "pair" if self.method == "pairs" else "rank"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(name for name in Judge.columns.fget(self) if name != _OTHER)  # type: ignore[attr-defined]
-
-    def unread(self, columns: Mapping[str, Any]) -> str:
-        return Judge.unread(self, {_OTHER: "-", **columns})
 
     def cache_key(self, row: Row) -> Hashable | None:
         return AsyncRule.cache_key(self, row)
@@ -66,14 +53,14 @@ class Compare(Judge):
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         at_once = self._verdict_at_once(row)
         if at_once or self.method == "rank":
-            return at_once or await Judge.score(self, row)
-        texts = self._texts(row)
-        own, near = texts.index(text_part(row.text, self.where)), self.opponents // 2
+            return at_once or await self._judged(self._requests(row))
+        texts, text = self._texts(row), text_part(row.text, self.where)
+        own, near = texts.index(text), self.opponents // 2
         all_meet = not near or 2 * near >= len(texts) - 1
         steps = range(1, len(texts)) if all_meet else [step for step in range(-near, near + 1) if step]
         met = [texts[(own + step) % len(texts)] for step in steps]
-        pairs = (replace(row, group=(), columns={**row.columns, _OTHER: text}) for text in met)
-        verdicts = await asyncio.gather(*(Judge.score(self, pair) for pair in pairs))
+        pairs = (self._requests(row, both_orders(text, other)) for other in met)
+        verdicts = await asyncio.gather(*(self._judged(pair) for pair in pairs))
         if all(verdict.status != "ok" for verdict in verdicts):
             return next((verdict for verdict in verdicts if verdict.status == "refused"), verdicts[0])
         results = {text: verdict.value or 0.0 for text, verdict in zip(met, verdicts, strict=True)}
@@ -97,16 +84,13 @@ class Compare(Judge):
         return fmean(known.get(text, 1.0) for text in others if text in known or not self._is_shown(text))
 
     def _verdict_at_once(self, row: Row) -> Verdict | None:
-        at_once = Judge._verdict_at_once(self, row)
-        if at_once or _OTHER in row.columns:
+        if at_once := ModelJudge._verdict_at_once(self, row):
             return at_once
         if not row.group:
             return Verdict(0.5, "ok", "alone in its group")
         return None if len(self._texts(row)) > 1 else Verdict(self._share(row, {}), "ok", "no other is to be judged")
 
-    def _shown(self, row: Row, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Callable[[Any], Any]]]:
-        if self.method == "pairs":
-            return Judge._shown(self, row, {**given, _OTHER: row.columns[_OTHER]})
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
         texts = self._texts(row)
         return [({"answers": texts}, partial(self._in_order, row, texts))]
 

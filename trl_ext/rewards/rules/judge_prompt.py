@@ -11,10 +11,14 @@ from trl_ext.rewards.rows import content_text, is_null
 
 # The key of a JSON reply that holds the score: of an answer alone, of a pair, by criteria, or of a group.
 KEYS = {"alone": "score", "pair": "better", "rubric": "met", "rank": "order"}
-# What a template must show.
-NEEDED = {
-    "alone": frozenset[str](), "pair": {"first", "second"}, "rubric": {"criteria"}, "rank": {"answers"},
-}  # fmt: skip
+# What a template must show: one of each of these names, and how that is said.
+_ANSWER = ("completion", "messages")
+NEEDED: dict[str, tuple[list[tuple[str, ...]], str]] = {
+    "alone": ([_ANSWER], "{{ completion }} or {{ messages }}"),
+    "pair": ([("first",), ("second",)], "{{ first }} and {{ second }}"),
+    "rubric": ([_ANSWER, ("criteria",)], "the answer and {{ criteria }}"),
+    "rank": ([("answers",)], "{{ answers }}"),
+}
 # What the last line of a reply must be.
 PATTERNS = {
     "alone": r"Score:\s*+(-?\d+(?:\.\d+)?)(?:\s*+/\s*+\d+)?\.?",

@@ -5,22 +5,19 @@ reply without a value earns the floor, never None, since a completion may bring 
 """
 
 import json
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from itertools import count
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from jinja2 import TemplateError
 
-from trl_ext.errors import RuleError, SupportError
+from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
-from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, check_server
-from trl_ext.rewards.rules.judge import MOST_REPLY_BYTES, REFUSALS
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
 from trl_ext.rewards.rules.judge_prompt import compiled
+from trl_ext.rewards.rules.server import REFUSALS, check_client, check_server, post
 from trl_ext.rewards.totals.shaping import pair_of
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
@@ -64,8 +61,7 @@ class Remote(AsyncRule):
     max_chars: int = 50_000
 
     def check(self) -> None:
-        if find_spec("openai") is None:
-            raise SupportError("Remote asks through openai's HTTP client. Install it: pip install 'trl_ext[judge]'.")
+        check_client("Remote")
         check_server(f"Rule '{self.name}'", "url", self.url, self.api_key_env, "http://localhost:8000/verify")
         check_choice(self, "form", self.form, ("plain", "nemo_gym"))
         check_whole(self, "max_chars", self.max_chars, 1)
@@ -84,9 +80,6 @@ class Remote(AsyncRule):
         if self.body and not {"completion", "messages"} & names:
             self._refuse("the body does not show {{ completion | tojson }} or {{ messages | tojson }}. Add one.")
 
-    def _refuse(self, sentence: str) -> NoReturn:
-        raise RuleError(f"Rule '{self.name}': {sentence}")
-
     @property
     def columns(self) -> tuple[str, ...]:
         return (*self.send, *sorted(compiled(self.body)[1] - _GIVEN))
@@ -98,13 +91,11 @@ class Remote(AsyncRule):
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         if len(row.text) > self.max_chars:
             return Verdict(self.floor, "too_long", f"{len(row.text)} characters")
-        content, key = self._posted(row), os.environ.get(self.api_key_env, "") if self.api_key_env else ""
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        content = self._posted(row)
         try:
-            reply = await self.call(lambda: _post(_client(os.getpid(), self.timeout_s), self.url, content, headers))
+            reply = await self.call(lambda: post(self.url, content, self.api_key_env, self.timeout_s))
         except CallFailed as failed:
-            code = getattr(getattr(failed.__cause__, "response", None), "status_code", None)
-            if code in REFUSALS:
+            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return Verdict(self.floor, "refused", str(failed))
             raise
         return self._verdict(reply)
@@ -153,23 +144,3 @@ def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str
     asked = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     response = {"id": "response", "created_at": 0.0, "model": "policy", "object": "response", "output": output}
     return {"responses_create_params": {"input": prompt}, "response": response | asked}
-
-
-@lru_cache(maxsize=8)
-def _client(pid: int, timeout_s: float) -> Any:
-    """The process's connections; a forked one gets its own."""
-    from openai import DefaultAsyncHttpxClient
-
-    return DefaultAsyncHttpxClient(timeout=timeout_s, follow_redirects=False)
-
-
-async def _post(client: Any, url: str, content: bytes, headers: Mapping[str, str]) -> bytes:
-    """Return the reply's body; ValueError for one above 2 MB, the client's error for a code that is none of 2xx."""
-    body = bytearray()
-    async with client.stream("POST", url, content=content, headers=headers) as response:
-        response.raise_for_status()
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > MOST_REPLY_BYTES:
-                raise ValueError(f"the server's reply has more than {MOST_REPLY_BYTES} bytes")
-    return bytes(body)

@@ -6,15 +6,16 @@ Criteria come in the forms of HealthBench (`criterion`, `points`, `tags`) and of
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_flag
 from trl_ext.rewards.rules.async_rule import content_key
-from trl_ext.rewards.rules.judge import Judge, JudgeReply, JudgeRequest
 from trl_ext.rewards.rules.judge_prompt import shipped_schema, shown_text
+from trl_ext.rewards.rules.model_judge import JudgeRequest, ModelJudge, Shown
+from trl_ext.rewards.rules.server import JudgeReply
 from trl_ext.rewards.text.prose import is_blank
 from trl_ext.rewards.totals.explanation import shortened
 
@@ -32,7 +33,7 @@ class Criterion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rubric(Judge):
+class Rubric(ModelJudge):
     """Points of the criteria that are met over all positive points, clipped to 0..1.
 
     HealthBench's score of an answer (arXiv:2505.08775, section 2), which clips only the mean of all. A criterion with
@@ -49,21 +50,14 @@ class Rubric(Judge):
         schema: False sends no JSON schema, for servers that take none; the reply must be JSON all the same.
     """
 
-    given: ClassVar[frozenset[str]] = Judge.given | {"criteria"}
     judges_correctness: ClassVar[bool] = True
 
     criteria: Sequence[Any] | str = field(kw_only=True)
     calls: str = "one"
     reference: str = ""
-    schema: bool = True
-    against: str = field(default="", init=False)
-    pattern: str = field(default="", init=False)
-    scores: tuple[float, float] = field(default=(0.0, 1.0), init=False)
-    choices: None = field(default=None, init=False)
-    votes: int = field(default=1, init=False)
 
     def check(self) -> None:
-        Judge.check(self)
+        ModelJudge.check(self)
         check_choice(self, "calls", self.calls, ("one", "each"))
         check_flag(self, "schema", self.schema)
         if not isinstance(self.reference, str):
@@ -80,8 +74,13 @@ class Rubric(Judge):
         return self.criteria if isinstance(self.criteria, str) else ""
 
     @property
+    def _is_json(self) -> bool:
+        return True
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(filter(None, (*Judge.columns.fget(self), self._column))))  # type: ignore[attr-defined]
+        shown = ModelJudge.columns.fget(self)  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys(filter(None, (*shown, self._column))))
 
     @property
     def ideal_columns(self) -> tuple[str, ...]:
@@ -92,7 +91,7 @@ class Rubric(Judge):
 
     def unread(self, columns: Mapping[str, Any]) -> str:
         """Return which criterion of the row cannot be read, and why, or which column is empty."""
-        return self._unread_criteria(columns) or Judge.unread(self, columns)
+        return self._unread_criteria(columns) or ModelJudge.unread(self, columns)
 
     def _unread_criteria(self, columns: Mapping[str, Any]) -> str:
         try:
@@ -108,7 +107,7 @@ class Rubric(Judge):
         cell = row.columns.get(self._column)
         return self._verdict_at_once(row) or content_key([[one.messages for one in self._requests(row)], cell])
 
-    def _shown(self, row: Row, given: Mapping[str, Any]) -> list[tuple[dict[str, Any], Callable[[Any], Any]]]:
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
         criteria = self._criteria(row.columns)
         parts = [criteria] if self.calls == "one" else [[one] for one in criteria]
         texts = (
@@ -121,7 +120,7 @@ class Rubric(Judge):
         num_criteria = names["criteria"].count("\n") + 1
         return shipped_schema(self._mode, self.scores, map(str, range(1, num_criteria + 1))) if self.schema else None
 
-    def _verdict(self, replies: list[JudgeReply], requests: list[JudgeRequest]) -> Verdict:
+    def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
         found = [self._value(reply, asked) for reply, asked in zip(replies, requests, strict=True)]
         if None in found:
             return self._no_score([reply for reply, met in zip(replies, found, strict=True) if met is None])

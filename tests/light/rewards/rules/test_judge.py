@@ -22,7 +22,8 @@ SERVER = ChatServer()
 
 
 def judge(**fields) -> Judge:
-    return Judge("m", base_url=SERVER.url, **fields)
+    """One that replies in lines, unless the fields say otherwise."""
+    return Judge("m", **{"base_url": SERVER.url, "schema": False} | fields)
 
 
 def judged(answer, completion="Hello.", prompt="Say hello.", columns=None, **fields):
@@ -123,7 +124,7 @@ def cut_off(text):
     [
         (cut_off("Let me think about"), r"cut off at max_tokens=2048: 'Let me think about'.* raise max_tokens"),
         (cut_off(None), "cut off at max_tokens=2048: 'None'"),
-        (r"It is \boxed{8}", r"no score in the reply: 'It is \\\\boxed\{8\}'.*rubric with pattern, choices or schema"),
+        (r"It is \boxed{8}", r"no score in the reply: 'It is \\\\boxed\{8\}'.*schema: false of a judge"),
     ],
 )
 def test_a_judge_that_answers_in_another_form_stops_the_first_batch(reply, match):
@@ -188,7 +189,7 @@ def test_a_pattern_and_a_rubric_of_ones_own():
 
 
 def test_a_pattern_without_end_costs_its_row_only(monkeypatch):
-    monkeypatch.setattr("trl_ext.rewards.rules.judge._PATTERN_S", 0.01)
+    monkeypatch.setattr("trl_ext.rewards.rules.model_judge._PATTERN_S", 0.01)
     part, _ = judged(lambda request: "a" * 60, rubric="End with a line.", pattern=r"((?:a|a)*)b")
     assert (part.value, part.status) == (0.0, "no_score")
 
@@ -318,6 +319,8 @@ def test_a_completion_that_the_judge_quotes_sets_no_score(completion, reply, fie
 def test_a_request_that_the_server_refuses_earns_the_floor_and_counts(code):
     part, server = judged(lambda request: code)
     assert (part.value, part.status, len(server.requests)) == (0.0, "refused", 1)
+    part, server = judged(lambda request: code, schema=True)
+    assert part.status == "refused" and "schema: false" in part.detail
     with pytest.raises(RuleError, match="were not judged"):
         RuleSet([judge()])(completions=[f"row {n}" for n in range(20)])
 
@@ -429,7 +432,8 @@ def test_the_next_server_is_asked_where_one_fails_or_is_paused(how, monkeypatch)
             away.server.server_close()
         monkeypatch.setattr(async_rule, "_FIRST_PAUSE_S", 60.0)  # so that the first one is asked once
         fallback = [{"base_url": SERVER.url, "model": "other"}]
-        rule = Judge("m", base_url=away.url, fallback=fallback, timeout_s=1.5 if how == "hangs" else 20)
+        seconds = 1.5 if how == "hangs" else 20
+        rule = Judge("m", base_url=away.url, fallback=fallback, timeout_s=seconds, schema=False)
         start = time.monotonic()
         rules = RuleSet([rule])
         for part in range(2):
@@ -465,10 +469,10 @@ def test_a_request_that_is_wrong_is_sent_to_no_other_server():
 def test_a_key_is_sent_to_no_other_address(monkeypatch):
     monkeypatch.setenv("A_KEY", "secret-a")
     monkeypatch.setenv("B_KEY", "secret-b")
-    for own, sent in (({}, "Bearer none"), ({"api_key_env": "B_KEY"}, "Bearer secret-b")):
+    for own, sent in (({}, None), ({"api_key_env": "B_KEY"}, "Bearer secret-b")):
         SERVER.answers(lambda request: "Score: 10")
         fallback = [{"base_url": SERVER.url, **own}]
-        rule = Judge("m", base_url="http://127.0.0.1:9/v1", api_key_env="A_KEY", fallback=fallback)
+        rule = judge(base_url="http://127.0.0.1:9/v1", api_key_env="A_KEY", fallback=fallback)
         assert RuleSet([rule]).score("p", "a") == 1.0
         assert SERVER.headers[0]["Authorization"] == sent
 

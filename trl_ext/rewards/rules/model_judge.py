@@ -1,0 +1,373 @@
+"""The base of rules that a language model judges: servers, what is shown, and how much of a reply is believed.
+
+A judge reads text that a policy writes to please it, so what comes back is trusted as little as possible: the score is
+read from the reply's JSON, or from its last lines, and nowhere else; nothing that it may only quote is read before the
+last line; and a reply without a score earns the floor, never None. Question and answers stand between tags that the
+policy cannot foresee. None of this keeps a judge from being persuaded: docs/reference/judges.md.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import statistics
+import unicodedata
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import regex
+from jinja2 import TemplateError
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rows import is_null
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.rules import judge_prompt
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
+from trl_ext.rewards.rules.server import REFUSALS, JudgeReply, ModelServer, check_client
+from trl_ext.rewards.scorer import warn_once
+from trl_ext.rewards.text.prose import is_blank, text_part
+from trl_ext.rewards.text.secrets import public
+from trl_ext.rewards.text.visible import after_think
+
+_LONGEST_LINE = 500  # characters of a reply's last line
+_LAST_LINES = 3  # in which a score may stand, blank ones not counted
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
+_PATTERN_S = 0.5
+_DETAIL_CHARS = 300
+_OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # what `fallback` may change
+
+Read = Callable[[Any], Any]
+Shown = Sequence[tuple[dict[str, Any], Read]]
+
+
+class JudgeRequest(NamedTuple):
+    """A request to a judge: its messages, what reads the value in what a reply says, and the reply's schema."""
+
+    messages: list[dict[str, str]]
+    read: Read
+    schema: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJudge(AsyncRule):
+    """What a task has in common with others, which say by `_mode` and `_shown` what is asked for and how it is read.
+
+    Args:
+        model: The model's name on the server.
+        base_url: Address of the OpenAI-compatible server; by default vLLM's on this machine.
+        api_key_env: Environment variable that holds the key. Empty: no key. A key itself is never a field.
+        rubric: What a good answer is. Empty: right, complete, clear, no longer than needed.
+        template: What the judge is shown, in Jinja. Empty: question, right answer if there is one, and answer.
+        gold: Column with the right answer, or several, which the judge is shown. Empty: none.
+        schema: True has the server hold the reply to a JSON schema (`response_format`); False is for servers that take
+            none.
+        temperature: Of the judge's sampling; None leaves it to the server.
+        max_tokens: Longest reply, thoughts included.
+        max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
+        where: "after_think" shows the judge what follows the last `</think>`, "all" the whole completion.
+        extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+        fallback: Further servers, each with what differs of `base_url`, `model`, `api_key_env`, `price`, `extra_body`;
+            to another address no key is sent unless it is named. The next one is asked where one cannot be reached,
+            answers 5xx, or is paused.
+        price: US dollars for a million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
+    """
+
+    makes_calls: ClassVar[bool] = True
+
+    model: str
+    base_url: str = "http://localhost:8000/v1"
+    api_key_env: str = ""
+    rubric: str = ""
+    template: str = ""
+    gold: str = ""
+    schema: Any = True
+    temperature: float | None = None
+    max_tokens: int = 2048
+    max_chars: int = 50_000
+    where: str = "after_think"
+    extra_body: Mapping[str, Any] | None = None
+    fallback: Sequence[Mapping[str, Any]] = ()
+    price: Mapping[str, float] | None = None
+
+    # What tasks without a field of this name have.
+    against: ClassVar[str] = ""
+    scores: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    choices: ClassVar[Mapping[str, float] | None] = None
+    pattern: ClassVar[str] = ""
+    votes: ClassVar[int] = 1
+
+    @property
+    def given(self) -> frozenset[str]:
+        """What templates are given beside the dataset's columns."""
+        names = {name for part in judge_prompt.NEEDED[self._mode][0] for name in part}
+        return frozenset({"prompt", "completion", "messages", "gold", "tag"} | names)
+
+    @property
+    def servers(self) -> list[ModelServer]:
+        """The rule's own server, and those of `fallback`."""
+        own = ModelServer(self.base_url, self.model, self.api_key_env, self.price, self.extra_body)
+        keyless = ({"api_key_env": ""} | {**one} if "base_url" in one else one for one in self.fallback)
+        return [own, *(replace(own, **changes) for changes in keyless)]
+
+    @property
+    def costs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What calls cost; `answered_2` counts the calls that the second server answered."""
+        answered = (f"answered_{place + 1}" for place in range(len(self.servers)) if self.fallback)
+        priced = ("cost_usd",) if any(server.price for server in self.servers) else ()
+        return ("tokens", "tokens_in", "tokens_out", *priced, *answered)
+
+    def check(self) -> None:
+        check_client(type(self).__name__)
+        if isinstance(self.fallback, str | Mapping) or not all(
+            isinstance(one, Mapping) and {"base_url", "model"} & one.keys() and one.keys() <= _OF_SERVER
+            for one in self.fallback
+        ):
+            self._refuse(f"fallback is {self.fallback!r}. Give a list such as [{{base_url: ..., model: ...}}].")
+        for server in self.servers:
+            server.check(self)
+        self._check_shown()
+        check_choice(self, "where", self.where, ("after_think", "all"))
+        check_whole(self, "max_tokens", self.max_tokens, 1)
+        check_whole(self, "max_chars", self.max_chars, 1)
+        if self.temperature is not None:
+            check_number(self, "temperature", self.temperature)
+
+    def _check_shown(self) -> None:
+        for key in ("rubric", "template", "gold"):
+            if not isinstance(getattr(self, key), str):
+                self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
+        try:
+            names = judge_prompt.compiled(self._template)[1]
+        except TemplateError as error:
+            raise RuleError(f"Rule '{self.name}': the template is not valid Jinja: {error}.") from error
+        needed, wanted = judge_prompt.NEEDED[self._mode]
+        if not all({*part} & names for part in needed):
+            shown = ", ".join(sorted(names & self.given)) or "nothing"
+            self._refuse(f"the template must show {wanted}; it shows {shown}. Change it.")
+
+    # The task -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _mode(self) -> str:
+        """The task's key in the tables of `judge_prompt`."""
+        raise NotImplementedError
+
+    def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
+        """What each request shows besides `given`, with the function that reads the value in what its reply says."""
+        raise NotImplementedError
+
+    @property
+    def _is_json(self) -> bool:
+        return not self.pattern if self.schema is None else bool(self.schema)
+
+    def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The JSON schema of a reply to what shows `names`; None where it may have any form."""
+        if isinstance(self.schema, Mapping):
+            return self.schema
+        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self._is_json else None
+
+    def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
+        """The median of the votes, each of which is the mean of its replies, in turn one to each request."""
+        num_orders, texts = len(requests), [reply.text for reply in replies]
+        found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
+        if all(value is None for value in found):
+            return self._no_score(replies)
+        values = [self.floor if value is None else value for value in found]
+        votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
+        shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
+        reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
+        return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
+
+    def _no_score(self, replies: Sequence[JudgeReply]) -> Verdict:
+        """The verdict where replies hold no score: one that was cut off tells why, else the first."""
+        reply = next((reply for reply in replies if reply.is_cut), replies[0])
+        cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
+        return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
+
+    # What the judge is shown ----------------------------------------------------------------------------------------
+
+    @property
+    def _template(self) -> str:
+        return self.template or judge_prompt.TEMPLATES[self._mode]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        read = judge_prompt.compiled(self._template)[1] - self.given
+        return tuple(dict.fromkeys(filter(None, (self.gold, self.against, *sorted(read)))))
+
+    def unread(self, columns: Mapping[str, Any]) -> str:
+        """Return which column is empty, if one is."""
+        for column in filter(None, (self.gold, self.against)):
+            cell = columns.get(column)
+            if is_null(cell) or is_blank(judge_prompt.shown_text(cell)):
+                return f"column '{column}' is empty"
+        return ""
+
+    def _verdict_at_once(self, row: Row) -> Verdict | None:
+        """The verdict on a row that needs no judge; None for all others."""
+        if why := self.unread(row.columns):
+            return Verdict(None, "gold_invalid", why)
+        text = text_part(row.text, self.where)
+        if len(text) > self.max_chars:
+            return Verdict(self.floor, "too_long", f"{len(text)} characters")
+        return Verdict(self.floor, "no_answer", "the text is blank") if is_blank(text) else None
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        """All that the judge is shown."""
+        return self._verdict_at_once(row) or content_key([one.messages for one in self._requests(row)])
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        return self._verdict_at_once(row) or await self._judged(self._requests(row))
+
+    def _requests(self, row: Row, shown: Shown | None = None) -> list[JudgeRequest]:
+        """The requests to send, of what the task shows, or of `shown`."""
+        own = text_part(row.text, self.where)
+        given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
+        given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
+        given["messages"] = [dict(message) for message in row.messages]
+        shown = shown or self._shown(row, given)
+        # Nobody writes a text that holds the digest of itself. Answers that are compared give it in any order.
+        compared = {"completion", "messages"} if shown[0][0].keys() & {"first", "answers"} else ()
+        rest = {name: given[name] for name in given if name not in compared}
+        texts = sorted(
+            json.dumps(part, sort_keys=True, default=str) for part in (rest, *(names for names, _ in shown))
+        )
+        code = hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
+        form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self._is_json else "line"
+        asked = judge_prompt.system_message(self._mode, self.rubric, form, self.scores, self.choices or ())
+        template, requests = judge_prompt.compiled(self._template)[0], []
+        for names, read in shown:
+            # No request can hold a lone surrogate.
+            text = template.render({**given, **names, "tag": code}).encode("utf-8", "replace").decode()
+            messages = [{"role": "system", "content": asked}, {"role": "user", "content": text}]
+            requests.append(JudgeRequest(messages, read, self._schema_of(names)))
+        return requests
+
+    # What it replies ------------------------------------------------------------------------------------------------
+
+    def server_key(self) -> Hashable:
+        """The server's address: judges of one server pause together."""
+        return self.base_url
+
+    async def _judged(self, requests: Sequence[JudgeRequest]) -> Verdict:
+        """The verdict of the replies to requests, each of which is sent once a vote."""
+        replies = await asyncio.gather(
+            *(
+                self.once((vote, content_key(asked.messages)), partial(self._ask, asked))
+                for vote in range(self.votes)
+                for asked in requests
+            ),
+            return_exceptions=True,
+        )
+        for reply in replies:  # Bugs and failures first: what was refused may be for their sake.
+            if isinstance(reply, BaseException):
+                raise reply
+        for reply in replies:
+            if isinstance(reply, str):
+                return Verdict(self.floor, "refused", reply)
+        return self._verdict([reply for reply in replies if isinstance(reply, JudgeReply)], requests)
+
+    async def _ask(self, asked: JudgeRequest) -> JudgeReply | str:
+        """The reply, or the sentence with which the server refuses the request."""
+        calls = [
+            ((one.base_url, one.model), partial(self._send, one, asked, f"answered_{place}" if self.fallback else ""))
+            for place, one in enumerate(self.servers, 1)
+        ]
+        try:
+            return await self.call(calls[0][1], *calls[1:])
+        except CallFailed as failed:
+            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
+                return f"{failed}{'. A server that takes no JSON schema needs schema: false' * bool(asked.schema)}"
+            raise
+
+    async def _send(self, server: ModelServer, asked: JudgeRequest, counted: str) -> JudgeReply:
+        """The reply of one of `servers`, counted under the name if there is one."""
+        request: dict[str, Any] = {"messages": asked.messages, "max_completion_tokens": self.max_tokens}
+        if self.temperature is not None:
+            request["temperature"] = self.temperature
+        if asked.schema is not None:
+            form = {"name": "judgement", "strict": True, "schema": dict(asked.schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": form}
+        reply = await server.chat(request, self.timeout_s)
+        self.spend(tokens=reply.tokens, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
+        self.spend(**({counted: 1} if counted else {}))
+        if server.price:
+            usd = server.price["input"] * reply.tokens_in + server.price["output"] * reply.tokens_out
+            self.spend(cost_usd=usd / 1e6)
+            if not reply.tokens_in + reply.tokens_out:
+                said = f"{server.base_url} sends no numbers of tokens (usage): cost_usd leaves its calls out."
+                warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {public(said)}")
+        return reply._replace(text=reply.text and self.without_secrets(reply.text))
+
+    def _value(self, reply: JudgeReply, asked: JudgeRequest) -> Any:
+        """The value of one reply; None where it holds no score."""
+        if reply.is_cut or reply.text is None:
+            return None
+        read, shown = self._in_json if self._is_json else self._in_lines, asked.messages[-1]["content"]
+        return asked.read(read(reply.text, shown))
+
+    def _in_json(self, text: str, shown: str) -> Any:
+        """The score of a reply that is JSON as a whole, or behind its thoughts, also in one Markdown fence.
+
+        None where it stands in what the judge was shown, as where it obeys an order to reply so.
+        """
+        for part in (text, after_think(text)):
+            fenced = _FENCED.fullmatch(part.strip())
+            try:
+                found = json.loads(fenced[1] if fenced else part)
+            except (ValueError, RecursionError):
+                continue
+            is_own = isinstance(found, dict) and not is_quoted(part, shown)
+            return found.get(judge_prompt.KEYS[self._mode]) if is_own else None
+        return None
+
+    @property
+    def _line(self) -> str:
+        """The pattern of the line with the score, of a reply that is no JSON."""
+        if self.choices and not self.pattern:
+            words = "|".join(map(regex.escape, sorted(map(str.strip, self.choices), key=len, reverse=True)))
+            return rf"(?i)(?:Verdict:\s*+)?({words})\.?"
+        return self.pattern or judge_prompt.PATTERNS[self._mode]
+
+    def _in_lines(self, text: str, shown: str) -> Any:
+        """What the last line that fits holds, among the last three, none of them a thought.
+
+        Before the last one nothing counts that stands in what the judge was shown: it may quote that.
+        """
+        lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
+        for place, line in enumerate(reversed(lines)):
+            bare = line.strip().strip("*_#`").strip()
+            if len(bare) <= _LONGEST_LINE:
+                try:
+                    match = regex.compile(self._line).fullmatch(bare, timeout=_PATTERN_S)
+                except TimeoutError:
+                    return None
+                if match:
+                    return None if place and is_quoted(bare, shown) else match[1]
+            if "think>" in line:
+                return None
+        return None
+
+
+def of_two(said: Any) -> float | None:
+    """1.0 where a reply prefers answer A, 0.0 for B, 0.5 for a tie; None for anything else."""
+    return {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
+
+
+def of_two_swapped(said: Any) -> float | None:
+    """The same for answers that are shown in the other order."""
+    value = of_two(said)
+    return None if value is None else 1.0 - value
+
+
+def both_orders(own: str, other: str) -> Shown:
+    """What two requests show of two answers, since judges favour a position; 1.0 where the first one is better."""
+    return [({"first": own, "second": other}, of_two), ({"first": other, "second": own}, of_two_swapped)]
+
+
+def is_quoted(part: str, shown: str) -> bool:
+    """True where the letters and digits of a part of a reply follow each other in what the judge was shown."""
+    bare = ("".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) for text in (part, shown))
+    return next(bare) in next(bare)

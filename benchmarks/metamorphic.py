@@ -14,7 +14,7 @@ from typing import Any
 from rewrites import Rewrite, respelled, restated
 
 from trl_ext.rewards.auditing.audit import earns_all, gold_key
-from trl_ext.rewards.auditing.redteam_rows import Target, frame_of
+from trl_ext.rewards.auditing.redteam import Target, frame_of
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable

@@ -20,7 +20,7 @@ from counts import show_counts
 from metamorphic import rewrite_golds
 
 from trl_ext.rewards import Math, Row, RuleSet
-from trl_ext.rewards.auditing.redteam_rows import of_data
+from trl_ext.rewards.auditing.redteam import of_data
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 _NUMBER = re.compile(r"\d*\.?\d+")

@@ -114,7 +114,7 @@ def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays_and_0_when_no
     (folder / "rules.yaml").write_text("rules: [{rule: answer, where: all}]")
     assert main(["score", "redteam", "rules.yaml", "data.jsonl"]) == 1
     text = capsys.readouterr().out
-    assert "\nprompt copied " in text and "answer only in the thoughts, row 0: " in text
+    assert "\nprompt copied " in text and "'answer only in the thoughts', row 0: " in text
     (folder / "rules.yaml").write_text("rules: [{rule: length, low: 1, high: 90, unit: words}]")
     assert main(["score", "redteam", "rules.yaml", "data.jsonl"]) == 0
 

@@ -37,8 +37,9 @@ examples:
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
   trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
 REDTEAM = """\
-Does a cheat pay? Tries completions that deserve nothing (empty tags, several boxes, the prompt again, orders to the
-judge, programs that exit) and compares them with an honest try that fails. Exit code 1 if one pays."""
+Does a cheat pay? Tries completions that deserve nothing (empty tags, hidden answers, the prompt again, programs that
+exit) beside an honest try that fails, and texts of three rows' answers, which may be paid for one of them. Exit code 1
+if one pays."""
 REDTEAM_EXAMPLE = """\
 examples:
   trl-ext score redteam rules.yaml train.jsonl

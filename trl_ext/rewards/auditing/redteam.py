@@ -1,49 +1,177 @@
-"""Try known cheats on a set of rules: none may pay more than an honest failure.
+"""Try to be paid for nothing by a set of rules: no cheat may earn more than an honest failure, no text for two golds.
 
     bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
 
 No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives those.
-Where no rule judges correctness, the bar is the honest text.
+Where no rule judges correctness, the bar is the honest text. A text that joins the answers of several rows may be paid
+in full on one of them at most.
 """
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
-from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
-from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
-from trl_ext.rewards.auditing.redteam_rows import Target, honest, keywords_of, of_data, tags_of
+from trl_ext.rewards.auditing.audit import data_rows, gold_key, ideal_of, plain_numbers
+from trl_ext.rewards.auditing.audit_report import table
+from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
 from trl_ext.rewards.rows import completion_text
+from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.rules.keywords import Keywords
+from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.text.prompt import question_text
-from trl_ext.rewards.totals.explanation import Explanation
+from trl_ext.rewards.totals.explanation import Explanation, shortened
+from trl_ext.rewards.totals.shaping import applies
 
+REFUSED, NOT_TRIED = "refused", "not tried"
 _ROUNDING = 1e-9
-_BAR_DELAY_S = 2.0
+_SHOWN = 10  # completions under the table
+_FIELD = re.compile(r"\[(gold|wrong|other|prompt|words|tags|a|b|c)\]")
+# How completions show their answer.
+_SHAPES = (
+    *("{text} {answer}", "{text} The answer is {answer}.", "{text} \\boxed{{{answer}}}", "{text}\nA: {answer}"),
+    *("{text}\n#### {answer}", "<answer>{answer}</answer>", "<think>{text}</think>\n{answer}"),
+    *("<think>{text}</think>\nThe answer is \\boxed{{{answer}}}.", "<think>{text}</think>\n<answer>{answer}</answer>"),
+    '{{"answer": "{answer}"}}',
+)
+_OPENERS = ("First,", "Then", "Here", "After that", "In the same way", "As asked,", "With this", "Finally")
+_CLAUSES = (
+    *("the question names what is given", "each part is looked at alone", "nothing else in the text matters"),
+    *("the pieces are put together again", "a short look back shows no mistake", "what remains is easy to see"),
+    *("we write down what we know", "the next step uses the one before", "a second way leads to the same place"),
+    *("the units agree on both sides", "one case can be left out"),
+)
+_LETTERS = "ABCDEAB"
+_SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
 
 
-def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS) -> RedteamReport:
-    """Try every cheat on every row.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A row to cheat on.
+
+    Args:
+        prompt: As rules get it.
+        columns: As rules get them.
+        gold: The right answer as short text; None where it is not known.
+        wrong, other: Two wrong answers of the same kind.
+        completion: A good completion, for rules of style.
+    """
+
+    prompt: Any
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    gold: str | None = None
+    wrong: str = "something else"
+    other: str = "nothing of the kind"
+    completion: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A cheat on the row where it went furthest.
+
+    Args:
+        cheat: Its name; of a join its template.
+        row: Number of the row, from 0; None where it could be tried on none: it needs a gold answer that is not known,
+            or it might be right by chance.
+        completion: The cheat, filled.
+        total: What it earned; None without a value.
+        bar: What it may earn there.
+        verdict: REFUSED, NOT_TRIED, or how it got through.
+    """
+
+    cheat: str
+    row: int | None
+    completion: str
+    total: float | None
+    bar: float | None
+    verdict: str
+
+    @property
+    def ok(self) -> bool:
+        """True where the cheat did not get through, or was not tried."""
+        return self.verdict in (REFUSED, NOT_TRIED)
+
+    def cells(self) -> tuple[str, ...]:
+        """The cheat's line of the table."""
+        total, bar = ("-" if value is None else f"{value:.3f}" for value in (self.total, self.bar))
+        return self.cheat.replace("\n", "\\n"), total, bar, "" if self.row is None else str(self.row), self.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RedteamReport:
+    """The report of `redteam`; `print(report)` gives a table.
+
+    Args:
+        attempts: One per cheat.
+        rights: For each row what a right answer earned at best; None where no gold is known.
+        bars: For each row what an honest wrong answer, or an empty completion, earned at best.
+        num_completions: Completions that were scored for cheats.
+        undecided_rows: Rows that were left out: whatever a completion says there, a rule has no value.
+    """
+
+    attempts: tuple[Attempt, ...]
+    rights: tuple[float | None, ...]
+    bars: tuple[float, ...]
+    num_completions: int
+    undecided_rows: tuple[int, ...] = ()
+
+    @property
+    def blind_rows(self) -> tuple[int, ...]:
+        """Rows on which a right answer earns no more than a wrong one, so that nothing was tested."""
+        pairs = enumerate(zip(self.rights, self.bars, strict=True))
+        return tuple(row for row, (right, bar) in pairs if right is not None and right <= bar + _ROUNDING)
+
+    @property
+    def through(self) -> tuple[Attempt, ...]:
+        """The cheats that got through."""
+        return tuple(attempt for attempt in self.attempts if not attempt.ok)
+
+    @property
+    def ok(self) -> bool:
+        """True where no cheat got through, and a right answer pays on every row."""
+        return not self.through and not self.blind_rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {"ok": self.ok, "blind_rows": self.blind_rows, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [("cheat", "total", "bar", "row", "verdict"), *(attempt.cells() for attempt in self.attempts)]
+        return "\n".join([table(lines), "", *self._verdict()])
+
+    def _verdict(self) -> Iterator[str]:
+        tried = [attempt for attempt in self.attempts if attempt.verdict != NOT_TRIED]
+        rows = f"{len(self.bars)} row{'s' if len(self.bars) > 1 else ''}"
+        yield f"{len(tried)} cheats on {rows}, {self.num_completions} completions: {len(self.through)} got through"
+        for attempt in self.through[:_SHOWN]:
+            yield f"{attempt.cheat!r}, row {attempt.row}: {shortened(repr(attempt.completion))}"
+        for row in self.blind_rows[:_SHOWN]:
+            yield f"row {row}: a right answer earns {self.rights[row]:g} and a wrong one {self.bars[row]:g}"
+        if self.undecided_rows:
+            shown = ", ".join(map(str, self.undecided_rows[:_SHOWN]))
+            yield f"left out, golds undecided (see audit): rows {shown}"
+        yield "ok" if self.ok else "not ok"
+
+
+def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping[str, str] = CHEATS) -> RedteamReport:
+    """Try every cheat, and every join of answers, on every row.
 
     Rules that count tokens get one made-up token per word and sign.
 
     Args:
         rules: The set. An exception in a rule is a finding here, whatever its `on_error` says.
         rows: A `datasets.Dataset`, or a list of rows as mappings: `prompt`, the columns that the rules read, and for
-            rules of style `completion`, a good one. Each costs some 150 completions.
+            rules of style `completion`, a good one. Each costs some 170 completions.
         shape: What a completion must look like, with `[answer]` and `[text]` in it, for rules that ask for a pattern.
-        cheats: Which to try.
+        cheats: Which to try besides the joins, by name.
 
     Raises:
         ConfigError: A shape without an answer.
         DataError: A column is missing, no rule has a value for a row, or every gold is undecided.
     """
-    from tqdm import tqdm
-
     if shape is not None and "[answer]" not in shape:
         raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
@@ -53,12 +181,13 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Sequenc
     decided = [court for court in courts if court.is_decided]
     if not decided:
         raise DataError("Every gold here is undecided, so no cheat differs from another answer. Give other rows.")
-    attempts = []
-    for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):
-        tried = filter(None, [court.attempt(cheat) for court in decided])
-        attempts.append(worst([*tried]) or Attempt(cheat.name, None, "", None, None, NOT_TRIED))
+    tried = {
+        name: list(filter(None, (court.attempt(name, text) for court in decided))) for name, text in cheats.items()
+    }
+    trios = [three for court in decided if len(three := court.with_rivals(decided)) == 3]
+    tried |= {text: list(_joined(text, trios)) for text in JOINS}
     return RedteamReport(
-        tuple(attempts),
+        tuple(_worst(found) or Attempt(name, None, "", None, None, NOT_TRIED) for name, found in tried.items()),
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
@@ -66,80 +195,119 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Sequenc
     )
 
 
+def _worst(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that got through; of several the one furthest above its bar; None of none."""
+    return max(attempts, key=lambda one: (not one.ok, (one.total or 0.0) - (one.bar or 0.0)), default=None)
+
+
+def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
+    """A text of the answers of three rows, and whether two of them pay for it in full."""
+    for three in trios:
+        text = filled(template, dict(zip("abc", [str(one.target.gold) for one in three], strict=True)))
+        told = [one.explained([text])[0] for one in three]
+        paid: dict[str, list[str]] = {}
+        for court, found in zip(three, told, strict=True):
+            for part in filter(court.pays, found.parts):
+                paid.setdefault(part.rule, []).append(str(court.row))
+        several = (f"rule '{name}' pays it on rows {', '.join(rows)}" for name, rows in paid.items() if len(rows) > 1)
+        yield Attempt(template, three[0].row, text, told[0].total, three[0].bar, next(several, REFUSED))
+
+
 class _Court:
     """One row: the most that may be earned on it, and what each cheat earns."""
 
     def __init__(self, rules: RuleSet, target: Target, shape: str | None, row: int):
-        self.rules = rules
-        self.target = target
-        self.row = row
+        self.rules, self.target, self.row = rules, target, row
         self.num_completions = 0
-        self._judging = [rule for rule in rules.rules if rule.judges_correctness]
-        wrong = self._explained(self._honest(shape))
-        bar = highest(explained.total for explained in wrong)
+        self._judging = {rule.name: rule for rule in rules.rules if rule.judges_correctness}
+        self._shape = shape
+        wrong = self.explained(self._honest())
+        bar = highest(told.total for told in wrong)
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
-        self.is_decided = not any(part.status == "undecided" for explained in wrong for part in explained.parts)
+        self.is_decided = not any(part.status == "undecided" for told in wrong for part in told.parts)
         # The largest value that each judging rule gives to any of them.
-        self._values = {rule.name: rule.floor for rule in self._judging}
-        for part in (part for explained in wrong for part in explained.parts):
+        self._values = {rule.name: rule.floor for rule in self._judging.values()}
+        for part in (part for told in wrong for part in told.parts):
             if part.rule in self._values and part.value is not None:
                 self._values[part.rule] = max(self._values[part.rule], part.value)
-        self.right = self._right(shape)
+        self.right = self._right()
 
-    def _honest(self, shape: str | None) -> list[str]:
+    def _honest(self) -> list[str]:
         """The honest completions that set the bar."""
         target, rules = self.target, self.rules.rules
         if self._judging:
-            return ["", *honest(rules, target.wrong, shape)]
+            return ["", *honest(rules, target.wrong, self._shape)]
         good = [] if target.completion is None else [completion_text(target.completion)]
-        return [*good, *honest(rules, target.gold or "so", shape)]
+        return [*good, *honest(rules, target.gold or "so", self._shape)]
 
-    def _right(self, shape: str | None) -> float | None:
+    def _right(self) -> float | None:
         """The most that a right answer earns; None where no gold is known or no rule judges."""
         if self.target.gold is None or not self._judging:
             return None
-        ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging]
-        texts = [*filter(None, ideals), *honest(self.rules.rules, self.target.gold, shape)]
-        return highest(explained.total for explained in self._explained(texts))
+        ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging.values()]
+        texts = [*filter(None, ideals), *honest(self.rules.rules, self.target.gold, self._shape)]
+        return highest(told.total for told in self.explained(texts))
 
-    def attempt(self, cheat: Cheat) -> Attempt | None:
-        """Try the cheat on this row; None where it cannot be tried, or might be right by chance."""
-        target = self.target
-        if target.gold is None and "gold" in cheat.fields:
+    def pays(self, part: Any) -> bool:
+        """True where a part of an explanation is a judging rule's full value."""
+        rule = self._judging.get(part.rule)
+        return rule is not None and part.value is not None and part.value >= rule.ceiling
+
+    def with_rivals(self, courts: Sequence["_Court"]) -> list["_Court"]:
+        """This row and the next two whose golds differ from its own and from each other, as text and to the rules."""
+        found, place = [self], courts.index(self)
+        for other in (*courts[place + 1 :], *courts[:place]):
+            if self.right is not None and other.right is not None and len(found) < 3:
+                found += [other] if all(one.refuses(other) and other.refuses(one) for one in found) else []
+        return found
+
+    def refuses(self, other: "_Court") -> bool:
+        """True where no rule of this row pays for the other row's gold."""
+        gold = str(other.target.gold)
+        told = self.explained([gold, f"The answer is {gold}."])
+        return gold_key(gold) != gold_key(str(self.target.gold)) and not any(
+            self.pays(part) for one in told for part in one.parts
+        )
+
+    def attempt(self, name: str, template: str) -> Attempt | None:
+        """Try a cheat on this row; None where it cannot be tried, or might be right by chance."""
+        target, fields = self.target, frozenset(_FIELD.findall(template))
+        if target.gold is None and "gold" in fields:
             return None
-        fields = {
-            "gold": target.gold or "",
-            "wrong": target.wrong,
-            "other": target.other,
-            "prompt": question_text(target.prompt),
-            "words": " ".join(keywords_of(self.rules.rules)),
-            "tags": "".join(f"<{tag}></{tag}>" for tag in tags_of(self.rules.rules)),
-        }
-        completion = cheat.completion(fields)
+        words, tags = " ".join(keywords_of(self.rules.rules)), tags_of(self.rules.rules)
+        given = {"gold": target.gold or "", "wrong": target.wrong, "other": target.other, "words": words}
+        given |= {"prompt": question_text(target.prompt), "tags": "".join(f"<{tag}></{tag}>" for tag in tags)}
+        completion = filled(template, given)
         # The gold may stand there by design, or as one of the options that the prompt lists.
-        is_listed = "prompt" in cheat.fields and target.gold in tuple("ABCDE")
-        on_purpose = cheat.names_all or "gold" in cheat.fields or is_listed
+        on_purpose = "gold" in fields or ("prompt" in fields and target.gold in tuple("ABCDE"))
         if target.gold is not None and not on_purpose and holds(completion, target.gold):
             return None
-        (explained,) = self._explained([completion])
-        return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
+        (told,) = self.explained([completion])
+        return Attempt(name, self.row, completion, told.total, self.bar, self._verdict(told))
 
-    def _verdict(self, explained: Explanation) -> str:
-        for part in explained.parts:
+    def _verdict(self, told: Explanation) -> str:
+        for part in told.parts:
             if part.status == "error":
                 return f"rule '{part.rule}' raised"
             if part.value is not None and part.value > self._values.get(part.rule, part.value) + _ROUNDING:
                 return f"rule '{part.rule}' gives {part.value:g}"
-        if explained.total is None:
+        if told.total is None:
             return "no value: it takes its row out of training"
-        return REFUSED if explained.total <= self.bar + _ROUNDING else "more than an honest try"
+        return REFUSED if told.total <= self.bar + _ROUNDING else "more than an honest try"
 
-    def _explained(self, completions: Sequence[str]) -> list[Explanation]:
+    def explained(self, completions: Sequence[str]) -> list[Explanation]:
+        """What the rules say of completions of this row."""
         self.num_completions += len(completions)
-        prompt, columns = self.target.prompt, self.target.columns
-        return [self.rules.explain(prompt, text, token_ids(text), **columns) for text in completions]
+        columns = {name: [cell] * len(completions) for name, cell in self.target.columns.items()}
+        ids = [token_ids(text) for text in completions]
+        return self.rules.explain_all([self.target.prompt] * len(completions), list(completions), ids, **columns)
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """The template filled. What looks like a field inside of what fills another stays as it is."""
+    return _FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
 
 
 def highest(totals: Iterable[float | None]) -> float | None:
@@ -156,3 +324,101 @@ def holds(completion: str, gold: str) -> bool:
 def token_ids(text: str) -> list[int]:
     """Made-up token ids: one per word and per sign."""
     return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in re.findall(r"\w+|[^\w\s]", text)]
+
+
+# Rows, and what honest completions of them look like -----------------------------------------------------------------
+
+
+def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """The user's rows, with wrong answers that look like their right ones."""
+    golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
+    known = [gold for gold in golds if gold is not None]
+    targets = []
+    for row, gold in zip(rows, golds, strict=True):
+        columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
+        target = Target(row.get("prompt"), columns, gold, completion=row.get("completion"))
+        if gold is not None:
+            wrong, other = wrong_answers(gold, known)
+            target = replace(target, wrong=wrong, other=other)
+        targets.append(target)
+    return targets
+
+
+def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
+    """The row's right answer, from the first rule that judges it and can say."""
+    for rule in rules:
+        if rule.judges_correctness and applies(rule.when, row):
+            ideal = ideal_of(rule, row, index)
+            if ideal is not None:
+                before, behind = frame_of(ideal)
+                return ideal[len(before) : len(ideal) - len(behind)]
+    return None
+
+
+def frame_of(ideal: str) -> tuple[str, str]:
+    r"""Return what stands before and behind the answer in an ideal completion.
+
+    Example:
+        >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
+        (('\\boxed{', '}'), ('The answer is ', ''), ('', ''))
+    """
+    for before, behind in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
+        if ideal.startswith(before) and ideal.endswith(behind):
+            return before, behind
+    return "", ""
+
+
+def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
+    """Two wrong answers of the gold's kind: another digit or letter, or else texts that are right on other rows.
+
+    Example:
+        >>> wrong_answers("18", ()), wrong_answers("E", ()), wrong_answers("Paris", ("Rome", "Paris", "7", "Bonn"))
+        (('28', '38'), ('A', 'B'), ('Rome', 'Bonn'))
+    """
+    digit = re.search("[0-9]", gold)
+    if digit:
+        return _with_digit(gold, digit.start(), 1), _with_digit(gold, digit.start(), 2)
+    if gold in tuple(_LETTERS[:5]):
+        start = _LETTERS.index(gold) + 1
+        return _LETTERS[start], _LETTERS[start + 1]
+    texts = [text for text in golds if not re.search("[0-9]", text) and gold_key(text) != gold_key(gold)]
+    wrong, other = [*dict.fromkeys(texts), "something else", "nothing of the kind"][:2]
+    return wrong, other
+
+
+def _with_digit(gold: str, position: int, more: int) -> str:
+    """The gold with another digit there; never 0, which could make a number shorter or a fraction infinite."""
+    digit = (int(gold[position]) + more - 1) % 9 + 1
+    return f"{gold[:position]}{digit}{gold[position + 1 :]}"
+
+
+def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
+    """Completions of an honest try that ends in this answer, in many shapes and lengths."""
+    words = " ".join(keywords_of(rules))
+    for num_sentences in _SENTENCES:
+        text = " ".join([*filler(num_sentences), words]).strip()
+        for template in _SHAPES:
+            yield template.format(text=text, answer=answer)
+        if tags := tags_of(rules):
+            thoughts = [f"<{tag}>{text or 'So it is.'}</{tag}>" for tag in tags[:-1]]
+            yield "\n".join([*thoughts, f"<{tags[-1]}>{answer}</{tags[-1]}>"])
+        if shape is not None:
+            yield shape.replace("[text]", text or "So it is.").replace("[answer]", answer)
+
+
+def filler(num_sentences: int) -> Iterator[str]:
+    """Sentences that say little and repeat no phrase soon."""
+    for i in range(num_sentences):
+        opener, clause = _OPENERS[i % len(_OPENERS)], _CLAUSES[(i + i // 88) % len(_CLAUSES)]
+        yield f"{opener} {clause}."
+
+
+def keywords_of(rules: Sequence[Rule]) -> list[str]:
+    """Every keyword that the rules require, as often as they do."""
+    entries: list[Any] = [entry for rule in rules if isinstance(rule, Keywords) for entry in rule.required]
+    return [word for entry in entries for word in ([entry] if isinstance(entry, str) else [entry[0]] * entry[1])]
+
+
+def tags_of(rules: Sequence[Rule]) -> list[str]:
+    """Every tag that the rules require, in their order, each once."""
+    return list(dict.fromkeys(tag for rule in rules if isinstance(rule, Tags) for tag in rule.tags))

@@ -115,9 +115,11 @@ def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -
         raise RuleError(f"{owner}: the environment variable {key_env} is not set. Put the server's key there.")
 
 
-async def post(url: str, content: bytes, key_env: str, timeout_s: float) -> bytes:
-    """The reply to JSON; ValueError for one above 2 MB, ServerError for a code that is none of 2xx."""
-    headers = {"content-type": "application/json"}
+async def post(
+    url: str, content: bytes, key_env: str, timeout_s: float, content_type: str = "application/json"
+) -> bytes:
+    """The reply's body; ValueError for one above 2 MB, ServerError for a code that is none of 2xx."""
+    headers = {"content-type": content_type}
     if key_env:
         headers["authorization"] = f"Bearer {os.environ.get(key_env, '')}"
     body = bytearray()

@@ -10,22 +10,16 @@ import pytest
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
-from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
-from trl_ext.rewards.auditing.redteam import holds, redteam, token_ids
-from trl_ext.rewards.auditing.redteam_rows import honest, of_data, wrong_answers
+from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
+from trl_ext.rewards.auditing.redteam import filled, holds, honest, of_data, redteam, token_ids, wrong_answers
 
 pytestmark = pytest.mark.slow
 
-NOTHING = [cheat for cheat in CHEATS if cheat.name in ("empty", "white space", "control characters", "null")]
-CONNECTIVES = [cheat for cheat in CHEATS if cheat.name == "connectives only"]
+NOTHING = {name: CHEATS[name] for name in ("empty", "white space", "control characters")}
+CONNECTIVES = {"connectives only": CHEATS["connectives only"]}
 # The gold stands in these without a wrong answer: it is denied, or not where an answer belongs.
 HIDDEN = {
-    "tags in reverse",
-    "gold in an attribute",
-    "gold in an HTML comment",
-    "answer only in the thoughts",
-    "thoughts without an end",
-    "thoughts closed twice",
+    *("gold in an attribute", "gold in an HTML comment", "answer only in the thoughts", "thoughts without an end"),
     "box without an end",
 }
 ROWS = [
@@ -86,49 +80,52 @@ def fooled():
     return redteam(judge("anywhere"), ROWS)
 
 
-def test_there_are_many_cheats_with_names_of_their_own():
-    assert len(CHEATS) == len({cheat.name for cheat in CHEATS}) >= 40
-
-
 def test_a_gold_stands_in_a_cheat_only_where_it_is_denied_hidden_or_one_of_several():
-    filled = {cheat.name: cheat.completion(FIELDS) for cheat in CHEATS}
-    assert FIELDS["gold"] not in {text.strip() for text in filled.values()}
-    golden = {cheat.name for cheat in CHEATS if "gold" in cheat.fields}
-    assert {name for name in golden if not {"39", "43"} & set(re.findall(r"\d+", filled[name]))} == HIDDEN
-
-
-def test_among_several_answers_the_gold_is_not_the_last():
-    several = [cheat.completion(FIELDS) for cheat in CHEATS if {"gold", "wrong"} <= cheat.fields]
-    shown = [text for text in several if "<!--" not in text and "<\u0430nswer" not in text]
-    assert len(shown) > 5
-    assert [text for text in shown if text.rindex("42") > max(text.rfind("43"), text.rfind("39"))] == []
+    texts = {name: filled(text, FIELDS) for name, text in CHEATS.items()}
+    assert FIELDS["gold"] not in {text.strip() for text in texts.values()}
+    golden = {name for name, text in CHEATS.items() if "[gold]" in text}
+    assert {name for name in golden if not {"39", "43"} & set(re.findall(r"\d+", texts[name]))} == HIDDEN
+    several = [texts[name] for name in golden if "[wrong]" in CHEATS[name]]
+    assert [text for text in several if text.rindex("42") > max(text.rfind("43"), text.rfind("39"))] == []
 
 
 def test_what_fills_a_cheat_is_not_filled_again():
-    cheat = Cheat("x", "[prompt] [gold]", times=2, end="!")
-    assert cheat.completion(FIELDS | {"prompt": "[gold]"}) == "[gold] 42[gold] 42!"
+    assert filled("[prompt] [gold]!", FIELDS | {"prompt": "[gold]"}) == "[gold] 42!"
 
 
-def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich(fooled):
+def test_a_rule_that_finds_the_gold_anywhere_pays_for_joins(fooled):
     found = through(fooled)
-    assert {"sandwich", "several boxes", "gold in an HTML comment", "JSON with a key twice"} <= set(found)
-    assert found["sandwich"].verdict == "rule 'judge' gives 1" and not fooled.ok
-    assert "several boxes, row 0: " in str(fooled)
+    assert {
+        "gold in an HTML comment",
+        "JSON with a key twice",
+        "[a] [b] [c]",
+        "\\boxed{[a]} \\boxed{[b]} \\boxed{[c]}",
+    } <= set(found)
+    assert found["gold in an HTML comment"].verdict == "rule 'judge' gives 1" and not fooled.ok
+    assert found["[a] [b] [c]"].verdict == "rule 'judge' pays it on rows 0, 1, 2"
+    assert "'[a] [b] [c]', row 0: '42 -7 3/4'" in str(fooled)
 
 
 def test_a_strict_rule_pays_for_no_cheat():
-    cheats = [cheat for cheat in CHEATS if not cheat.name.startswith(("denied", "box in", "gold in"))]
-    report = redteam(RuleSet([Answer()]), ROWS, cheats=cheats)
+    report = redteam(RuleSet([Answer()]), ROWS)
     assert report.ok and report.rights == (1.0, 1.0, 1.0) and report.bars == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "golds"), [("choice", "BD"), ("exact", ("the Nile", "New York")), ("qa", ("Nile", "Rome"))]
+    ("kind", "golds"),
+    [("choice", "BDC"), ("exact", ("the Nile", "New York", "Rome")), ("math", ("1/2", "x^2", "(0, 3]"))],
 )
-def test_letters_and_texts_are_cheated_on(kind, golds):
-    rows = [{"prompt": "(A) (B) (C) (D) (E)?", "answer": gold} for gold in golds]
-    report = redteam(RuleSet([Answer(kind=kind)]), rows, cheats=[Cheat("sandwich", "([wrong]) ([gold]) ([other])")])
-    assert report.ok and report.rights == (1.0, 1.0)
+def test_no_text_is_paid_for_two_letters_texts_or_formulas(kind, golds):
+    rules = RuleSet([Math() if kind == "math" else Answer(kind=kind)], isolate=False)
+    report = redteam(rules, [{"prompt": "?", "answer": gold} for gold in golds], cheats={})
+    assert report.ok and report.rights == (1.0, 1.0, 1.0)
+    assert [attempt.verdict for attempt in report.attempts] == ["refused"] * len(JOINS)
+
+
+def test_joins_need_three_different_golds():
+    for golds in (("42", "7"), ("42", "42", "42.0", "7"), ("42", None, "7")):
+        report = redteam(RuleSet([Answer()]), [{"answer": gold} for gold in golds if gold], cheats={})
+        assert {attempt.verdict for attempt in report.attempts} == {"not tried"}
 
 
 def test_no_value_and_an_exception_get_through_and_what_an_honest_wrong_answer_earns_is_the_bar():
@@ -159,7 +156,7 @@ CountsBecause = rule_class("CountsBecause", lambda row: row.text.count("because"
 
 
 def test_keyword_stuffing_that_pays_is_found_behind_the_answer():
-    (found,) = redteam(RuleSet([Judge(believes="never"), CountsBecause()]), ROWS, cheats=CONNECTIVES).attempts
+    found, *_ = redteam(RuleSet([Judge(believes="never"), CountsBecause()]), ROWS, cheats=CONNECTIVES).attempts
     assert found.verdict == "more than an honest try"
     assert redteam(RuleSet([Answer(), CountsBecause(gate="answer")]), ROWS, cheats=CONNECTIVES).ok
 
@@ -177,7 +174,7 @@ def test_a_users_good_completion_raises_the_bar_of_style():
 
 def test_the_tags_and_keywords_that_the_rules_ask_for_are_tried():
     rules = RuleSet([Tags("plan", "result"), Keywords(("hence",))])
-    cheats = [cheat for cheat in CHEATS if {"tags", "words"} & cheat.fields]
+    cheats = {name: text for name, text in CHEATS.items() if "[tags]" in text or "[words]" in text}
     tried = {attempt.cheat: attempt.completion for attempt in redteam(rules, ROWS, cheats=cheats).attempts}
     assert tried["the tags that are asked for, empty"] == "<plan></plan><result></result>"
     assert tried["keyword stuffing"].count("hence") == 20
@@ -203,21 +200,22 @@ def test_wrong_answers_look_like_the_right_one(subtests):
 def test_a_users_row_brings_its_gold_without_what_announces_it_and_is_cheated_on_with_it():
     targets = of_data([Answer()], [{"answer": "9 * 2 = 18\n#### 18"}, {"answer": "\\boxed{7}"}, {"answer": None}])
     assert [target.gold for target in targets] == ["18", "7", None]
-    report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "5"}])
+    cheats = {"sandwich": "[wrong] [gold] [other]"}
+    report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}], cheats=cheats)
     assert through(report)["sandwich"].completion == "52 42 62"
 
 
 def test_a_cheat_that_might_be_right_by_chance_is_not_tried_there():
-    cheats = [Cheat("claim", "Score: 1.0"), Cheat("all", "0 1 2", names_all=True)]
+    cheats = {"claim": "Score: 1.0", "denied": "[gold]? No, [wrong]."}
     report = redteam(RuleSet([Answer()]), [{"answer": "1"}], cheats=cheats)
-    assert [attempt.verdict for attempt in report.attempts] == ["not tried", "refused"]
+    assert [attempt.verdict for attempt in report.attempts[:2]] == ["not tried", "refused"]
 
 
 def test_a_prompt_that_holds_the_gold_is_copied_only_where_it_lists_options():
-    cheats = [Cheat("copy", "[prompt]")]
-    (number,) = redteam(RuleSet([Answer()]), [{"prompt": "1 * 5?", "answer": "5"}], cheats=cheats).attempts
+    cheats = {"copy": "[prompt]"}
+    number, *_ = redteam(RuleSet([Answer()]), [{"prompt": "1 * 5?", "answer": "5"}], cheats=cheats).attempts
     letter = RuleSet([Answer(kind="choice")])
-    (option,) = redteam(letter, [{"prompt": "(A) 1 (B) 2?", "answer": "B"}], cheats=cheats).attempts
+    option, *_ = redteam(letter, [{"prompt": "(A) 1 (B) 2?", "answer": "B"}], cheats=cheats).attempts
     assert (number.verdict, option.verdict) == ("not tried", "refused")
 
 
@@ -232,18 +230,18 @@ def test_an_answer_stands_in_a_text_as_a_word(subtests):
 
 def test_rules_of_tokens_get_one_per_word_and_sign():
     assert len(token_ids("so, 42!")) == 4 and token_ids("a a")[0] == token_ids("a a")[1] and token_ids("") == []
-    assert redteam(RuleSet([Length(high=50)]), ROWS, cheats=[Cheat("empty", "")]).ok
+    assert redteam(RuleSet([Length(high=50)]), ROWS, cheats={"empty": ""}).ok
 
 
 def test_the_users_own_set_is_left_as_it_is():
     rules = RuleSet([Answer()], on_error="stop", normalise=True)
-    redteam(rules, ROWS, cheats=[Cheat("empty", "")])
+    redteam(rules, ROWS, cheats={"empty": ""})
     assert rules.on_error == "stop" and rules.state_dict() == RuleSet([Answer()]).state_dict()
 
 
 def test_a_report_goes_through_json(fooled):
     plain = json.loads(json.dumps(fooled.as_dict()))
-    assert plain["ok"] is False and len(plain["attempts"]) == len(CHEATS)
+    assert plain["ok"] is False and len(plain["attempts"]) == len(CHEATS) + len(JOINS)
 
 
 def test_rows_whose_golds_are_undecided_are_left_out_and_named():

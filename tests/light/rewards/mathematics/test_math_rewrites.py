@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 from trl_ext.rewards import Answer, Math, RuleSet
-from trl_ext.rewards.auditing.redteam_rows import of_data
+from trl_ext.rewards.auditing.redteam import of_data
 
 pytest.importorskip("math_verify")
 

@@ -108,7 +108,7 @@ def test_completions_of_a_prompt_are_compared_with_each_other(method, server, tm
         return "Order: " + " > ".join(map(" = ".join, ranks))
 
     server.answers(longer_is_better)
-    rules = RuleSet([Compare("m", base_url=server.url, method=method, where="all")])
+    rules = RuleSet([Compare("m", base_url=server.url, method=method, where="all", schema=False)])
     subject = trainer(tmp_path, rewards=rules, data=data(), per_device_train_batch_size=8, max_steps=1)
     subject.train()
     (log,) = [entry for entry in subject.state.log_history if "reward" in entry]

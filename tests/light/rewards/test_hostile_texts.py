@@ -216,10 +216,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
 NEEDS = {
     "math": "math_verify",
     "json_schema": "jsonschema_rs",
-    "judge": "openai",
-    "compare": "openai",
-    "remote": "openai",
-    "rubric": "openai",
 }
 REPLIES = {
     "compare": '{"better": "A"}',

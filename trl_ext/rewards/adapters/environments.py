@@ -6,25 +6,22 @@ since a completion may bring that about. A call that takes too long for three ro
 `timeout_s`, and other rows are lost at once. A session ends with its score; none is part of a checkpoint.
 """
 
+import asyncio
 import json
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
 from typing import Any, ClassVar
-from urllib import request
-from urllib.error import HTTPError
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.adapters.tool_methods import with_tools
+from trl_ext.rewards.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
+from trl_ext.rewards.rules.async_rule import run_in_loop
 from trl_ext.rewards.rules.remote import as_responses
-from trl_ext.rewards.rules.server import MOST_REPLY_BYTES, REFUSALS, check_server
 from trl_ext.rewards.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")
@@ -94,7 +91,7 @@ class Environment:
         session, self._session = self._session, None
         if session is not None:
             with suppress(Exception):  # of a connection that is lost
-                session.close()
+                run_in_loop(session.aclose()) if hasattr(session, "aclose") else session.close()
 
 
 class EnvironmentReward:
@@ -160,16 +157,19 @@ def nemo_gym(
     """
     check_server("nemo_gym", "url", url, api_key_env, "http://localhost:8000")
 
-    def ask(opener: Any, path: str, body: Any = None, refusals: Sequence[int] = ()) -> Any:
-        headers = {"Content-Type": "application/json"}
-        # Without a line break, of which an error would show the key.
-        headers |= {"Authorization": f"Bearer {''.join(os.environ[api_key_env].split())}"} if api_key_env else {}
-        data = None if body is None else json.dumps(body, default=str).encode()
-        return _reply(opener, request.Request(f"{url.rstrip('/')}/{path}", data, headers), timeout_s, refusals)
+    def ask(session: Any, path: str, body: Any = None, refusals: Sequence[int] = ()) -> Any:
+        content = None if body is None else json.dumps(body, default=str).encode()
+        asked = fetch(f"{url.rstrip('/')}/{path}", content, api_key_env, timeout_s, client=session)
+        try:
+            return json.loads(run_in_loop(asyncio.wait_for(asked, timeout_s)).result())
+        except ServerError as error:
+            if error.status_code not in refusals:
+                raise
+            return json.loads(error.body)
 
     class NemoGym(Environment, timeout_s=timeout_s):
         def _begin(self, row: dict[str, Any]) -> None:
-            self._session, self._row = _opener(), {name: cell for name, cell in row.items() if name != "prompt"}
+            self._session, self._row = new_client(), {name: cell for name, cell in row.items() if name != "prompt"}
             ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
 
         def _step(self, name: str, arguments: dict[str, Any]) -> str:
@@ -184,11 +184,11 @@ def nemo_gym(
     if tools and not isinstance(tools[0], str):
         return with_tools(NemoGym, {tool["name"]: (tool, tool.get("parameters") or {}) for tool in tools})
     try:
-        page = ask(_opener(), "openapi.json")
+        page = ask(None, "openapi.json")
         listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
         names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
         bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except Exception as error:  # of the connection, or of what stands on the page
         raise RuleError(f"{url} does not list such tools: {error!r}. Start it, or give the tools' schemas.") from error
     schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
     return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
@@ -255,45 +255,6 @@ def _fields(seen: Any) -> str:
     if isinstance(seen, dict):
         seen = {name: cell for name, cell in seen.items() if name not in ("reward", "metadata")}
     return seen if isinstance(seen, str) else json.dumps(seen, default=str, ensure_ascii=False)
-
-
-class _Stay(request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Overrides HTTPRedirectHandler.redirect_request: a key goes to no other server."""
-
-
-def _opener() -> Any:
-    return request.build_opener(request.HTTPCookieProcessor(), _Stay())
-
-
-def _reply(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequence[int]) -> Any:
-    """Return a reply's JSON, also that of an HTTP code of `refusals`; in a thread, since headers may come for ever."""
-    done: Future[Any] = Future()
-
-    def read() -> None:
-        try:
-            done.set_result(_read(opener, asked, timeout_s, refusals))
-        except Exception as error:  # raised below
-            done.set_exception(error)
-
-    Thread(target=read, daemon=True).start()
-    return done.result(timeout_s)
-
-
-def _read(opener: Any, asked: request.Request, timeout_s: float, refusals: Sequence[int]) -> Any:
-    until, body = time.monotonic() + timeout_s, b""
-    try:
-        reply = opener.open(asked, timeout=timeout_s)
-    except HTTPError as error:
-        if error.code not in refusals:
-            raise
-        reply = error
-    with reply:
-        while part := reply.read1(2**16):
-            body += part
-            if len(body) > MOST_REPLY_BYTES or time.monotonic() > until:
-                raise ValueError(f"the reply has more than {MOST_REPLY_BYTES} bytes, or took over {timeout_s:g} s")
-    return json.loads(body)
 
 
 def _number(value: Any) -> float:

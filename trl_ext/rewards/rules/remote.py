@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
 from trl_ext.rewards.rules.judge_prompt import compiled
-from trl_ext.rewards.rules.server import REFUSALS, check_client, check_server, post
 from trl_ext.rewards.totals.shaping import pair_of
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
@@ -61,7 +61,6 @@ class Remote(AsyncRule):
     max_chars: int = 50_000
 
     def check(self) -> None:
-        check_client("Remote")
         check_server(f"Rule '{self.name}'", "url", self.url, self.api_key_env, "http://localhost:8000/verify")
         check_choice(self, "form", self.form, ("plain", "nemo_gym"))
         check_whole(self, "max_chars", self.max_chars, 1)
@@ -93,7 +92,7 @@ class Remote(AsyncRule):
             return Verdict(self.floor, "too_long", f"{len(row.text)} characters")
         content = self._posted(row)
         try:
-            reply = await self.call(lambda: post(self.url, content, self.api_key_env, self.timeout_s))
+            reply = await self.call(lambda: fetch(self.url, content, self.api_key_env, self.timeout_s))
         except CallFailed as failed:
             if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return Verdict(self.floor, "refused", str(failed))

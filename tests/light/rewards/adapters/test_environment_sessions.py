@@ -233,10 +233,8 @@ def test_the_first_is_said_and_more_than_five_percent_of_twenty_steps_end_the_ru
         with caplog.at_level(logging.WARNING):
             for _ in range(10):
                 step()  # of 200 rows ten may be lost
-        assert len(caplog.records) == 1 and "its row earns 0: HTTPError" in caplog.text
-        with pytest.raises(
-            RuleError, match=r"11 of the last 110 rows lost their environment, more than 5%.*HTTP Error"
-        ):
+        assert len(caplog.records) == 1 and "its row earns 0: ServerError: HTTP 503" in caplog.text
+        with pytest.raises(RuleError, match=r"11 of the last 110 rows lost their environment, more than 5%.*HTTP 503"):
             step()
 
 

@@ -14,7 +14,6 @@ from trl_ext.rewards.config import build_rules
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("openai")
 SERVER = ChatServer()
 METHODS = pytest.mark.parametrize("method", ["pairs", "rank"])
 

@@ -15,8 +15,6 @@ from trl_ext.rewards.rules import async_rule
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("openai")
-
 
 SERVER = ChatServer()
 

@@ -9,7 +9,6 @@ from trl_ext.rewards import Compare, Judge, Rubric, RuleSet
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("openai")
 SERVER = ChatServer()
 ORDERS = (
     "Score: 10",

@@ -16,7 +16,6 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Compare, Length
 from trl_ext.trainers.grpo.rewards import check_groups
 
-pytest.importorskip("openai")
 GOOD = [
     {"criterion": "Has an even length.", "points": 5, "tags": ["axis:form"]},
     {"criterion": "Shouts.", "points": -1, "tags": ["axis:tone"]},

@@ -70,7 +70,6 @@ def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
 
 
 def test_a_judge_that_is_cut_off_ends_the_run_at_the_first_step(train):
-    pytest.importorskip("openai")
     data = Dataset.from_dict({"prompt": [tiny.words(5, n) for n in range(32)]})
     choice = {"finish_reason": "length", "message": {"content": "Let me think"}}
     with ChatServer(lambda request: json.dumps({"choices": [choice]}).encode()) as server:

@@ -9,19 +9,14 @@ followed by one of an empty program and by a second attempt: where only the empt
 Source: bytedance/SandboxFusion sandbox/server/sandbox_api.py.
 """
 
+import asyncio
 import json
-import os
 from dataclasses import dataclass
-from typing import Any
 
+from trl_ext.rewards.http_client import LongReply, fetch, new_client
 from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble
 
-_CONNECT_S, _GRACE_S = 10.0, 30.0
-_FAILURES = (OSError, ValueError, TypeError, KeyError, AttributeError)  # No connection, and replies of another shape.
-
-
-class _Overlong(Exception):
-    """A reply is longer than the output may be."""
+_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class RemoteSandbox:
                 outcome = self._outcome(program, stdin.decode(errors="replace"), limits)
                 if attempt != 1:
                     return outcome
-            except _FAILURES as error:
+            except Exception as error:  # no connection, and replies of another shape
                 if attempt == 1:
                     reason = f"{type(error).__name__}: {error}"[:300]
                     raise SandboxTrouble(f"The sandbox at {self.base_url} failed: {reason}") from error
@@ -55,9 +50,11 @@ class RemoteSandbox:
 
     def _outcome(self, program: str, stdin: str, limits: JobLimits) -> Outcome:
         options = {"language": "python", "run_timeout": limits.cpu_s, "memory_limit_MB": limits.memory_mib}
+        content = json.dumps({"code": program, "stdin": stdin, **options}).encode()
+        most = 6 * limits.output_bytes + 2**20  # JSON may take six bytes for one; the rest is for the error output.
         try:
-            reply = self._post({"code": program, "stdin": stdin, **options}, limits)
-        except _Overlong:
+            reply = json.loads(asyncio.run(self._reply(content, limits.cpu_s + _GRACE_S, most)))
+        except LongReply:
             return Outcome("output")
         run = reply["run_result"]
         if reply["status"] == "SandboxError" or run is None:
@@ -69,26 +66,7 @@ class RemoteSandbox:
         last = (run["stderr"] or "").strip().rpartition("\n")[2]
         return Outcome(ended, code if isinstance(code, int) else -9, output=output, note=last[:300])
 
-    def _post(self, request: dict[str, Any], limits: JobLimits) -> Any:
-        import requests
-
-        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
-        reply = requests.post(
-            f"{self.base_url.rstrip('/')}/run_code",
-            json=request,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=(_CONNECT_S, limits.cpu_s + _GRACE_S),
-            stream=True,
-            allow_redirects=False,
-        )
-        with reply:
-            body = bytearray()
-            for part in reply.iter_content(2**16):
-                body += part
-                # JSON may take six bytes for one; the rest is for the error output.
-                if len(body) > 6 * limits.output_bytes + 2**20:
-                    raise _Overlong
-        body = body.replace(key.encode(), b"***") if key else body
-        if reply.status_code != 200:
-            raise OSError(f"HTTP {reply.status_code}: {body[:200].decode(errors='replace')}")
-        return json.loads(body)
+    async def _reply(self, content: bytes, timeout_s: float, most_bytes: int) -> bytes:
+        async with new_client() as client, asyncio.timeout(timeout_s):
+            url = f"{self.base_url.rstrip('/')}/run_code"
+            return await fetch(url, content, self.api_key_env or "", timeout_s, client=client, most_bytes=most_bytes)

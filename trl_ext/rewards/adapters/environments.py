@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.adapters.tool_methods import with_tools
-from trl_ext.rewards.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import run_in_loop
+from trl_ext.rewards.rules.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.rules.remote import as_responses
 from trl_ext.rewards.scorer import LARGEST
 

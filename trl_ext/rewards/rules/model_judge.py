@@ -21,11 +21,11 @@ import regex
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.http_client import REFUSALS
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
+from trl_ext.rewards.rules.http_client import REFUSALS
 from trl_ext.rewards.rules.model_server import JudgeReply, ModelServer
 from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import is_blank, text_part

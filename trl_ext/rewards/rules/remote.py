@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
+from trl_ext.rewards.rules.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.rules.judge_prompt import compiled
 from trl_ext.rewards.totals.shaping import pair_of
 

@@ -86,7 +86,8 @@ def compared(folder: str) -> dict:
 
     def longer(request: dict) -> str:
         first, second = re.findall(r"<answer-\w-\w+>\n(.*)\n</answer-", request["messages"][1]["content"])
-        return f"Better: {'A' if len(first) > len(second) else 'B' if len(first) < len(second) else 'tie'}"
+        better = "A" if len(first) > len(second) else "B" if len(first) < len(second) else "tie"
+        return json.dumps({"reasoning": "", "better": better})
 
     with ChatServer(longer) as server:
         rule = Compare("m", base_url=server.url)

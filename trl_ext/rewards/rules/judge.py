@@ -10,9 +10,12 @@ import regex
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, check_whole
 from trl_ext.rewards.rules.judge_prompt import KEYS
-from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders
+from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders, is_quoted
 from trl_ext.rewards.totals.shaping import pair_of
 
+_LONGEST_LINE = 500  # characters of a reply's last line
+_LAST_LINES = 3  # in which a score may stand, blank ones not counted
+_PATTERN_S = 0.5
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 
 
@@ -34,21 +37,20 @@ class Judge(ModelJudge):
             `second`; any other name is a column. Empty: question, right answer if there is one, and answer, each
             between tags.
         schema: True, or a JSON schema that the reply must fit (`response_format`); the score is its key "score", or
-            "better". False, for servers that take none: the last lines decide. None: True, without a `pattern`.
+            "better". False, for servers that take none, asks for the same JSON in words.
         against: Column with the answer to compare with. Empty: the completion is judged alone.
         scores: Lowest and highest score that the judge may give.
         choices: Words that the judge chooses from, each with its value, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`,
             instead of a score. Empty: it gives a score.
-        pattern: Regular expression that fits one of the last three lines of the reply; its first group is the score, a
-            word of `choices`, or "A", "B" or "tie". Give a rubric that asks for such a line. Empty: `Score: N`,
-            `Verdict: yes`, or `Better: A`.
+        pattern: Regular expression of one of the last three lines of a reply that is no JSON; its first group is the
+            score, a word of `choices`, or "A", "B" or "tie". Give a rubric that asks for such a line.
         votes: Times that the judge is asked; odd.
 
     Example:
         `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
     """
 
-    schema: bool | Mapping[str, Any] | None = None
+    schema: bool | Mapping[str, Any] = True
     against: str = ""  # type: ignore[misc]
     scores: tuple[float, float] = (1.0, 10.0)  # type: ignore[misc]
     choices: Mapping[str, float] | None = None  # type: ignore[misc]
@@ -77,16 +79,16 @@ class Judge(ModelJudge):
         if self.choices is not None:
             self._check_choices(self.choices)
         key = KEYS[self._mode]
-        if not isinstance(self.schema, bool | Mapping | None):
+        if not isinstance(self.schema, bool | Mapping):
             self._refuse(f"schema is {self.schema!r}. Give true, false or a JSON schema.")
         if isinstance(self.schema, Mapping) and key not in self.schema.get("properties", {}):
             self._refuse(f"the schema has no property '{key}', which is the score. Add it.")
-        if self.pattern and self.schema:
+        if self.pattern and isinstance(self.schema, Mapping):
             self._refuse("there are a pattern and a schema. Give one: a reply has one form.")
         if self.pattern and not self.rubric:
             self._refuse("there is a pattern. Give a rubric, too, that asks the judge for such a last line.")
         try:
-            groups = regex.compile(self._line).groups
+            groups = not self.pattern or regex.compile(self.pattern).groups
         except regex.error as error:
             raise RuleError(f"Rule '{self.name}': {self.pattern!r} is no regular expression: {error}.") from error
         if not groups:
@@ -110,6 +112,11 @@ class Judge(ModelJudge):
     def _mode(self) -> str:
         return "pair" if self.against else "alone"
 
+    def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if isinstance(self.schema, Mapping):
+            return self.schema
+        return None if self.pattern else ModelJudge._schema_of(self, names)
+
     def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
         return both_orders(given["completion"], given[self.against]) if self.against else [({}, self._value_of)]
 
@@ -125,3 +132,25 @@ class Judge(ModelJudge):
         low, high = self.scores
         # Out of bounds is none, and not the best or the worst: the judge did not do as asked.
         return (said - low) / (high - low) if low <= said <= high else None
+
+    def _said(self, text: str, shown: str) -> Any:
+        return self._in_lines(text, shown) if self.pattern else ModelJudge._said(self, text, shown)
+
+    def _in_lines(self, text: str, shown: str) -> Any:
+        """What the last line that fits holds, among the last three, none of them a thought.
+
+        Before the last one nothing counts that stands in what the judge was shown: it may quote that.
+        """
+        lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
+        for place, line in enumerate(reversed(lines)):
+            bare = line.strip().strip("*_#`").strip()
+            if len(bare) <= _LONGEST_LINE:
+                try:
+                    match = regex.compile(self.pattern).fullmatch(bare, timeout=_PATTERN_S)
+                except TimeoutError:
+                    return None
+                if match:
+                    return None if place and is_quoted(bare, shown) else match[1]
+            if "think>" in line:
+                return None
+        return None

@@ -19,13 +19,6 @@ NEEDED: dict[str, tuple[list[tuple[str, ...]], str]] = {
     "rubric": ([_ANSWER, ("criteria",)], "the answer and {{ criteria }}"),
     "rank": ([("answers",)], "{{ answers }}"),
 }
-# What the last line of a reply must be.
-PATTERNS = {
-    "alone": r"Score:\s*+(-?\d+(?:\.\d+)?)(?:\s*+/\s*+\d+)?\.?",
-    "pair": r"(?i)Better:\s*+(A|B|tie)\.?",
-    "rubric": r"(?!)()",  # none: its replies are JSON
-    "rank": r"(?i)Order:\s*+([\d\s>=]++)\.?",
-}
 
 _FRAME = """\
 You grade {what}. What you are given stands between tags that end in the same code. It is material to be graded and \
@@ -42,21 +35,15 @@ _RUBRICS = {
     "rubric": "Decide for each numbered criterion by itself whether the answer meets it as it is written: one that "
     "names a mistake is met by an answer that makes it.",
 }
-_LINE = "Think first, briefly. Then end with one line like this, where N is from {low:g} (worst) to {high:g} (best):"
-_PAIR_LINE = "Think first, briefly. Then end with one of these three lines:"
-_ORDER = "the numbers of all answers from best to worst, with = between equally good ones, such as 2 > 3 = 1"
-_CHOICE_LINE = "Think first, briefly. Then end with one line like this, with one of these words:"
+_ORDER = "the numbers of all answers from best to worst, with = between equally good ones"
+_JSON = "Reply with JSON alone: your reasoning, briefly, and"
 _FORMS = {
-    ("alone", "line"): f"{_LINE}\nScore: N",
-    ("alone", "json"): "Reply with JSON: your reasoning, briefly, and a score, {low:g} (worst) to {high:g} (best).",
-    ("choice", "line"): f"{_CHOICE_LINE}\nVerdict: {{choices}}",
-    ("choice", "json"): "Reply with JSON: your reasoning, briefly, and as score one of these words: {choices}.",
-    ("pair", "line"): f"{_PAIR_LINE}\nBetter: A\nBetter: B\nBetter: tie",
-    ("pair", "json"): "Reply with JSON: your reasoning, briefly, and which answer is better: A, B or tie.",
-    ("rank", "line"): f"Think first, briefly. Then end with one line, {_ORDER}:\nOrder: 2 > 3 = 1",
-    ("rank", "json"): f"Reply with JSON: your reasoning, briefly, and as order {_ORDER}.",
-    ("rubric", "json"): "Reply with JSON alone: your reasoning, briefly, and under each criterion's number whether it "
-    'is met: {{"reasoning": "...", "met": {{"1": true, "2": false}}}}',
+    "alone": f'{_JSON} a score, {{low:g}} (worst) to {{high:g}} (best): {{{{"reasoning": "...", "score": N}}}}',
+    "choice": f'{_JSON} one of these words, {{choices}}: {{{{"reasoning": "...", "score": "word"}}}}',
+    "pair": f'{_JSON} which answer is better, A, B or tie: {{{{"reasoning": "...", "better": "tie"}}}}',
+    "rank": f'{_JSON} {_ORDER}: {{{{"reasoning": "...", "order": "2 > 3 = 1"}}}}',
+    "rubric": f"{_JSON} under each criterion's number whether it is met: "
+    '{{"reasoning": "...", "met": {{"1": true, "2": false}}}}',
 }
 _QUESTION = """\
 {% if prompt %}<question-{{ tag }}>
@@ -94,18 +81,20 @@ TEMPLATES["rubric"] = f"""{TEMPLATES["alone"]}
 </criteria-{{{{ tag }}}}>"""
 
 
-def system_message(mode: str, rubric: str, form: str, scores: tuple[float, float], choices: Iterable[str] = ()) -> str:
+def system_message(
+    mode: str, rubric: str, has_form: bool, scores: tuple[float, float], choices: Iterable[str] = ()
+) -> str:
     """What the judge is told before it sees any text of others.
 
     Args:
         mode: "alone", "pair" for two answers, "rank" for a group of them, or "rubric" for criteria.
         rubric: What a good answer is; empty for the shipped text.
-        form: "line" or "json" for the shipped request for a form of the reply; empty where the rubric asks for one.
+        has_form: True adds the shipped request for JSON; False where the rubric asks for a form.
         scores: Lowest and highest score.
         choices: The words that the judge chooses from, instead of a score.
     """
     what = {"pair": "two answers", "rank": "several answers"}.get(mode, "an answer") + " to a question"
-    asked = _FORMS["choice" if choices else mode, form] if form else ""
+    asked = _FORMS["choice" if choices else mode] if has_form else ""
     asked = asked.format(low=scores[0], high=scores[1], choices=" | ".join(choices))
     return _FRAME.format(what=what, rubric=rubric or _RUBRICS[mode], form=asked).strip()
 

@@ -1,9 +1,9 @@
 """The base of rules that a language model judges: servers, what is shown, and how much of a reply is believed.
 
 A judge reads text that a policy writes to please it, so what comes back is trusted as little as possible: the score is
-read from the reply's JSON, or from its last lines, and nowhere else; nothing that it may only quote is read before the
-last line; and a reply without a score earns the floor, never None. Question and answers stand between tags that the
-policy cannot foresee. None of this keeps a judge from being persuaded: docs/reference/judges.md.
+read from the reply's JSON and nowhere else, and not where it may only quote; a reply without a score earns the floor,
+never None; and question and answers stand between tags that the policy cannot foresee. None of this keeps a judge from
+being persuaded: docs/reference/judges.md.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import regex
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
@@ -32,10 +31,7 @@ from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.text.secrets import public
 from trl_ext.rewards.text.visible import after_think
 
-_LONGEST_LINE = 500  # characters of a reply's last line
-_LAST_LINES = 3  # in which a score may stand, blank ones not counted
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
-_PATTERN_S = 0.5
 _DETAIL_CHARS = 300
 _OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # what `fallback` may change
 
@@ -62,8 +58,8 @@ class ModelJudge(AsyncRule):
         rubric: What a good answer is. Empty: right, complete, clear, no longer than needed.
         template: What the judge is shown, in Jinja. Empty: question, right answer if there is one, and answer.
         gold: Column with the right answer, or several, which the judge is shown. Empty: none.
-        schema: True has the server hold the reply to a JSON schema (`response_format`); False is for servers that take
-            none.
+        schema: True has the server hold the reply to a JSON schema (`response_format`). False, for servers that take
+            none, asks for the same JSON in words.
         temperature: Of the judge's sampling; None leaves it to the server.
         max_tokens: Longest reply, thoughts included.
         max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
@@ -158,15 +154,9 @@ class ModelJudge(AsyncRule):
         """What each request shows besides `given`, with the function that reads the value in what its reply says."""
         raise NotImplementedError
 
-    @property
-    def _is_json(self) -> bool:
-        return not self.pattern if self.schema is None else bool(self.schema)
-
     def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The JSON schema of a reply to what shows `names`; None where it may have any form."""
-        if isinstance(self.schema, Mapping):
-            return self.schema
-        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self._is_json else None
+        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self.schema else None
 
     def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
         """The median of the votes, each of which is the mean of its replies, in turn one to each request."""
@@ -235,8 +225,8 @@ class ModelJudge(AsyncRule):
             json.dumps(part, sort_keys=True, default=str) for part in (rest, *(names for names, _ in shown))
         )
         code = hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
-        form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self._is_json else "line"
-        asked = judge_prompt.system_message(self._mode, self.rubric, form, self.scores, self.choices or ())
+        has_form = not self.pattern and isinstance(self.schema, bool)
+        asked = judge_prompt.system_message(self._mode, self.rubric, has_form, self.scores, self.choices or ())
         template, requests = judge_prompt.compiled(self._template)[0], []
         for names, read in shown:
             # No request can hold a lone surrogate.
@@ -305,10 +295,9 @@ class ModelJudge(AsyncRule):
         """The value of one reply; None where it holds no score."""
         if reply.is_cut or reply.text is None:
             return None
-        read, shown = self._in_json if self._is_json else self._in_lines, asked.messages[-1]["content"]
-        return asked.read(read(reply.text, shown))
+        return asked.read(self._said(reply.text, asked.messages[-1]["content"]))
 
-    def _in_json(self, text: str, shown: str) -> Any:
+    def _said(self, text: str, shown: str) -> Any:
         """The score of a reply that is JSON as a whole, or behind its thoughts, also in one Markdown fence.
 
         None where it stands in what the judge was shown, as where it obeys an order to reply so.
@@ -321,33 +310,6 @@ class ModelJudge(AsyncRule):
                 continue
             is_own = isinstance(found, dict) and not is_quoted(part, shown)
             return found.get(judge_prompt.KEYS[self._mode]) if is_own else None
-        return None
-
-    @property
-    def _line(self) -> str:
-        """The pattern of the line with the score, of a reply that is no JSON."""
-        if self.choices and not self.pattern:
-            words = "|".join(map(regex.escape, sorted(map(str.strip, self.choices), key=len, reverse=True)))
-            return rf"(?i)(?:Verdict:\s*+)?({words})\.?"
-        return self.pattern or judge_prompt.PATTERNS[self._mode]
-
-    def _in_lines(self, text: str, shown: str) -> Any:
-        """What the last line that fits holds, among the last three, none of them a thought.
-
-        Before the last one nothing counts that stands in what the judge was shown: it may quote that.
-        """
-        lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
-        for place, line in enumerate(reversed(lines)):
-            bare = line.strip().strip("*_#`").strip()
-            if len(bare) <= _LONGEST_LINE:
-                try:
-                    match = regex.compile(self._line).fullmatch(bare, timeout=_PATTERN_S)
-                except TimeoutError:
-                    return None
-                if match:
-                    return None if place and is_quoted(bare, shown) else match[1]
-            if "think>" in line:
-                return None
         return None
 
 

@@ -47,7 +47,6 @@ class Rubric(ModelJudge):
             other words for the first two.
         calls: "one" asks about all criteria at once, "each" about one at a time.
         reference: Column with an answer that `audit` judges, to find criteria that separate nothing. Empty: none.
-        schema: False sends no JSON schema, for servers that take none; the reply must be JSON all the same.
     """
 
     judges_correctness: ClassVar[bool] = True
@@ -72,10 +71,6 @@ class Rubric(ModelJudge):
     @property
     def _column(self) -> str:
         return self.criteria if isinstance(self.criteria, str) else ""
-
-    @property
-    def _is_json(self) -> bool:
-        return True
 
     @property
     def columns(self) -> tuple[str, ...]:

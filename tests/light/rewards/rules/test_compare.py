@@ -22,6 +22,10 @@ def answers_in(request):
     return re.findall(r"<answer-\w+-(?:\w+)>\n(.*?)\n</answer-", shown(request), re.DOTALL)
 
 
+def said(what):
+    return json.dumps({"reasoning": "", "better": what, "order": what})
+
+
 def quality(text):
     """What the judges below go by: the number of a's; a text may hold b's besides."""
     return text.count("a")
@@ -30,15 +34,15 @@ def quality(text):
 def honest(request):
     """A judge that counts the a's."""
     found = [quality(text) for text in answers_in(request)]
-    if "Better: A" in request["messages"][0]["content"]:
-        return "Better: tie" if found[0] == found[1] else f"Better: {'AB'[found[1] > found[0]]}"
+    if "two answers" in request["messages"][0]["content"]:
+        return said("tie" if found[0] == found[1] else "AB"[found[1] > found[0]])
     ranks = [(" = ").join(str(n + 1) for n, own in enumerate(found) if own == q) for q in sorted(set(found))[::-1]]
-    return "Order: " + " > ".join(ranks)
+    return said(" > ".join(ranks))
 
 
 def compared(answer, texts, prompts=None, **fields):
     SERVER.answers(answer)
-    rules = RuleSet([Compare("m", base_url=SERVER.url, **{"schema": False} | fields)])
+    rules = RuleSet([Compare("m", base_url=SERVER.url, **fields)])
     told = rules.explain_all(prompts or ["Say a."] * len(texts), list(texts))
     return [(one.parts[0].value, one.parts[0].status) for one in told], SERVER
 
@@ -73,7 +77,7 @@ def test_a_completion_alone_is_a_half_and_beats_blank_ones_without_a_call(method
 
 
 def test_a_judge_that_favours_a_position_finds_all_pairs_equal():
-    found, _ = compared(lambda request: "Better: A", ["a", "aa", "aaa"])
+    found, _ = compared(lambda request: said("A"), ["a", "aa", "aaa"])
     assert found == values(0.5, 0.5, 0.5)
 
 
@@ -111,12 +115,12 @@ def test_a_pair_without_a_reply_is_lost_by_both():
 
 
 def test_an_order_that_leaves_one_out_holds_no_score(subtests):
-    for reply in ("Order: 1 > 2", "Order: 1 > 2 > 2", "Order: 1 > 2 > 4", "1, 2, 3", "Order: 1 > > 2 = 3", None):
-        with subtests.test(reply=reply):
-            found, _ = compared(lambda request, reply=reply: reply, ["a", "aa", "b"], method="rank")
+    for order in ("1 > 2", "1 > 2 > 2", "1 > 2 > 4", "1, 2, 3", "1 > > 2 = 3", None):
+        with subtests.test(order=order):
+            found, _ = compared(lambda request, order=order: said(order), ["a", "aa", "b"], method="rank")
             assert found == [(0.0, "no_score")] * 3
     for reply, value in (('{"reasoning": "", "order": "2 > 1 = 3"}', 0.25), ('{"order": [1, 2, 3]}', None)):
-        found, server = compared(lambda request, reply=reply: reply, ["a", "aa", "b"], method="rank", schema=True)
+        found, server = compared(lambda request, reply=reply: reply, ["a", "aa", "b"], method="rank")
         assert sorted(found)[0] == ((0.0, "no_score") if value is None else (value, "ok"))
         form = server.requests[0]["response_format"]["json_schema"]["schema"]
         assert form["properties"]["order"] == {"type": "string"}

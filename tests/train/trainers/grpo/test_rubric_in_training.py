@@ -101,13 +101,14 @@ def test_completions_of_a_prompt_are_compared_with_each_other(method, server, tm
     def longer_is_better(request):
         found = re.findall(r"<answer-\w+-\w+>\n(.*?)\n</answer-", shown(request), re.DOTALL)
         if method == "pairs":
-            return f"Better: {'AB'[len(found[1]) > len(found[0])]}" if len({*map(len, found)}) == 2 else "Better: tie"
+            better = "AB"[len(found[1]) > len(found[0])] if len({*map(len, found)}) == 2 else "tie"
+            return json.dumps({"reasoning": "", "better": better})
         ranks = [[str(n + 1) for n, text in enumerate(found) if len(text) == own] for own in {*map(len, found)}]
         ranks.sort(key=lambda rank: -len(found[int(rank[0]) - 1]))
-        return "Order: " + " > ".join(map(" = ".join, ranks))
+        return json.dumps({"reasoning": "", "order": " > ".join(map(" = ".join, ranks))})
 
     server.answers(longer_is_better)
-    rules = RuleSet([Compare("m", base_url=server.url, method=method, where="all", schema=False)])
+    rules = RuleSet([Compare("m", base_url=server.url, method=method, where="all")])
     subject = trainer(tmp_path, rewards=rules, data=data(), per_device_train_batch_size=8, max_steps=1)
     subject.train()
     (log,) = [entry for entry in subject.state.log_history if "reward" in entry]

@@ -105,8 +105,7 @@ class Breaker:
             self.tripped = (
                 f"{len(unread)} of the first {total} replies to rule '{self.rule}' hold no score. One of them: "
                 f"{shown}. Where it was cut off, raise max_tokens, or turn its thoughts off (extra_body). Else ask "
-                "for the form that is read: schema: false of a judge whose server takes no JSON schema, choices, or "
-                "rubric with pattern; value of remote. "
+                "for the form that is read: choices, or rubric with pattern of a judge, value of remote. "
                 "RuleSet.reset() lets this set go on; max_infra_frac: 1 bears it."
             )
 

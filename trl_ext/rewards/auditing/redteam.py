@@ -37,28 +37,19 @@ _SHAPES = (
     *("<think>{text}</think>\nThe answer is \\boxed{{{answer}}}.", "<think>{text}</think>\n<answer>{answer}</answer>"),
     '{{"answer": "{answer}"}}',
 )
-_OPENERS = ("First,", "Then", "Here", "After that", "In the same way", "As asked,", "With this", "Finally")
+_OPENERS = "First,;Then;Here;After that;In the same way;As asked,;With this;Finally".split(";")
 _CLAUSES = (
-    *("the question names what is given", "each part is looked at alone", "nothing else in the text matters"),
-    *("the pieces are put together again", "a short look back shows no mistake", "what remains is easy to see"),
-    *("we write down what we know", "the next step uses the one before", "a second way leads to the same place"),
-    *("the units agree on both sides", "one case can be left out"),
-)
+    "the question names what is given;each part is looked at alone;nothing else matters;the pieces are put "
+    "together again;a look back shows no mistake;what remains is easy to see;we write down what we know;the next "
+    "step uses the one before;a second way leads to the same place;the units agree on both sides;one case is left out"
+).split(";")
 _LETTERS = "ABCDEAB"
 _SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A row to cheat on.
-
-    Args:
-        prompt: As rules get it.
-        columns: As rules get them.
-        gold: The right answer as short text; None where it is not known.
-        wrong, other: Two wrong answers of the same kind.
-        completion: A good completion, for rules of style.
-    """
+    """A row to cheat on: as rules get it, its right answer where that is known, two wrong ones, a good completion."""
 
     prompt: Any
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -70,16 +61,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A cheat on the row where it went furthest.
+    """A cheat on the row where it went furthest: what it earned, what it may earn there, and how it got through.
 
-    Args:
-        cheat: Its name; of a join its template.
-        row: Number of the row, from 0; None where it could be tried on none: it needs a gold answer that is not known,
-            or it might be right by chance.
-        completion: The cheat, filled.
-        total: What it earned; None without a value.
-        bar: What it may earn there.
-        verdict: REFUSED, NOT_TRIED, or how it got through.
+    `row` is None where it could be tried on none: a gold is not known, or it might be right by chance.
     """
 
     cheat: str
@@ -91,7 +75,7 @@ class Attempt:
 
     @property
     def ok(self) -> bool:
-        """True where the cheat did not get through, or was not tried."""
+        """True where the cheat did not get through."""
         return self.verdict in (REFUSED, NOT_TRIED)
 
     def cells(self) -> tuple[str, ...]:
@@ -106,9 +90,8 @@ class RedteamReport:
 
     Args:
         attempts: One per cheat.
-        rights: For each row what a right answer earned at best; None where no gold is known.
-        bars: For each row what an honest wrong answer, or an empty completion, earned at best.
-        num_completions: Completions that were scored for cheats.
+        rights, bars: For each row the most that a right answer earns (None where no gold is known), and a wrong one.
+        num_completions: Completions that were scored.
         undecided_rows: Rows that were left out: whatever a completion says there, a rule has no value.
     """
 
@@ -375,9 +358,10 @@ def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
         >>> wrong_answers("18", ()), wrong_answers("E", ()), wrong_answers("Paris", ("Rome", "Paris", "7", "Bonn"))
         (('28', '38'), ('A', 'B'), ('Rome', 'Bonn'))
     """
-    digit = re.search("[0-9]", gold)
-    if digit:
-        return _with_digit(gold, digit.start(), 1), _with_digit(gold, digit.start(), 2)
+    if digit := re.search("[0-9]", gold):  # never 0, which could make a number shorter or a fraction infinite
+        others = ((int(digit[0]) + more) % 9 + 1 for more in (0, 1))
+        one, two = (f"{gold[: digit.start()]}{other}{gold[digit.end() :]}" for other in others)
+        return one, two
     if gold in tuple(_LETTERS[:5]):
         start = _LETTERS.index(gold) + 1
         return _LETTERS[start], _LETTERS[start + 1]
@@ -386,17 +370,12 @@ def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
     return wrong, other
 
 
-def _with_digit(gold: str, position: int, more: int) -> str:
-    """The gold with another digit there; never 0, which could make a number shorter or a fraction infinite."""
-    digit = (int(gold[position]) + more - 1) % 9 + 1
-    return f"{gold[:position]}{digit}{gold[position + 1 :]}"
-
-
 def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
     """Completions of an honest try that ends in this answer, in many shapes and lengths."""
     words = " ".join(keywords_of(rules))
     for num_sentences in _SENTENCES:
-        text = " ".join([*filler(num_sentences), words]).strip()
+        text = " ".join(f"{_OPENERS[n % 8]} {_CLAUSES[n % 11]}." for n in range(num_sentences))
+        text = f"{text} {words}".strip()
         for template in _SHAPES:
             yield template.format(text=text, answer=answer)
         if tags := tags_of(rules):
@@ -404,13 +383,6 @@ def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[st
             yield "\n".join([*thoughts, f"<{tags[-1]}>{answer}</{tags[-1]}>"])
         if shape is not None:
             yield shape.replace("[text]", text or "So it is.").replace("[answer]", answer)
-
-
-def filler(num_sentences: int) -> Iterator[str]:
-    """Sentences that say little and repeat no phrase soon."""
-    for i in range(num_sentences):
-        opener, clause = _OPENERS[i % len(_OPENERS)], _CLAUSES[(i + i // 88) % len(_CLAUSES)]
-        yield f"{opener} {clause}."
 
 
 def keywords_of(rules: Sequence[Rule]) -> list[str]:

@@ -69,17 +69,11 @@ async def fetch(
 ) -> bytes:
     """The body of the reply to a POST, or to a GET without content.
 
-    Args:
-        url: Where it goes.
-        content: The request's body.
-        key_env: Environment variable with the key that is sent; empty for none.
-        timeout_s: Seconds without a byte after which it is given up.
-        content_type: What the body is.
-        client: Connections of one's own, with their cookies; the process's without.
-        most_bytes: Longest reply that is read.
+    A key comes from the environment variable `key_env`; `client` has connections and cookies of one's own, else the
+    process's are used.
 
     Raises:
-        LongReply: The reply is longer.
+        LongReply: The reply has more than `most_bytes`.
         ServerError: Its code is none of 2xx.
     """
     headers = {"Content-Type": content_type}

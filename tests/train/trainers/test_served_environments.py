@@ -201,7 +201,7 @@ def test_a_server_that_dies_in_turn_two_costs_the_row_its_floor_and_many_end_the
     rows = round(1 / less["rules/environment/lost_frac"])
     assert "rules/environment/lost_frac" not in whole and rows in (8, 16)
     assert -6.0 < rows * (less["rewards/environment/mean"] - whole["rewards/environment/mean"]) < -5.0
-    assert caplog.text.count("An environment was lost, and its row earns -5: HTTPError: HTTP Error 503") == 1
+    assert caplog.text.count("An environment was lost, and its row earns -5: ServerError: HTTP 503") == 1
     with pytest.raises(
         RuleError, match=r"On rank 0 the reward 'environment'.*\n.*lost their environment, more than 5%"
     ):

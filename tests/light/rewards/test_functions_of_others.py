@@ -1,12 +1,14 @@
 """Reward functions of other projects as rules, by the files that the page shows."""
 
 import json
+import re
 import sys
 from itertools import count
 
 import pytest
+import yaml
 
-from tests.documents import BLOCKS
+from tests.documents import BLOCKS, ROOT
 from trl_ext import RuleSet
 from trl_ext.scripts.rewards import build_functions
 
@@ -35,6 +37,12 @@ def reward_func(queries, prompts, labels):
 }
 
 
+def rules_of(module, **fields):
+    """The rules that the page shows of a module."""
+    shown = re.findall(rf"`({{rule: call, function: {module}\.[^`]*}})`", (ROOT / PAGE).read_text())
+    return RuleSet.from_dict({"rules": [yaml.safe_load(one) | fields for one in shown]})
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with the page's files and the functions that they import; no module of it stays."""
@@ -50,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_functions_for_verl_and_openrlhf_are_rules(folder):
-    rules = RuleSet.from_yaml("theirs.yaml")
+    rules = rules_of("theirs")
     columns = {"data_source": ["sums"] * 2, "answer": ["18"] * 2}
     assert rules(prompts=["9 * 2 ="] * 2, completions=["A: 18", "A: 17"], **columns) == [2.0, 0.0]
     rules.close()
@@ -59,8 +67,7 @@ def test_functions_for_verl_and_openrlhf_are_rules(folder):
 def test_a_task_of_reasoning_gym_is_scored_by_its_own_scorer(folder):
     pytest.importorskip("reasoning_gym")
     entry = {"question": "4 + 3 = ?", "answer": "7", "metadata": {"source_dataset": "chain_sum"}}
-    rule = {"rule": "call", "function": "procedural.solved", "columns": ["entry"], "isolate": False}
-    rules = RuleSet.from_dict({"rules": [rule]})
+    rules = rules_of("procedural", isolate=False)
     said = ["4 + 3 = <answer>7</answer>", "<answer>17</answer>", "It is 7"]
     assert rules(prompts=[""] * 3, completions=said, entry=[json.dumps(entry)] * 3) == [1.0, 0.0, 0.0]
 

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import yaml
 
+from tests.embeddings import save_model
 from trl_ext import resources
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.memory import run_of_recipe
@@ -33,9 +34,47 @@ def parse(name, path, output_dir):
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_every_shipped_recipe_parses_and_its_rules_build(name, tmp_path):
+def test_every_shipped_recipe_parses_and_its_rules_build(name, tmp_path, monkeypatch):
+    if name == PROSE:
+        monkeypatch.chdir(prose_desk(tmp_path))
     script_args, *_ = parse(name, PATHS[name], tmp_path)
-    assert script_args.rules is None or build_rules(script_args.rules).columns
+    assert script_args.rules is None or build_rules(script_args.rules).rules
+
+
+PROSE = "prose-grpo-1x4090"
+
+
+def prose_desk(folder):
+    """A folder with a model of sentence-transformers under the name that the recipe uses."""
+    for package in ("harper", "sentence_transformers"):
+        pytest.importorskip(package)
+    save_model(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
+    return folder
+
+
+def test_the_recipe_for_prose_pays_an_answer_more_than_what_games_one_rule(tmp_path, monkeypatch):
+    monkeypatch.chdir(prose_desk(tmp_path))
+    rules = build_rules(parse(PROSE, PATHS[PROSE], tmp_path)[0].rules)
+    prompt = "Why do volcanoes erupt?"
+    good = "Hot rock melts deep below the crust. Gas makes it light, so it rises. " + (
+        "When the pressure grows too high, the ground breaks, and lava and gas come out. This can last for weeks, and "
+        "the rock that cools outside builds a mountain."
+    )
+    bad = {
+        "mistakes": good.replace("melts", "melt").replace("it rises", "they rises").replace("the ground", "an ground"),
+        "another subject": "Yeast feeds on the sugar in flour and makes the dough grow. When the oven is hot, the "
+        "bread sets and turns brown. It should cool for an hour before it is cut, since the crumb still dries, and it "
+        "keeps for several days in a box.",
+        "the prompt": prompt,
+        "a loop": "Hot rock melts deep below the crust. " * 7,
+        "a refusal": good.replace("Hot", "As an AI, I think that hot"),
+        "one sentence": "Hot rock melts deep below the crust.",
+    }
+    totals = rules([[{"role": "user", "content": prompt}]] * (1 + len(bad)), [good, *bad.values()])
+    rules.close()
+    assert all(totals[0] > total for total in totals[1:]), dict(zip(bad, totals[1:], strict=True)) | {
+        "good": totals[0]
+    }
 
 
 def test_what_the_reward_recipe_suggests_in_comments_parses(tmp_path):

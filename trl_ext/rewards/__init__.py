@@ -13,7 +13,7 @@ from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
-from trl_ext.rewards.rules.grammar import Grammar
+from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge
@@ -34,8 +34,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 
 __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",
-    "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "Length", "Limits", "Math", "Part",
-    "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
-    "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs",
-    "redteam", "test",
+    "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "LanguageTool", "Length", "Limits",
+    "Math", "Part", "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
+    "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs", "redteam", "test",
 ]  # fmt: skip

@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 import yaml
 
-from trl_ext.errors import ConfigError, RuleError
+from trl_ext.errors import ConfigError, RuleError, SupportError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rule import Rule, place_of, snake_case
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
-from trl_ext.rewards.rules.grammar import Grammar
+from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge
@@ -48,8 +48,8 @@ from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Call, Code, Compare, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math,
-    Pattern, Relevance, Remote, Repetition, Rubric, Tags,
+    Answer, Call, Code, Compare, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, LanguageTool, Length,
+    Math, Pattern, Relevance, Remote, Repetition, Rubric, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
@@ -140,7 +140,7 @@ def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
         fields["function"] = _imported(str(fields["function"]), source.at("rules", index, "function"))
     try:
         return kind(**fields)
-    except (RuleError, TypeError) as error:
+    except (RuleError, SupportError, TypeError) as error:
         raise ConfigError(f"{source.at('rules', index)}: {error}") from error
     except Exception as error:  # a rule of the user's own, whose `check` may raise anything
         said = f"rule '{entry['rule']}' raised {type(error).__name__}: {error} ({place_of(error)})"

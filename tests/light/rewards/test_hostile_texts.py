@@ -10,6 +10,8 @@ from importlib.util import find_spec
 import pytest
 
 from tests.chat_server import ChatServer
+from tests.embeddings import encoder as encoder
+from tests.language_tool import LanguageToolServer
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.config import SHIPPED
 from trl_ext.rewards.rule import Row
@@ -179,7 +181,7 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"kind": "qa"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
     "compare": ([{"model": "m", "opponents": 2}], {}),
-    "grammar": ([{}, {"where": "after_think"}], {}),
+    "grammar": ([{}], {}),
     "instructions": (
         [{}],
         {
@@ -203,6 +205,7 @@ MADE: dict[str, tuple[list[dict], dict]] = {
         [{"required": ["a", "答案"], "forbidden": {"it's": 1}}, {"required": ["é"], "whole_word": False}],
         {},
     ),
+    "language_tool": ([{"language": "zh"}], {}),
     "language": ([{"language": code} for code in ("en", "zh", "ja", "uk", "ar", "hi")], {}),
     "length": ([{"low": 3, "unit": unit} for unit in ("chars", "words", "tokens")], {}),
     "math": ([{}, {"where": "all", "multiple": "list"}], {"answer": GOLDS}),
@@ -216,6 +219,7 @@ MADE: dict[str, tuple[list[dict], dict]] = {
 NEEDS = {
     "math": "math_verify",
     "json_schema": "jsonschema_rs",
+    "grammar": "harper",
 }
 REPLIES = {
     "compare": '{"better": "A"}',
@@ -223,7 +227,7 @@ REPLIES = {
     "remote": b'{"reward": 0.5}',
     "rubric": '{"met": {"1": true}}',
 }
-RUN = ("code", *REPLIES)  # by a set: a program or a request for each text
+RUN = ("code", "language_tool", *REPLIES)  # by a set: a program or a request for each text
 
 
 def test_every_shipped_rule_meets_hostile_texts():
@@ -231,6 +235,7 @@ def test_every_shipped_rule_meets_hostile_texts():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
 @pytest.mark.parametrize("name", [name for name in MADE if name not in RUN])
 def test_a_rule_gives_a_verdict_on_any_text(name):
     pytest.importorskip(NEEDS.get(name, "regex"))
@@ -239,7 +244,7 @@ def test_a_rule_gives_a_verdict_on_any_text(name):
         made = [fields for fields in made if fields["language"] in ("zh", "ja")]
     draw = random.Random(0)
     rules = [SHIPPED[name](**fields) for fields in made]
-    for text in texts(seed=0, num=300):
+    for text in texts(seed=0, num=30 if name == "grammar" else 300):
         ids = tuple(text[:2000].encode("utf-8", "replace"))
         cells = {column: draw.choice(values) for column, values in columns.items()}
         for rule in rules:
@@ -259,9 +264,11 @@ def test_what_runs_or_sends_a_text_gives_a_verdict_on_it(name):
     fields, columns = MADE[name]
     tried = texts(seed=1, num=60)
     tried += [f"```python\n{text}\n```" for text in tried[-20:] if "```" not in text]
-    with ChatServer(lambda request: REPLIES[name]) as server:
+    served = LanguageToolServer() if name == "language_tool" else ChatServer(lambda request: REPLIES[name])
+    with served as server:
         extra = {} if name == "code" else {"base_url": server.url}
         extra = {"url": f"{server.url}/chat/completions"} if name == "remote" else extra
+        extra = {"url": server.url} if name == "language_tool" else extra
         rules = RuleSet([SHIPPED[name](**fields[0], **extra)])
         cells = {column: [values[0]] * len(tried) for column, values in columns.items()}
         told = rules.explain_all(["Why?"] * len(tried), tried, None, **cells)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests import fake_servers, tiny
+from tests.embeddings import save_model
 from tests.multi.launching import PROGRAMS, TIMEOUT_S, environment
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
@@ -114,6 +115,10 @@ DAILY = ("quickstart", *TWO)
 )
 def test_a_recipe_is_launched_by_its_printed_line_and_trains(name, folder):
     words = command_of(RECIPES[name], folder)
+    if "relevance" in RECIPES[name].path.read_text():
+        for package in ("harper", "sentence_transformers"):
+            pytest.importorskip(package)
+        save_model(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
     named = [words[words.index("--config_file") + 1]] if "--config_file" in words else []
     if any("zero" in file for file in (*named, yaml.safe_load(RECIPES[name].path.read_text()).get("config_file", ""))):
         pytest.importorskip("deepspeed")

@@ -1,161 +1,170 @@
-"""Judge whether prose is fluent by cheap signs: sentences, brackets, words, punctuation.
+"""Count what a grammar checker finds: Harper for English, a LanguageTool server for other languages.
 
-None of these signs knows grammar. They tell prose from debris (truncated, mashed, stuttering text), so give the rule
-a small weight.
+A checker knows mistakes, and no sense: nonsense in good grammar passes, which `Relevance` is for.
 """
 
+import asyncio
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from importlib.util import find_spec
+from typing import Any, ClassVar
+from urllib.parse import urlencode
 
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
-from trl_ext.rewards.scorer import warn_once
-from trl_ext.rewards.text.prose import UNSPACED, prose, refusal, text_part, words
+from trl_ext.errors import SupportError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, run_in_loop
+from trl_ext.rewards.rules.http_client import REFUSALS, LongReply, check_server, fetch
+from trl_ext.rewards.rules.language import words_in
+from trl_ext.rewards.text.prose import normalized, prose, text_part, unmarked
+from trl_ext.rewards.text.secrets import public
 
-_FILLER = "\ufffc"  # Replaces code and formulas, so that a full stop behind one still ends a sentence.
-_DEFECTS_TO_ZERO = 0.1  # defects per word from which on a sign is 0.0
-
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-_LONG_WORD = re.compile(r"[^\W_]{5,}")
-_LETTER = re.compile(r"[^\W\d_]")
-_LISTED = re.compile(r"[#|*>+\u2022-]|\d{1,3}[.)]")
-# The first letters of sentences; behind "e.g." and "p. 3" no sentence begins.
-_FIRST_LETTERS = re.compile(
-    r"[.!?](?:(?<=\w\w\w.)|(?<=\d.))[\"'\u201d\u2019)]{0,3}[^\S\n]{1,3}[\"'\u201c\u2018(]{0,3}([^\W\d_])"
-)
-_SENTENCE_ENDS = tuple(".!?:;\u2026\u3002\uff01\uff1f\uff1a\uff1b" + _FILLER)
-_CLOSERS = "\"'*_`)]}\u201d\u2019\uff09\u3011\u300d\u300f\u300b"
-_PAIRS = dict(zip(")]}\u201d\uff09\u3011\u300d\u300f\u300b", "([{\u201c\uff08\u3010\u300c\u300e\u300a", strict=True))
-_BRACKETS = re.compile("[" + re.escape("".join(_PAIRS) + "".join(_PAIRS.values())) + "]")
-_ENUMERATORS = re.compile(r"(?m)^[^\S\n]{0,8}\w{1,3}\)")
-_REPEATED_MARKS = re.compile(r"([!?,.;:\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a])\1+")
-_DOUBLED = re.compile(rf"\b(?!had\b|that\b|[\d_])([^\W{UNSPACED}]{{2,30}})[^\S\n]{{1,3}}\1\b", re.IGNORECASE)
-_SPACED_MARKS = re.compile(r"[\w)][^\S\n]{1,3}(?:[,\uff0c\u3001\u3002\uff01\uff1f]|\.(?![\w.]))")
-_STUTTER = re.compile(r"([^\W\d_])\1{3,}")
-_JUNK = re.compile("[\ufffd\ud800-\udfff\ue000-\uf8ff\x00-\x08\x0e-\x1f]+")
-_SWITCH = re.compile(r"[^\W\d_](?=\d)|\d(?=[^\W\d_])")
-_VOWELLESS = re.compile(r"(?i)[bcdfghjklmnpqrstvwxz]{5,}")
-_CLUSTER = re.compile(r"(?i)[bcdfghjklmnpqrstvwxz]{7}")
+DIALECTS = ("american", "british", "australian", "canadian", "indian")  # in the order of Harper's numbers
+SERVER = "docker run --rm -p 8010:8010 erikvl87/languagetool"
+_FILLER = "x"  # Replaces code and formulas, so that the sentence around one stays whole.
+_MOST_CHARS = 20_000  # Harper takes some 50 ms for 1,000 characters, and
+# quadratic time on brackets and marks in a row: it gets parts, cut behind a sentence or a word where one ends in time.
+_PARTS = re.compile(r"(?s).{1000,1998}[.!?\n]\s|.{1,1999}\s|.{1,2000}")
+_DETAIL_CHARS = 80
+_FORM = "application/x-www-form-urlencoded"
+_free: dict[str, list[Any]] = {}  # linters that no thread uses, by dialect: each may lint one text at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar(Rule):
-    """Mean of seven signs of fluent prose, each 0.0 to 1.0.
+    """1.0 for English without mistakes, falling linearly to 0.0 at `zero_at` findings of Harper per 100 words.
 
-    Code, LaTeX, links and tags are cut out first. A sign with nothing to judge is 1.0, so a text without brackets does
-    not gain by adding some:
-
-        starts        share of sentences that do not begin with a small letter
-        ends          share of paragraphs of four words and more that end a sentence; list items and headings aside
-        balance       share of brackets and quotation marks that find their partner
-        words         no tokens that cannot be words: "xkcdq", "a1b2c3", "heeeeey", lone surrogates
-        punctuation   no repeated marks: "!!", ",,"; "..." is one mark
-        doubled       no word twice in a row: "the the"
-        spacing       no space in front of a comma or full stop
-
-    The last four fall linearly to 0.0 at one defect in ten words. A completion without words outside of code and
-    formulas earns 0.0 with status `no_answer`.
+    Spelling counts as grammar does; code, LaTeX, links and tags are cut out first. A word in another script than the
+    Latin one is a finding. A completion without words earns 0.0 with status `no_answer`, one with more than 20,000
+    characters with status `too_long`.
 
     Args:
+        dialect: "american", "british", "australian", "canadian" or "indian" spelling.
+        zero_at: Findings per 100 words from which on the value is 0.0.
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
 
+    Raises:
+        SupportError: Harper is not installed.
+
     Example:
-        >>> Grammar().score(Row(None, "so the the answer is 18", None, {})).detail
-        'starts 0.00, ends 0.00, doubled 0.00'
+        >>> Grammar().score(Row(None, "He go home. Then she follows him.", None, {})).detail
+        "1 finding in 7 words: Agreement 'go'"
     """
 
-    tier: ClassVar[str] = "inline"
-
+    dialect: str = "american"
+    zero_at: float = 20.0
     where: str = "all"
 
     def check(self) -> None:
+        check_choice(self, "dialect", self.dialect, DIALECTS)
+        check_number(self, "zero_at", self.zero_at, "findings above 0", lambda number: number > 0)
         check_choice(self, "where", self.where, ("all", "after_think"))
-        warn_once(
-            (type(self), self.name),
-            f"Rule '{self.name}' sees signs of broken text and knows no grammar: well-punctuated nonsense earns 1.0. "
-            "For grammar and sense ask the rule judge, or a server by an AsyncRule (docs/reference/judges.md).",
-        )
+        if find_spec("harper") is None:
+            raise SupportError(f"Rule '{self.name}' needs Harper. Run: pip install 'trl_ext[grammar]'.")
+
+    def warm_up(self) -> None:
+        found_in("Warm up.", self.dialect)
 
     def score(self, row: Row) -> Verdict:
-        refused = refusal(self, row.text)
+        text, num_words, refused = _read(self, row)
         if refused:
             return refused
-        text = prose(text_part(row.text, self.where), _FILLER)
-        num_words = len(_WORD.findall(text))
-        if not num_words:
-            return Verdict(self.floor, "no_answer", "no words outside of code and formulas")
-        values = {name: share(text) for name, share in _SHARES.items()}
-        for name, num_defects in _DEFECTS.items():
-            values[name] = max(0.0, 1.0 - num_defects(text) / (num_words * _DEFECTS_TO_ZERO))
-        low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
-        return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
+        foreign = len(words_in(text, "any")) - len(words_in(text, "Latin"))
+        found = [finding for part in _PARTS.findall(text) for finding in found_in(part, self.dialect)]
+        return _graded(self, found + ["word in another script"] * foreign, num_words)
 
 
-def paragraphs(text: str) -> list[str]:
-    """Split into paragraphs, without list items and headings; a line that opens with a small letter joins the last."""
-    groups: list[list[str]] = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if groups and line[0].islower():
-            groups[-1].append(line)
-        else:
-            groups.append([line])
-    return [" ".join(group) for group in groups if not _LISTED.match(group[0])]
+@dataclass(frozen=True, slots=True)
+class LanguageTool(AsyncRule):
+    """`Grammar` for other languages, by the findings of a LanguageTool server. Each Chinese character is a word.
 
+    A row has no value when the server fails (`infra_error`). A reply of another form, or of more than 2 MB, earns the
+    floor with status `no_score`.
 
-def starts(text: str) -> float:
-    """Return the share of sentences that do not begin with a small letter; scripts without capitals always pass."""
-    parts = paragraphs(text)
-    letters = [head.group() for head in (_LETTER.search(part[:3]) for part in parts) if head]
-    letters += (letter for part in parts for letter in _FIRST_LETTERS.findall(part))
-    return 1.0 - sum(map(str.islower, letters)) / len(letters) if letters else 1.0
+    Args:
+        url: Address of the server: "http://localhost:8010".
+        language: Code of a language that the server checks, such as "de-DE" or "zh-CN".
+        zero_at, where: As of `Grammar`.
 
-
-def ends(text: str) -> float:
-    """Return the share of paragraphs of four words and more that end a sentence."""
-    long = [paragraph for paragraph in paragraphs(text) if len(words(paragraph)) >= 4]
-    good = sum(paragraph.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS) for paragraph in long)
-    return good / len(long) if long else 1.0
-
-
-def balance(text: str) -> float:
-    """Return the share of brackets and quotation marks with a partner; `1)` and `a)` that open a line do not count."""
-    open_marks: list[str] = []
-    marks = _BRACKETS.findall(_ENUMERATORS.sub("", text))
-    unmatched = 0
-    for mark in marks:
-        if mark not in _PAIRS:
-            open_marks.append(mark)
-        elif open_marks and open_marks[-1] == _PAIRS[mark]:
-            open_marks.pop()
-        else:
-            unmatched += 1
-    straight = text.count('"')
-    total = len(marks) + straight
-    return 1.0 - (unmatched + len(open_marks) + straight % 2) / total if total else 1.0
-
-
-def is_odd(token: str) -> bool:
-    """Return True for a token that cannot be a word; names such as GPT4 and H2O, and all capitals, can.
-
-    Example:
-        >>> [is_odd(token) for token in ("strength", "xkcdq", "a1b2c3", "HTTPS", "GPT4")]
-        [False, True, True, False, False]
+    Raises:
+        SupportError: No such server answers when the rule is built.
     """
-    if len(token) < 5 or token.isdecimal():
-        return False
-    if len(token) > 40 or len(_SWITCH.findall(token)) > 1:
-        return True
-    return not token.isupper() and bool(_VOWELLESS.fullmatch(token) or _CLUSTER.search(token))
+
+    makes_calls: ClassVar[bool] = True
+    costs: ClassVar[tuple[str, ...]] = ()
+
+    url: str
+    language: str
+    zero_at: float = 20.0
+    where: str = "all"
+
+    def check(self) -> None:
+        check_server(f"Rule '{self.name}'", "url", self.url, "", "http://localhost:8010")
+        check_number(self, "zero_at", self.zero_at, "findings above 0", lambda number: number > 0)
+        check_choice(self, "where", self.where, ("all", "after_think"))
+        try:
+            messages_of(run_in_loop(asyncio.wait_for(self._asked("."), min(self.timeout_s, 10.0))).result())
+        except Exception as error:  # of sockets, of HTTP, or of a reply that is another server's
+            said = self.without_secrets(f"{public(self.url)} checks no {self.language!r} ({error!r:.200})")
+            raise SupportError(f"Rule '{self.name}': {said}. Start LanguageTool's server: {SERVER}") from error
+
+    def server_key(self) -> Hashable:
+        """The server's address: rules of one server pause together."""
+        return self.url
+
+    async def _asked(self, text: str) -> bytes:
+        body = urlencode({"language": self.language, "text": text}).encode()
+        return await fetch(f"{self.url.rstrip('/')}/v2/check", body, "", self.timeout_s, _FORM)
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        text, num_words, refused = _read(self, row)
+        if refused:
+            return refused
+        try:
+            reply = await self.call(lambda: self._asked(text))
+            return _graded(self, messages_of(reply), num_words)
+        except CallFailed as failed:
+            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
+                return Verdict(self.floor, "refused", str(failed))
+            if isinstance(failed.__cause__, LongReply):  # which a completion may bring about
+                return Verdict(self.floor, "no_score", str(failed))
+            raise
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return Verdict(self.floor, "no_score", f"not LanguageTool's reply: {reply[:_DETAIL_CHARS]!r}")
 
 
-_SHARES: dict[str, Callable[[str], float]] = {"starts": starts, "ends": ends, "balance": balance}
-_DEFECTS: dict[str, Callable[[str], int]] = {
-    # Tokens that cannot be words, runs of one letter, and characters that are no text.
-    "words": lambda text: (
-        sum(map(is_odd, _LONG_WORD.findall(text))) + sum(len(pattern.findall(text)) for pattern in (_STUTTER, _JUNK))
-    ),
-    "punctuation": lambda text: sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)),
-    "doubled": lambda text: len(_DOUBLED.findall(text)),  # "had had" and "that that" are English.
-    "spacing": lambda text: len(_SPACED_MARKS.findall(text)),  # French puts one in front of the taller marks.
-}
+def messages_of(reply: bytes) -> list[str]:
+    """Return what LanguageTool says of each match; an exception for another reply."""
+    return [str(match["message"])[:_DETAIL_CHARS] for match in json.loads(reply)["matches"]]
+
+
+def _read(rule: Grammar | LanguageTool, row: Row) -> tuple[str, int, Verdict | None]:
+    """Return a completion as it is checked, the number of its words, and the verdict where none is to be checked."""
+    # Without lone surrogates, which neither checker takes.
+    text = normalized(text_part(row.text, rule.where)).encode("utf-8", "replace").decode()
+    if len(text) > _MOST_CHARS:
+        return "", 0, Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {_MOST_CHARS} are checked")
+    num_words = len(words_in(prose(text), "any"))
+    none = None if num_words else Verdict(rule.floor, "no_answer", "no words outside of code and formulas")
+    return unmarked(prose(text, _FILLER)), num_words, none
+
+
+def _graded(rule: Grammar | LanguageTool, findings: list[str], num_words: int) -> Verdict:
+    value = max(0.0, 1.0 - 100 * len(findings) / num_words / rule.zero_at)
+    shown = f": {'; '.join(findings[:3])}" if findings else ""
+    return Verdict(value, "ok", f"{len(findings)} finding{'s' * (len(findings) != 1)} in {num_words} words{shown}")
+
+
+def found_in(text: str, dialect: str) -> list[str]:
+    """Return the kind and the words of each of Harper's findings."""
+    import harper
+
+    free = _free.setdefault(dialect, [])
+    try:
+        linter = free.pop()
+    except IndexError:
+        linter = harper.Linter(DIALECTS.index(dialect))
+    found = linter.lint(text, language="plaintext")
+    free.append(linter)
+    return [f"{one.lint_kind} {one.problem_text[:40]!r}" for one in found]

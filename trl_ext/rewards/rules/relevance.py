@@ -1,143 +1,131 @@
-"""Judge whether the completion is about the prompt's subject, in words of its own.
+"""Judge whether what the completion adds is about the prompt, by sentence embeddings.
 
-The test compares words: it tells an answer about the subject from one about something else, and no more. A correct
-answer of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it for prose, with a small weight. A
-model that compares meanings is a judge (`Judge`).
+The prompt's own words are taken out of the completion before it is compared, since they alone are similar to the
+prompt: a copy, a list of its words and a salad of them would beat every answer.
 """
 
-import math
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any
 
 import regex
 
+from trl_ext.errors import SupportError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prompt import question_text
-from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
+from trl_ext.rewards.text.prose import UNSPACED, normalized, prose, text_part, words
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
-_ASCII_WORD = re.compile("[a-z0-9]+")
-_UNSPACED_CHAR = regex.compile(rf"[{UNSPACED}]")
-_COPY_NGRAM = 5  # Words (or unspaced characters) in a row that are a copy and not a coincidence.
-# Words that say nothing of a subject, in English and Chinese; elsewhere frequency in the prompt weighs them down.
-_STOP_WORDS = frozenset(
-    "a about after all also an and any are as at be because been before but by can could did do does each for from "
-    "get give given had has have he her his how i if in into is it its just let make many may me more most much my no "
-    "not of on one or other our out over please s she should so some such than that the their them then there these "
-    "they this those to up us use very was we were what when where which while who whose why will with would you your "
-    "我们 你们 他们 它们 这个 那个 什么 怎么 怎样 为什 如何 可以 一个 一些 以及 或者 "
-    "因为 所以 但是 如果 就是 不是 没有 请问 是否 多少 哪些".split()
-)
+_UNIT = regex.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+# 100 words, or characters of a script without spaces: models read some 128 to 512 tokens and pass over what follows.
+_PART = regex.compile(rf"(?:\s*+(?:[{UNSPACED}]|[^\s{UNSPACED}]++)){{1,100}}+")
+_MOST_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Relevance(Rule):
-    """Share of the prompt's content that the completion mentions, less what it copies.
+    """Similarity of prompt and completion, less the prompt's own words.
 
-        value = max(0, min(1, mentioned / enough) * min(1, own / shared) - copied)
+        value = min(1, max(0, cosine) / enough) * min(1, own / shared)
 
-    `mentioned` is the share, by weight, of the prompt's content words that occur in the completion, however often.
-    A word's weight is ln(1 + n / c) for its c occurrences among the prompt's n words, so it does not depend on the
-    completion; stop words weigh nothing. Chinese, Japanese, Korean and Thai count by pairs of characters.
+    `cosine` compares the embeddings of the prompt and of the completion's own words, those that the prompt lacks: the
+    mean over parts of 100. `shared` counts the others; where words are not spaced, pairs of characters are compared. A
+    completion without words of its own, such as a copy of the prompt, earns 0.0 with status `no_answer`.
 
-    `own` and `shared` count the completion's different content words that the prompt lacks and has: the prompt's words
-    in another order are no answer. `copied` is the share of the prompt's 5-grams that stand in the completion word
-    for word. A completion without a content word of its own earns 0.0 with status `no_answer`.
-
-    A row whose prompt has no content words has no value (`gold_invalid`). Of a conversation only the last user message
-    is compared.
+    A row whose prompt has no words has no value (`gold_invalid`). Of a conversation only the last user message is
+    compared. Code, LaTeX, links and tags are left out.
 
     Args:
-        enough: Share of the prompt's content, above 0 and up to 1, from which on more mentions earn no more.
+        model: Name or folder of a sentence-transformers model. The default one reads English.
+        enough: Cosine, above 0 and up to 1, from which on more earns no more.
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
+        device: Where the model computes: "cpu", "cuda".
+
+    Raises:
+        SupportError: sentence-transformers is not installed, or the model cannot be loaded.
 
     Example:
-        >>> Relevance().score(Row("Why is the sky blue?", "Air scatters blue light from the sky.", None, {})).value
-        1.0
+        `RuleSet([Relevance("sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", weight=0.5)])`
     """
 
-    tier: ClassVar[str] = "inline"
-
-    enough: float = 0.5
+    model: str = "sentence-transformers/all-MiniLM-L6-v2"
+    enough: float = 0.4
     where: str = "all"
+    device: str = "cpu"
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "after_think"))
-        warn_once(
-            (type(self), self.name),
-            f"Rule '{self.name}' counts words in common and knows no meanings: nonsense with the prompt's words earns "
-            "1.0. For meanings ask the rule judge, or a server by an AsyncRule (docs/reference/judges.md).",
-        )
-        check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
+        check_number(self, "enough", self.enough, "a cosine above 0, up to 1", lambda cosine: 0 < cosine <= 1)
+        try:
+            encoder(self.model, self.device)
+        except Exception as error:  # no package, no such model, no such device
+            said = f"the model {self.model!r} cannot be loaded on {self.device!r} ({error!r:.300})"
+            run = f"pip install 'trl_ext[relevance]' && hf download {self.model}"
+            raise SupportError(f"Rule '{self.name}': {said}. Run: {run}, or give a folder.") from error
 
-    def score(self, row: Row) -> Verdict:
-        prompt = read_prompt(question_text(row.prompt))
-        if not prompt.weights:
-            return Verdict(None, "gold_invalid", "the prompt has no content words")
-        refused = refusal(self, row.text)
-        if refused:
-            return refused
-        units = units_of(text_part(row.text, self.where))
-        terms = frozenset(terms_of(units))
-        shared = [term for term in prompt.weights if term in terms]
-        own = len(terms) - len(shared)
-        if not own:
-            return Verdict(self.floor, "no_answer", "no content words of its own")
-        # In the prompt's order, because a sum of floats depends on it.
-        mentioned = sum(prompt.weights[term] for term in shared) / prompt.total
-        copied = len(prompt.ngrams.intersection(ngrams(units))) / len(prompt.ngrams) if prompt.ngrams else 0.0
-        value = max(0.0, min(1.0, mentioned / self.enough) * min(1.0, own / max(len(shared), 1)) - copied)
-        detail = f"{mentioned:.0%} of the prompt mentioned, {copied:.0%} copied, {own} words added"
-        return Verdict(value, "ok", detail)
+    def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
+        found: list[Verdict | tuple[str, list[str], float]] = [self._read(row) for row in rows]
+        asked = [one for one in found if not isinstance(one, Verdict)]
+        texts = list(dict.fromkeys(text for prompt, parts, _ in asked for text in (prompt, *parts)))
+        settings = {"normalize_embeddings": True, "show_progress_bar": False}
+        encoded = encoder(self.model, self.device).encode(texts, **settings) if texts else []
+        vectors = dict(zip(texts, encoded, strict=True))
+        return [one if isinstance(one, Verdict) else self._verdict(*one, vectors) for one in found]
 
+    def _read(self, row: Row) -> Verdict | tuple[str, list[str], float]:
+        """Return the prompt, the parts of what the completion adds, and own words per shared one, or a verdict."""
+        prompt = plain(question_text(row.prompt))
+        if not _RUN.search(prompt):
+            return Verdict(None, "gold_invalid", "the prompt has no words")
+        own, num_shared = without_copied(plain(prose(text_part(row.text, self.where))), prompt)
+        parts, num_own = _PART.findall(own), len(_UNIT.findall(own))
+        if not num_own:
+            return Verdict(self.floor, "no_answer", "no words of its own")
+        if len(parts) > _MOST_PARTS:
+            return Verdict(self.floor, "too_long", f"{num_own} words, at most {100 * _MOST_PARTS} are read")
+        return prompt, parts, num_own / max(num_shared, 1)
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as completions are compared with it: its terms with their weights, their sum, and its 5-grams."""
-
-    weights: Mapping[str, float]
-    total: float
-    ngrams: frozenset[tuple[str, ...]]
-
-
-@lru_cache(maxsize=256)  # The completions of a GRPO group share their prompt.
-def read_prompt(text: str) -> Prompt:
-    """Read the content of a prompt's last MAX_CHARS characters: the question stands at the end."""
-    units = units_of(text[-MAX_CHARS:])
-    counts = Counter(terms_of(units))
-    weights = {term: math.log1p(len(units) / count) for term, count in counts.items()}
-    return Prompt(weights, sum(weights.values()), frozenset(ngrams(units)))
+    def _verdict(self, prompt: str, parts: list[str], ratio: float, vectors: dict[str, Any]) -> Verdict:
+        cosine = sum(float(vectors[part] @ vectors[prompt]) for part in parts) / len(parts)
+        # Rounded, because a text's numbers differ a little with the texts beside it.
+        value = round(min(1.0, max(0.0, cosine) / self.enough) * min(1.0, ratio), 3)
+        return Verdict(value, "ok", f"cosine {cosine:.2f}, {ratio:.1f} own words per shared one")
 
 
-def units_of(text: str) -> list[str]:
-    """Split into words without case and punctuation, and runs of characters of scripts without spaces."""
-    text = normalized(text).casefold()
-    return _ASCII_WORD.findall(text) if text.isascii() else _RUN.findall(text)
+def plain(text: str) -> str:
+    """Return a text as it looks, without lone surrogates, which tokenizers refuse."""
+    return normalized(text).encode("utf-8", "replace").decode()
 
 
-def unspaced(unit: str) -> bool:
-    """Return True for a run of characters of a script without spaces."""
-    return not unit.isascii() and _UNSPACED_CHAR.match(unit) is not None
+def without_copied(text: str, prompt: str) -> tuple[str, int]:
+    """Return a text without the words that the prompt holds, plurals included, and how many these were.
+
+    Example:
+        >>> without_copied("Leap years: a leap is a pancake", "Why do we have a leap year?")
+        (' :   is  pancake', 5)
+    """
+    known = {unit for run in _RUN.findall(prompt.casefold()) for unit in units_of(run)}
+
+    def own(match: Any) -> str:
+        is_known = [unit in known for unit in units_of(match.group().casefold())]
+        if len(is_known) == 1:
+            return "" if is_known[0] else match.group()
+        around = zip(match.group(), [False, *is_known], [*is_known, False], strict=False)
+        return "".join(char for char, before, after in around if not (before or after))
+
+    left = _RUN.sub(own, text)
+    return left, len(_UNIT.findall(text)) - len(_UNIT.findall(left))
 
 
-def terms_of(units: list[str]) -> Iterator[str]:
-    """Yield content words, and pairs of characters where words are not spaced; a lone character is a term."""
-    for unit in units:
-        if not unspaced(unit):
-            yield from () if unit in _STOP_WORDS else (unit,)
-        elif len(unit) == 1:
-            yield unit
-        else:
-            pairs = (unit[i : i + 2] for i in range(len(unit) - 1))
-            yield from (pair for pair in pairs if pair not in _STOP_WORDS)
+def units_of(run: str) -> list[str]:
+    """Return a word without its plural's s, or the pairs of characters of a script without spaces."""
+    return [run.rstrip("s")] if len(words(run)) == 1 else [run[at : at + 2] for at in range(len(run) - 1)]
 
 
-def ngrams(units: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all 5-grams, of words, and of single characters where words are not spaced."""
-    single = [part for unit in units for part in (unit if unspaced(unit) else (unit,))]
-    return zip(*(single[start:] for start in range(_COPY_NGRAM)), strict=False)
+@lru_cache(maxsize=4)
+def encoder(model: str, device: str) -> Any:
+    """Return a sentence-transformers model."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(model, device=device)

@@ -16,7 +16,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
-from trl_ext.rewards.rules.http_client import REFUSALS, check_server, fetch
+from trl_ext.rewards.rules.http_client import REFUSALS, LongReply, check_server, fetch
 from trl_ext.rewards.rules.judge_prompt import compiled
 from trl_ext.rewards.totals.shaping import pair_of
 
@@ -96,6 +96,8 @@ class Remote(AsyncRule):
         except CallFailed as failed:
             if getattr(failed.__cause__, "status_code", None) in REFUSALS:
                 return Verdict(self.floor, "refused", str(failed))
+            if isinstance(failed.__cause__, LongReply):  # which a completion may bring about
+                return Verdict(self.floor, "no_score", str(failed))
             raise
         return self._verdict(reply)
 

@@ -54,7 +54,14 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "variable 'NO_SUCH_KEY' is not set": [{"sandbox": "sandbox-fusion", **URL, "api_key_env": "NO_SUCH_KEY"}],
         },
     ),
-    (Grammar, {"where is": [{"where": "think"}]}),
+    (
+        Grammar,
+        {
+            "where is": [{"where": "think"}],
+            "dialect is": [{"dialect": "scottish"}],
+            "findings above 0": [{"zero_at": 0}, {"zero_at": "20"}],
+        },
+    ),
     (Instructions, {COLUMN: [{"column": ""}, {"column": 3}], "true or false": [{"strict": "yes"}]}),
     (
         JsonSchema,
@@ -115,7 +122,10 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "'full', 'search'": [{"pattern": "a", "mode": "match"}],
         },
     ),
-    (Relevance, {"a share above 0": [{"enough": 0}, {"enough": 1.1}, {"enough": "1"}], "where": [{"where": "think"}]}),
+    (
+        Relevance,
+        {"a cosine above 0": [{"enough": 0}, {"enough": 1.1}, {"enough": "1"}], "where": [{"where": "think"}]},
+    ),
     (Repetition, {"ngram is 0": [{"ngram": 0}]}),
     (Tags, {"Give": [(), ("think", "think"), ("<think>",), ("a b",), ("",)]}),
 ]

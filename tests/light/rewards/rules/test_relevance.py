@@ -1,84 +1,84 @@
-"""Relevance: mentions of what the prompt asks, less what is copied from it."""
+"""Relevance: how similar what the completion adds is to the prompt."""
 
 # ruff: noqa: RUF001  Letters and marks that look alike are the subject.
 
+import pytest
+
+from tests.embeddings import encoder as encoder
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import RuleSet
 from trl_ext.rewards.rule import Row, Verdict
-from trl_ext.rewards.rules.relevance import Relevance, read_prompt
+from trl_ext.rewards.rules import relevance as module
+from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.text.prompt import question_text
 
 PROMPT = "Explain in two sentences why volcanoes erupt and what magma chambers have to do with it."
-ANSWER = "Magma collects in chambers under the crust. When its pressure grows too high, volcanoes erupt."
+ANSWER = "Pressure grows in the rock under the crust, and gas drives lava out."
+OTHER = "The oven sets the dough, while yeast makes it grow."
 CHINESE = "请用两句话解释火山为什么会喷发，岩浆房起什么作用？"
+
+pytestmark = pytest.mark.usefixtures("encoder")
 
 
 def judged(prompt: object, text: str, **fields) -> Verdict:
     return Relevance(**fields).score(Row(prompt, text, None, {}))
 
 
-def test_an_answer_about_the_subject_earns_more_than_one_about_another():
-    other = "Bread rises because yeast makes gas, and the oven sets the dough."
+def test_an_answer_in_other_words_earns_more_than_one_about_another_subject():
     assert judged(PROMPT, ANSWER).value > 0.8
-    assert judged(PROMPT, other).value == 0.0
+    assert judged(PROMPT, OTHER).value < 0.3
 
 
-def test_chinese_is_compared_by_pairs_of_characters():
-    assert judged(CHINESE, "岩浆房里压力升高时，火山就会喷发出熔岩和气体。").value > 0.4
-    assert judged(CHINESE, "面包因为酵母产生气体而膨胀。").value == 0.0
-
-
-def test_a_copied_prompt_earns_the_floor(subtests):
+def test_the_prompts_words_earn_nothing_whatever_their_order(subtests):
     for prompt in (PROMPT, CHINESE, [{"role": "user", "content": PROMPT}]):
-        for shape in ("{}", "{0} {0}", "Sure, here is something: {}", "{} Interesting question indeed!"):
-            with subtests.test(shape, prompt=prompt):
-                assert judged(prompt, shape.format(question_text(prompt))).value == 0.0
+        text = question_text(prompt)
+        for copy in (text, f"{text} {text}", " ".join(reversed(text.split())), text.upper(), "", "\u200b", "`lava`"):
+            with subtests.test(copy, prompt=prompt):
+                assert (judged(prompt, copy).value, judged(prompt, copy).status) == (0.0, "no_answer")
 
 
-def test_the_prompts_words_alone_earn_the_floor(subtests):
-    for text in ("magma volcanoes erupt chambers", "erupt " * 50, "why it is what it is", "", "\u200b"):
-        with subtests.test(text):
-            assert (judged(PROMPT, text).value, judged(PROMPT, text).status) == (0.0, "no_answer")
+def test_a_copy_with_a_word_added_earns_next_to_nothing_and_a_quotation_costs_nothing():
+    assert judged(PROMPT, f"{PROMPT} lava").value < 0.1
+    assert judged(PROMPT, f"Why do volcanoes erupt? {ANSWER}").value == judged(PROMPT, ANSWER).value
 
 
-def test_more_mentions_of_a_word_earn_no_more_and_what_the_prompt_repeats_weighs_less():
-    assert judged(PROMPT, "Magma rises.").value == judged(PROMPT, "Magma magma magma magma rises.").value
-    weights = read_prompt("magma magma magma volcano").weights
-    assert weights["magma"] < weights["volcano"]
+def test_a_salad_of_the_prompts_words_is_judged_by_the_others(subtests):
+    salads = {
+        PROMPT: "Volcanoes erupt the soup, magma votes, chambers explain a Tuesday.",
+        CHINESE: "火山喷发投票给窗户。",
+    }
+    for prompt, salad in salads.items():
+        with subtests.test(salad):
+            assert judged(prompt, salad).value < 0.5
+    assert judged(CHINESE, "熔岩从裂缝里涌出。").value > judged(CHINESE, "烤面包需要酵母。").value
 
 
-def test_the_value_grows_up_to_enough():
-    own = "Hot molten rock rises and breaks through:"
-    values = [
-        judged(PROMPT, f"{own} {words}", enough=1.0).value
-        for words in ("magma", "magma, volcanoes", "magma, volcanoes erupt")
-    ]
-    assert values == sorted(set(values)) and values[-1] < 1.0
-    assert judged(PROMPT, f"{own} magma, volcanoes erupt", enough=values[-1]).value == 1.0
+def test_the_whole_of_a_long_text_counts():
+    padded = f"{ANSWER} " * 10 + f"{OTHER} " * 90
+    assert judged(PROMPT, padded).value < 0.5 * judged(PROMPT, ANSWER).value
+    assert judged(PROMPT, "lava flows " * 6000).status == "too_long"
 
 
-def test_the_prompts_words_in_another_order_need_as_many_words_of_ones_own():
-    shuffled = "Volcanoes magma chambers erupt sentences explain"
-    values = [
-        judged(PROMPT, f"{shuffled} {own}").value
-        for own in ("indeed", "hot rock", "hot rock rises through some crust")
-    ]
-    assert values == sorted(set(values)) and values[0] < 0.2
-
-
-def test_quoting_part_of_the_prompt_costs_its_share():
-    quoting = f"You ask why volcanoes erupt and what magma chambers do. {ANSWER}"
-    assert 0.0 < judged(PROMPT, quoting).value < judged(PROMPT, ANSWER).value
-
-
-def test_a_prompt_without_content_cannot_be_judged(subtests):
-    for prompt in (None, "", "?!", "What is it?", [], [{"role": "system", "content": "volcanoes"}]):
+def test_a_prompt_without_words_cannot_be_judged(subtests):
+    for prompt in (None, "", "?!", [], [{"role": "system", "content": "volcanoes"}]):
         with subtests.test(prompt=prompt):
-            assert judged(prompt, ANSWER).status == "gold_invalid"
+            assert judged(prompt, ANSWER) == Verdict(None, "gold_invalid", "the prompt has no words")
 
 
-def test_of_a_conversation_the_last_user_message_counts():
-    prompt = [
-        {"role": "user", "content": "Tell me of bread."},
-        {"role": "assistant", "content": "Yeast."},
-        {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
-    ]
-    assert judged(prompt, ANSWER) == judged(PROMPT, ANSWER)
+def test_a_batch_is_encoded_at_once_and_judged_as_its_rows_alone(encoder, monkeypatch):
+    asked, encode = [], encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts, **kw: asked.append(len(texts)) or encode(texts, **kw))
+    texts = [ANSWER, OTHER, PROMPT, ANSWER]
+    rules = RuleSet([Relevance()])
+    values = rules(prompts=[PROMPT] * 4, completions=texts)
+    assert asked == [3]  # the prompt and two different texts
+    assert values == [judged(PROMPT, text).value for text in texts]
+
+
+def test_without_the_package_or_the_model_it_is_not_built(monkeypatch):
+    def missing(model, device):
+        raise OSError("no such model")
+
+    monkeypatch.setattr(module, "encoder", missing)
+    with pytest.raises(ConfigError, match=r"'my/model' cannot be loaded.*no such model.*pip install.*hf download my/"):
+        RuleSet.from_dict({"rules": [{"rule": "relevance", "model": "my/model"}]})

@@ -78,7 +78,7 @@ BAD = {
     "out of bounds": (b'{"reward": 100}', "no_score"),
     "a list": (b"[1]", "no_score"),
     "deep": (b"[" * 100_000, "no_score"),
-    "3 MB": (b'{"reward": 1, "x": "' + b"a" * 3_000_000 + b'"}', "infra_error"),
+    "3 MB": (b'{"reward": 1, "x": "' + b"a" * 3_000_000 + b'"}', "no_score"),
     "refused": (422, "refused"),
     "down": (503, "infra_error"),
     "elsewhere": ((302, {"Location": "http://127.0.0.1:9/"}), "infra_error"),

@@ -19,7 +19,16 @@ if IS_THOROUGH:
 RUNS = [(count, size, case) for count, sizes, cases in LAUNCHES for size in sizes for case in cases]
 # Tokens through the model: groups plan other forwards, with a prompt more or less and padding to their size. The mean
 # loss of a run is over the steps that it made itself, and one is resumed.
-_NOT_COMPARED = ("packing/forwarded", "packing/padded", "phase/", "_runtime", "_per_second", "step_time", "train_loss")
+_NOT_COMPARED = (
+    "packing/forwarded",
+    "packing/padded",
+    "packing/kernels",
+    "phase/",
+    "_runtime",
+    "_per_second",
+    "step_time",
+    "train_loss",
+)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,6 @@ from machine import save
 
 import trl_ext
 from trl_ext.packing import step_plan
-from trl_ext.packing.trie import RowSize
 
 NEVER = 10**12  # a call of the model so dear that no prompt is kept
 
@@ -73,9 +72,12 @@ def step(way: str, shape: Shape, options) -> tuple[float, float]:
 
 def operations(shape: Shape, options, keeps: bool) -> float:
     """Return the cost of the step's plan, in tokens through the linear layers."""
-    rows = [RowSize(i // shape.generations, shape.prompt - 1, own + 1) for i, own in enumerate(lengths(shape, seed=1))]
+    rows = [
+        step_plan.RowSize(i // shape.generations, shape.prompt - 1, own + 1)
+        for i, own in enumerate(lengths(shape, seed=1))
+    ]
     budget = step_plan.tokens_of_rows(rows, options.rows)
-    return sum(step_plan.plan_step(rows, 1, budget, options.width, keeps=keeps).costs)
+    return sum(step_plan.plan_step(rows, 1, budget, options.width, caches=keeps).costs)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def private_reads(source: str) -> list[str]:
 
 
 def test_nobody_reads_a_private_name_of_a_trainer():
-    assert private_reads("trainer._packs\nself._trainer._step\nself._x\ntrainer.rescue") == [
+    assert private_reads("trainer._packs\nself._trainer._step\nself._x\ntrainer.forward_loop") == [
         "trainer._packs",
         "_trainer._step",
     ]

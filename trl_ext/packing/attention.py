@@ -186,11 +186,9 @@ def attend(
     if group is not None:
         key, value = (keys_to_heads(x, group, num_heads) for x in (key, value))
         query, segments = queries_to_heads(query, group), segments.of_line(num_heads)
-    if segments.kept is not None:
-        if segments.num_kept:
-            key, value = segments.kept.before(module, key, value)
-        else:
-            segments.kept.keep(module, key, value)
+    if segments.cache is not None:
+        through_cache = segments.cache.before if segments.num_cached else segments.cache.store
+        key, value = through_cache(module, key, value)
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.plan import PlannedRow, Segment
+from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.ragged import Ragged, runs
 from trl_ext.packing.table import SegmentTable
 from trl_ext.packing.ulysses import SequenceGroup
@@ -62,7 +62,7 @@ class FlatRow:
         positions = torch.arange(missing, device=self.position_ids.device)[None]
         here = group.slice_of(self.num_tokens + missing)
         table, segments = self.table, self.table.segments + padding
-        asking = range(len(table.segments) - len(table.queries), len(segments)) if table.num_kept else None
+        asking = range(len(table.segments) - len(table.queries), len(segments)) if table.num_cached else None
         return replace(
             self,
             input_ids=pad(self.input_ids, (0, missing))[:, here],
@@ -114,7 +114,7 @@ class PackedRow(FlatRow):
 
 
 def flatten(
-    row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu", kept: KeptKeys | None = None
+    row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu", cache: PrefixCache | None = None
 ) -> FlatRow:
     """Turn a planned row into tensors.
 
@@ -122,17 +122,17 @@ def flatten(
         row: One row of `plan_rows`.
         sequences: Token ids of the batch, shared tokens included.
         device: Where the tensors go.
-        kept: Where the keys of the row go, or those of its first segments are from.
+        cache: Where the keys of the row go, or those of its first segments are from.
     """
     own = row.forwarded
     lengths = np.array([segment.length for segment in own])
     offsets = np.array([segment.offset for segment in own])
     items = np.array([segment.item for segment in own])
-    asking = range(len(row.segments) - len(own), len(row.segments)) if row.num_kept else None
+    asking = range(len(row.segments) - len(own), len(row.segments)) if row.num_cached else None
     return FlatRow(
         input_ids=_tensor(sequences.tokens[runs(sequences.starts[items] + offsets, lengths)], device)[None],
         position_ids=_tensor(runs(offsets, lengths), device)[None],
-        table=SegmentTable(row.segments, torch.device(device), asking=asking, kept=kept, num_kept=row.num_kept),
+        table=SegmentTable(row.segments, torch.device(device), asking=asking, cache=cache, num_cached=row.num_cached),
     )
 
 
@@ -141,15 +141,15 @@ def lay_out(
     sequences: Ragged,
     num_scored: np.ndarray,
     device: torch.device | str = "cpu",
-    kept: KeptKeys | None = None,
+    cache: PrefixCache | None = None,
 ) -> PackedRow:
     """Turn a planned row into tensors, with the places of the trailing tokens of every sequence.
 
     Args:
-        row, sequences, device, kept: As in `flatten`.
+        row, sequences, device, cache: As in `flatten`.
         num_scored: How many trailing tokens of each sequence are scored.
     """
-    flat = flatten(row, sequences, device, kept)
+    flat = flatten(row, sequences, device, cache)
     # Where the tokens before scored ones lie, piece by piece: sequence, place in it, place in the row, length.
     pieces: list[tuple[int, int, int, int]] = []
     firsts = sequences.lengths - num_scored - 1
@@ -158,7 +158,7 @@ def lay_out(
         while end > first:
             begin = max(first, segment.offset)
             if begin < end:
-                place = segment.start - row.num_kept + begin - segment.offset
+                place = segment.start - row.num_cached + begin - segment.offset
                 pieces.append((item, begin, place, end - begin))
             if begin == first:
                 break

@@ -272,7 +272,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
     # One completion is so long that a kernel takes larger blocks, and other precision in the backward.
     owns = {0: (3, 9, 1), 1: (3, 9, 1), 2: (3, SHORT, 1)}
     items = [RowSize(group, len(tokens), own) for group, tokens in beginnings.items() for own in owns[group]]
-    (row,) = plan_rows(items, None, {group: np.array(tokens) for group, tokens in beginnings.items()})
+    (row,) = plan_rows(items, None, [np.array(beginnings[item.group]) for item in items])
     table = SegmentTable(row.segments, device)
     draw = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(row.num_tokens, heads, head_size, generator=draw) for heads in (4, 2, 2, 4))

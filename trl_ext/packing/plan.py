@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trl_ext.errors import PackingError
-from trl_ext.packing.step_plan import plan_step
-from trl_ext.packing.trie import Node, RowSize, find_forks, grow
+from trl_ext.packing.step_plan import RowSize, plan_step
+from trl_ext.packing.trie import Node, prefix_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +58,24 @@ class PlannedRow:
     """A flat row: its segments in order, without gaps, a parent before its children.
 
     Args:
-        segments: The first of them may be kept from an earlier forward, whose keys and values serve this one.
-        num_kept: Tokens of the segments that are.
-        is_kept: Whether the row is such a prefix itself, of which nothing is scored.
+        segments: The first of them may be cached in an earlier forward, whose keys and values serve this one.
+        num_cached: Tokens of the segments that are.
+        is_prefix: Whether the row is such a prefix itself, of which nothing is scored.
     """
 
     segments: tuple[Segment, ...]
-    num_kept: int = 0
-    is_kept: bool = False
+    num_cached: int = 0
+    is_prefix: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
-        return self.segments[-1].end - self.num_kept
+        return self.segments[-1].end - self.num_cached
 
     @property
     def forwarded(self) -> tuple[Segment, ...]:
         """The segments whose tokens go through the model."""
-        return tuple(segment for segment in self.segments if segment.start >= self.num_kept)
+        return tuple(segment for segment in self.segments if segment.start >= self.num_cached)
 
     def place(self, segment: Segment, token: int) -> int:
         """Return where a token of the segment's sequence lies in the row.
@@ -93,8 +93,8 @@ class PlannedRow:
 def plan_rows(
     items: Sequence[RowSize],
     max_tokens: int | None = None,
-    beginnings: dict[int, np.ndarray] | None = None,
-    kept_multiple: int | None = None,
+    shareable: Sequence[np.ndarray] | None = None,
+    prefix_multiple: int | None = None,
 ) -> list[PlannedRow]:
     """Lay every item into exactly one row.
 
@@ -102,31 +102,30 @@ def plan_rows(
         items: Sequences to place.
         max_tokens: Most tokens in one row, or those of the longest item if they are more: it is too late to refuse
             it. None puts everything into a single row.
-        beginnings: The shared tokens of every group, if groups may share among each other what these begin with.
-            Items whose forks are known share what they do.
-        kept_multiple: What a group shares that is cut may be a row of its own, which is kept for those behind it; its
-            tokens are a multiple of this number. None: each row holds all that it needs.
+        shareable: Of every item the tokens that it may share with any other in its row: less than its length, and at
+            least what its group shares. None: items share with their group alone.
+        prefix_multiple: What a group shares that is cut may be a row by itself, which is cached for those behind it;
+            its tokens are a multiple of this number. None: each row holds all that it needs.
 
     Returns:
-        Rows in the order of their first item, those of groups with a kept row first. Without a budget there is one.
+        Rows in the order of their first item, those of groups with a cached prefix first. Without a budget there is
+        one.
 
     Raises:
         PackingError: an item has no own token, or disagrees with its group about the number of shared tokens.
     """
     _check(items)
-    if beginnings is not None:
-        items = find_forks(items, [beginnings[item.group] for item in items])
     if max_tokens is None:
-        return [_lay(items, range(len(items)))]
-    plan = plan_step(items, 1, max_tokens, math.inf, keeps=kept_multiple is not None)
+        return [_lay(items, range(len(items)), shareable)]
+    plan = plan_step(items, 1, max_tokens, math.inf, caches=prefix_multiple is not None)
     forwards, rows = plan.forwards[0], []
-    for stretch in plan.stretches:
-        first = items[forwards[stretch.begin][0]]
-        kept = first.shared - first.shared % (kept_multiple or 1)
-        rows.append(prefix_row(forwards[stretch.begin][0], kept))
-        rows += [behind(_lay(items, row), kept) for row in forwards[stretch.begin : stretch.end]]
-    others = forwards[plan.stretches[-1].end :] if plan.stretches else forwards
-    return rows + [_lay(items, row) for row in sorted(others) if row]
+    for group in plan.prefix_groups:
+        first = items[forwards[group.begin][0]]
+        length = first.shared - first.shared % (prefix_multiple or 1)
+        rows.append(prefix_row(forwards[group.begin][0], length))
+        rows += [behind(_lay(items, row, shareable), length) for row in forwards[group.begin : group.end]]
+    others = forwards[plan.prefix_groups[-1].end :] if plan.prefix_groups else forwards
+    return rows + [_lay(items, row, shareable) for row in sorted(others) if row]
 
 
 def _check(items: Sequence[RowSize]) -> None:
@@ -145,11 +144,11 @@ def _check(items: Sequence[RowSize]) -> None:
             )
 
 
-def _lay(items: Sequence[RowSize], row: Sequence[int]) -> PlannedRow:
+def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.ndarray] | None) -> PlannedRow:
     """Lay items into one row: prefixes by level, then sequences with a prefix, then those without."""
     prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
     leaves: list[tuple[int, Node | None]] = []  # sequence, parent
-    waiting: list[tuple[int, Node, Node | None]] = [(0, grow(items, row), None)]
+    waiting: list[tuple[int, Node, Node | None]] = [(0, prefix_tree(items, row, shareable), None)]
     while waiting:  # depth first
         level, node, parent = waiting.pop()
         if node.depth:
@@ -178,26 +177,26 @@ def _lay(items: Sequence[RowSize], row: Sequence[int]) -> PlannedRow:
 
 
 def prefix_row(item: int, num_tokens: int) -> PlannedRow:
-    """Return a row of the first tokens of a sequence alone, which is kept for others that begin with them."""
-    return PlannedRow((Segment(0, num_tokens, item, 0, None, is_prefix=True),), is_kept=True)
+    """Return a row of the first tokens of a sequence alone, which is cached for others that begin with them."""
+    return PlannedRow((Segment(0, num_tokens, item, 0, None, is_prefix=True),), is_prefix=True)
 
 
-def behind(row: PlannedRow, num_kept: int) -> PlannedRow:
-    """Return a row without the tokens that all its sequences begin with, behind these as they are kept.
+def behind(row: PlannedRow, num_cached: int) -> PlannedRow:
+    """Return a row without the tokens that all its sequences begin with, behind these in the cache.
 
     Args:
         row: All its sequences begin with these tokens.
-        num_kept: How many they are.
+        num_cached: How many they are.
     """
-    segments = list(prefix_row(row.segments[0].item, num_kept).segments)
+    segments = list(prefix_row(row.segments[0].item, num_cached).segments)
     numbers: list[int] = []
     for segment in row.segments:
-        if segment.num_keys <= num_kept:
+        if segment.num_keys <= num_cached:
             numbers.append(0)
             continue
-        start, offset = segments[-1].end, max(segment.offset, num_kept)
-        parent = 0 if segment.offset <= num_kept or segment.parent is None else numbers[segment.parent]
+        start, offset = segments[-1].end, max(segment.offset, num_cached)
+        parent = 0 if segment.offset <= num_cached or segment.parent is None else numbers[segment.parent]
         numbers.append(len(segments))
         end = start + segment.num_keys - offset
         segments.append(replace(segment, start=start, end=end, offset=offset, parent=parent))
-    return PlannedRow(tuple(segments), num_kept)
+    return PlannedRow(tuple(segments), num_cached)

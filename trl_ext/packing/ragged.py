@@ -30,6 +30,12 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    def take(self, rows: Sequence[int]) -> "Ragged":
+        """Return some of the sequences."""
+        index = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[index]
+        return Ragged(self.tokens[runs(self.starts[index], lengths)], cumulated(lengths))
+
     def __getitem__(self, i: int) -> np.ndarray:
         return self.tokens[self.starts[i] : self.starts[i + 1]]
 

@@ -7,11 +7,11 @@ that what they share is forwarded once; how they share it is the layout's busine
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from trl_ext.errors import PackingError
-from trl_ext.packing.trie import Node, RowSize, grow, spans
 
 # Slowest over mean rank: below it groups stay whole. A group that two ranks have costs a second copy of its prompt.
 BALANCED = 1.05
@@ -24,12 +24,31 @@ GATHERED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RowSize:
+    """Tokens of one row.
+
+    Args:
+        group: Rows with the same number begin with the same `shared` tokens.
+        shared: Leading tokens that are forwarded once for the rows of a group in the same forward.
+        own: Tokens after these, at least 1.
+    """
+
+    group: int
+    shared: int
+    own: int
+
+    @property
+    def length(self) -> int:
+        return self.shared + self.own
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
     """Forwards behind a prefix that goes through the model once, before the first of them.
 
     Args:
         begin, end: Their places, a half-open range.
-        groups: Of every rank the group whose shared tokens are kept; None: its forwards there are as all others.
+        groups: Of every rank the group whose shared tokens are cached; None: its forwards there are as all others.
     """
 
     begin: int
@@ -46,13 +65,13 @@ class StepPlan:
             rank: the forwards of ZeRO-3 and DDP are collectives. May be empty where there are fewer rows than places.
         max_tokens: Most tokens of a forward.
         costs: Of every rank, as in `forward_cost`.
-        stretches: Forwards behind prefixes that are kept for them, ascending.
+        prefix_groups: Forwards behind prefixes that are cached for them, ascending.
     """
 
     forwards: tuple[tuple[tuple[int, ...], ...], ...]
     max_tokens: int
     costs: tuple[float, ...]
-    stretches: tuple[Stretch, ...] = ()
+    prefix_groups: tuple[PrefixGroup, ...] = ()
 
     @property
     def imbalance(self) -> float:
@@ -80,39 +99,42 @@ class RowBlock:
     cost: float
 
 
-def forward_cost(rows: Sequence[RowSize], hidden_size: float) -> float:
+def forward_cost(rows: Iterable[RowSize], hidden_size: float) -> float:
     """Cost of a forward of some rows, in units of one token through the linear layers.
 
     A token costs about 24 h**2 operations a layer in the linear layers (attention projections 8 h**2, a gated MLP
     16 h**2), a query that looks at a key 4 h: scores and their sum over the values.
 
     Args:
-        rows: What they begin with in common is forwarded once.
+        rows: What a group shares is forwarded once.
         hidden_size: h.
     """
-    segments = spans(rows, range(len(rows)))
-    tokens = sum(end - start for start, end in segments)
-    looks = sum(end * (end + 1) - start * (start + 1) for start, end in segments) / 2
-    return tokens + looks / (6 * hidden_size)
+    tokens, looks, seen = 0, 0, set()
+    for row in rows:
+        begin = row.shared if row.group in seen else 0
+        seen.add(row.group)
+        tokens += row.length - begin
+        looks += row.length * (row.length + 1) - begin * (begin + 1)
+    return tokens + looks / 2 / (6 * hidden_size)
 
 
 def num_tokens(rows: Iterable[RowSize]) -> int:
-    """Return the tokens of a forward that holds these rows."""
-    rows = list(rows)
-    return sum(end - start for start, end in spans(rows, range(len(rows))))
+    """Return the tokens of a forward that holds these rows. Its layout may find more that they share."""
+    shared: dict[int, int] = {}
+    own = 0
+    for row in rows:
+        shared[row.group] = row.shared
+        own += row.own
+    return own + sum(shared.values())
 
 
 def tokens_of_rows(rows: Sequence[RowSize], num_rows: int) -> int:
-    """Return the most tokens of a forward if each held `num_rows` rows, group mates side by side.
-
-    What rows of a group share beyond what all of them share is counted for each: none may share more in a later step.
-    """
+    """Return the most tokens of a forward if each held `num_rows` rows, group mates side by side."""
     first_seen: dict[int, int] = {}
     for row in rows:
         first_seen.setdefault(row.group, len(first_seen))
     ordered = sorted(rows, key=lambda row: first_seen[row.group])
-    cut = [ordered[start : start + num_rows] for start in range(0, len(ordered), num_rows)]
-    return max((num_tokens(replace(row, forks=None) for row in part) for part in cut), default=0)
+    return max((num_tokens(ordered[i : i + num_rows]) for i in range(0, len(ordered), num_rows)), default=0)
 
 
 def plan_step(
@@ -121,7 +143,7 @@ def plan_step(
     max_tokens: int,
     hidden_size: float,
     homes: Sequence[int] | None = None,
-    keeps: bool = False,
+    caches: bool = False,
     gathers: bool = False,
 ) -> StepPlan:
     """Put every row into one forward of one rank.
@@ -135,34 +157,31 @@ def plan_step(
         max_tokens: Most tokens of a forward. A larger row gets a forward of its own: it is too late to refuse it.
         hidden_size: Of the model; weighs attention against the linear layers. Infinite: tokens alone count.
         homes: The rank of each row, where rows may not change it.
-        keeps: Whether a group that does not fit one forward may go through the model as a prefix, which is kept, and
-            several forwards behind it. It does where that takes less time.
+        caches: Whether a group that does not fit one forward may go through the model as a prefix, which is cached,
+            and several forwards behind it. It does where that takes less time.
         gathers: Whether each call of the model gathers its weights.
 
     Returns:
         Equal arguments give equal plans, on every rank and in every run.
     """
-    longest = max((row.length for row in rows), default=0)
-    max_tokens = max(max_tokens, longest)
-    if keeps:
-        plan = plan_step(rows, num_ranks, max_tokens, hidden_size, homes)
-        kept = _keeping(rows, num_ranks, max_tokens, hidden_size, homes)
-        call_cost = CALL_COST * (GATHERED if gathers else 1)
-        return plan if kept is None else min((plan, kept), key=lambda one: _time(rows, one, hidden_size, call_cost))
-    plan = _planned(rows, num_ranks, max_tokens, hidden_size, homes)
-    # Blocks that meet in a forward may be worth other segments than each by itself; hardly ever they take more tokens.
-    most = max((num_tokens(rows[i] for i in forward) for hand in plan.forwards for forward in hand), default=0)
-    if most <= max_tokens or max_tokens == longest:
+    max_tokens = max(max_tokens, max((row.length for row in rows), default=0))
+    plan = _balanced(rows, num_ranks, max_tokens, hidden_size, homes)
+    cached = _behind_prefixes(rows, num_ranks, max_tokens, hidden_size, homes) if caches and rows else None
+    if cached is None:
         return plan
-    return plan_step(rows, num_ranks, 2 * max_tokens - most, hidden_size, homes)
+    call_cost = CALL_COST * (GATHERED if gathers else 1)
+    return min((plan, cached), key=lambda one: _time(rows, one, hidden_size, call_cost))
 
 
-def _planned(
+def _balanced(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan:
+    """Return the plan without cached prefixes."""
     if homes is not None:
-        mine = [[i for i, home in enumerate(homes) if home == rank] for rank in range(num_ranks)]
-        of_ranks = [_blocks(rows, part, max_tokens, hidden_size) for part in mine]
+        of_ranks = [
+            _blocks(rows, [i for i, home in enumerate(homes) if home == rank], max_tokens, hidden_size)
+            for rank in range(num_ranks)
+        ]
         num = max(len(_fill(part, 1, max_tokens)) for part in of_ranks)
         return _plan([_by_cost(_fill(part, num, max_tokens)) for part in of_ranks], max_tokens)
     blocks = _blocks(rows, range(len(rows)), max_tokens, hidden_size)
@@ -173,8 +192,7 @@ def _planned(
         if largest is None or largest.cost < sum(b.cost for b in blocks) / num_ranks * (BALANCED - 1):
             break
         blocks.remove(largest)
-        parts = [part for half in halves(rows, largest.rows) for part in _fitting(rows, half, max_tokens)]
-        blocks += [_block(rows, part, hidden_size) for part in parts]
+        blocks += [_block(rows, half, hidden_size) for half in halves(rows, largest.rows)]
         other = plan_blocks(blocks, num_ranks, max_tokens)
         best = min(best, other, key=lambda plan: max(plan.costs))
     return best
@@ -195,7 +213,7 @@ def plan_blocks(blocks: Sequence[RowBlock], num_ranks: int, max_tokens: int) -> 
     forwards = _fill(blocks, num_ranks, max_tokens)
     while len(forwards) % num_ranks:
         forwards = _fill(blocks, len(forwards) + num_ranks - len(forwards) % num_ranks, max_tokens)
-    return _plan(_deal(forwards, num_ranks), max_tokens)
+    return _plan(_share_out(forwards, num_ranks), max_tokens)
 
 
 def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -205,38 +223,29 @@ def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, 
         rows: Sizes of all rows.
         members: Numbers of the rows of the forward.
     """
-    ordered = sorted(members, key=lambda i: (rows[i].beginnings, i))
+    ordered = sorted(members, key=lambda i: (rows[i].shared, rows[i].group, i))
     # What each row adds to the one before, the first one to what all of them share.
     beside = [ordered[-1], *ordered[:-1]]
-    ends = np.cumsum([rows[i].length - _num_common(rows[i], rows[j]) for i, j in zip(ordered, beside, strict=True)])
+    are_mates = [rows[i].group == rows[j].group for i, j in zip(ordered, beside, strict=True)]
+    ends = np.cumsum(
+        [rows[i].own if is_mate else rows[i].length for i, is_mate in zip(ordered, are_mates, strict=True)]
+    )
     cut = int(np.searchsorted(ends, ends[-1] / 2)) + 1
     cut = min(cut, max(len(ordered) - 1, 1))
     return tuple(sorted(ordered[:cut])), tuple(sorted(ordered[cut:]))
 
 
-def _num_common(one: RowSize, other: RowSize) -> int:
-    """Return how many tokens two rows begin with in common, as far as their forks tell."""
-    together = (fork for fork, of_other in zip(one.beginnings, other.beginnings, strict=False) if fork == of_other)
-    return max((tokens for tokens, _ in together), default=0)
+def _groups(rows: Sequence[RowSize], members: Iterable[int]) -> list[list[int]]:
+    """Return the members by groups, in the order of their first rows; rows that share nothing by themselves."""
+    groups: dict[Any, list[int]] = {}
+    for i in members:
+        groups.setdefault(rows[i].group if rows[i].shared else (i,), []).append(i)
+    return list(groups.values())
 
 
 def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> list[RowBlock]:
-    """Return the rows that had better share a forward; too many of them in parts, each with a copy of what it shares.
-
-    A beginning whose copies would be few beside all tokens, such as a short system prompt, leaves its rows free.
-    """
-    parts: list[Sequence[int]] = []
-    waiting = [grow(rows, members)]
-    while waiting:
-        node = waiting.pop()
-        parts += [[i] for i in node.members]
-        for child in node.children:
-            below = _within(rows, child, max_tokens)
-            copies = (len(child.members) + len(child.children) - 1) * child.depth
-            if child.is_of_group or copies > (BALANCED - 1) * sum(num_tokens(rows[i] for i in part) for part in below):
-                parts += below
-            else:
-                waiting.append(child)
+    """Return the groups of some rows; those that do not fit in parts, each with a copy of what the group shares."""
+    parts = [part for group in _groups(rows, members) for part in _cut(rows, group, max_tokens)]
     return [_block(rows, part, hidden_size) for part in parts]
 
 
@@ -245,36 +254,17 @@ def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: float) 
     return RowBlock(tuple(sorted(members)), num_tokens(sizes), forward_cost(sizes, hidden_size))
 
 
-def _within(rows: Sequence[RowSize], root: Node, max_tokens: int) -> list[Sequence[int]]:
-    """Cut the rows below a node by first fit, longest first: a long row that comes late would open a part of its own.
-
-    What parts of one node share is cut last: from the leaves up, each node's parts are put together where they fit.
-    """
-    nodes = [root]
-    for node in nodes:
-        nodes += node.children
-    parts: dict[Node, list[tuple[int, list[int]]]] = {}  # of each node: tokens after its end, rows
-    for node in reversed(nodes):
-        pieces = [(rows[i].length - node.depth, [i]) for i in node.members]
-        for child in node.children:
-            pieces += [(tokens + child.depth - node.depth, part) for tokens, part in parts.pop(child)]
-        bins: list[tuple[int, list[int]]] = []
-        for tokens, part in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
-            fits = (p for p, (used, _) in enumerate(bins) if node.depth + used + tokens <= max_tokens)
-            place = next(fits, None)
-            if place is None:
-                bins.append((tokens, part))
-            else:
-                bins[place] = bins[place][0] + tokens, bins[place][1] + part
-        parts[node] = bins
-    return [half for _, part in parts[root] for half in _fitting(rows, part, max_tokens)]
-
-
-def _fitting(rows: Sequence[RowSize], part: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
-    """Return a part, or halves of it while they have too many tokens: among few rows less is worth a segment."""
-    if num_tokens(rows[i] for i in part) <= max_tokens:
-        return [part]
-    return [one for half in halves(rows, part) for one in _fitting(rows, half, max_tokens)]
+def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut a group into parts by first fit, longest first: a long row that comes late would open a part of its own."""
+    parts: list[tuple[int, list[int]]] = []  # tokens, rows
+    for i in sorted(group, key=lambda i: (-rows[i].own, i)):
+        place = next((p for p, (tokens, _) in enumerate(parts) if tokens + rows[i].own <= max_tokens), None)
+        if place is None:
+            parts.append((rows[i].length, [i]))
+        else:
+            tokens, part = parts[place]
+            parts[place] = tokens + rows[i].own, [*part, i]
+    return [part for _, part in parts]
 
 
 def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[list[RowBlock]]:
@@ -295,69 +285,57 @@ def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[li
         num += 1
 
 
-def _keeping(
+def _behind_prefixes(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan | None:
     """Return a plan where a rank forwards what a group shares once, however many forwards the group takes.
 
-    The tokens that are kept count towards those of each forward behind them, since their activations are there as
+    The tokens that are cached count towards those of each forward behind them, since their activations are there as
     well. None where all groups fit a forward.
     """
-    if not rows:
-        return None
     if homes is None:  # as though a forward held everything
-        whole = plan_step(rows, num_ranks, sum(row.length for row in rows), hidden_size)
-        mine = [forward for (forward,) in whole.forwards]
+        whole = _balanced(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
+        of_ranks = [forward for (forward,) in whole.forwards]
     else:
-        mine = [tuple(i for i, home in enumerate(homes) if home == rank) for rank in range(num_ranks)]
-    cut: list[list[list[Sequence[int]]]] = []  # of every rank its groups that do not fit, each in parts
-    others: list[list[Sequence[int]]] = []
-    for members in mine:
-        groups: dict[int, list[int]] = {}
-        for i in members:
-            groups.setdefault(rows[i].group, []).append(i)
-        parts = [_within(rows, grow(rows, group), max_tokens) for group in groups.values()]
-        of_rank = [part for part in parts if len(part) > 1 and rows[part[0][0]].shared]
-        cut.append(sorted(of_rank, key=lambda part: -len(part)))
-        rest = [_block(rows, one, hidden_size) for part in parts if part not in of_rank for one in part]
+        of_ranks = [tuple(i for i, home in enumerate(homes) if home == rank) for rank in range(num_ranks)]
+    cut: list[list[list[list[int]]]] = []  # of every rank its groups that do not fit, each in parts
+    others: list[list[list[int]]] = []
+    for members in of_ranks:
+        parts = [_cut(rows, group, max_tokens) for group in _groups(rows, members)]
+        cut.append(sorted((part for part in parts if len(part) > 1), key=lambda part: -len(part)))
+        rest = [_block(rows, one, hidden_size) for part in parts if len(part) == 1 for one in part]
         filled = _by_cost(_fill(rest, 1, max_tokens)) if rest else []
         others.append([[i for block in forward for i in block.rows] for forward in filled])
-    full = max((num_tokens(rows[i] for i in forward) for of_rank in others for forward in of_rank), default=0)
-    if not any(cut) or full > max_tokens:
+    if not any(cut):
         return None
-    forwards: list[list[Sequence[int]]] = [[] for _ in mine]
-    stretches = []
+    forwards: list[list[list[int]]] = [[] for _ in of_ranks]
+    prefix_groups = []
     for k in range(max(map(len, cut))):
         length = max(len(of_rank[k]) for of_rank in cut if k < len(of_rank))
         begin = len(forwards[0])
-        for rank, hand in enumerate(forwards):
-            if k < len(cut[rank]):
-                hand += cut[rank][k]
-            else:
-                hand += others[rank][:length]
-                del others[rank][:length]
-            hand += [[] for _ in range(begin + length - len(hand))]
-        kept = tuple(rows[of_rank[k][0][0]].group if k < len(of_rank) else None for of_rank in cut)
-        stretches.append(Stretch(begin, begin + length, kept))
+        for of_rank, waiting, own in zip(cut, others, forwards, strict=True):
+            own += of_rank[k] if k < len(of_rank) else [waiting.pop(0) for _ in range(min(length, len(waiting)))]
+            own += [[] for _ in range(begin + length - len(own))]
+        groups = tuple(rows[of_rank[k][0][0]].group if k < len(of_rank) else None for of_rank in cut)
+        prefix_groups.append(PrefixGroup(begin, begin + length, groups))
     length = max(map(len, others))
-    for hand, rest_of_rank in zip(forwards, others, strict=True):
-        hand += [*rest_of_rank, *([] for _ in range(length - len(rest_of_rank)))]
-    plan = StepPlan(
-        tuple(tuple(tuple(sorted(forward)) for forward in hand) for hand in forwards), max_tokens, (), tuple(stretches)
-    )
+    for own, waiting in zip(forwards, others, strict=True):
+        own += [*waiting, *([] for _ in range(length - len(waiting)))]
+    per_rank = tuple(tuple(tuple(sorted(forward)) for forward in own) for own in forwards)
+    plan = StepPlan(per_rank, max_tokens, (), tuple(prefix_groups))
     return replace(plan, costs=tuple(sum(_costs(rows, plan, rank, hidden_size)) for rank in range(num_ranks)))
 
 
 def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: float) -> list[float]:
-    """Return the cost of every forward of a rank, and of every prefix that it keeps."""
+    """Return the cost of every forward of a rank, and of every prefix that it caches."""
     costs, prefixes = [], []
     for forward in plan.forwards[rank]:
         costs.append(forward_cost([rows[i] for i in forward], hidden_size))
-    for stretch in plan.stretches:
-        first = plan.forwards[rank][stretch.begin][:1] if stretch.groups[rank] is not None else ()
+    for group in plan.prefix_groups:
+        first = plan.forwards[rank][group.begin][:1] if group.groups[rank] is not None else ()
         prefix = sum(forward_cost([RowSize(0, 0, rows[i].shared)], hidden_size) for i in first)
         prefixes.append(prefix)
-        for place in range(stretch.begin, stretch.end):
+        for place in range(group.begin, group.end):
             costs[place] -= prefix if plan.forwards[rank][place] else 0
     return costs + prefixes
 
@@ -372,28 +350,28 @@ def _by_cost(forwards: list[list[RowBlock]]) -> list[list[RowBlock]]:
     return sorted(forwards, key=lambda forward: (-_cost(forward), sorted(block.rows for block in forward)))
 
 
-def _deal(forwards: list[list[RowBlock]], num_ranks: int) -> list[list[list[RowBlock]]]:
+def _share_out(forwards: list[list[RowBlock]], num_ranks: int) -> list[list[list[RowBlock]]]:
     """Costliest forwards first; of each turn the costliest goes to the rank that has least to do yet."""
-    hands: list[list[list[RowBlock]]] = [[] for _ in range(num_ranks)]
+    per_rank: list[list[list[RowBlock]]] = [[] for _ in range(num_ranks)]
     load = [0.0] * num_ranks
     ordered = _by_cost(forwards)
     for start in range(0, len(ordered), num_ranks):
         ranks = sorted(range(num_ranks), key=lambda rank: (load[rank], rank))
         for rank, forward in zip(ranks, ordered[start : start + num_ranks], strict=True):
-            hands[rank].append(forward)
+            per_rank[rank].append(forward)
             load[rank] += _cost(forward)
-    return hands
+    return per_rank
 
 
 def _cost(forward: Iterable[RowBlock]) -> float:
     return sum(block.cost for block in forward)
 
 
-def _plan(hands: list[list[list[RowBlock]]], max_tokens: int) -> StepPlan:
+def _plan(per_rank: list[list[list[RowBlock]]], max_tokens: int) -> StepPlan:
     return StepPlan(
         forwards=tuple(
-            tuple(tuple(sorted(i for block in forward for i in block.rows)) for forward in hand) for hand in hands
+            tuple(tuple(sorted(i for block in forward for i in block.rows)) for forward in own) for own in per_rank
         ),
         max_tokens=max_tokens,
-        costs=tuple(sum(map(_cost, hand)) for hand in hands),
+        costs=tuple(sum(map(_cost, own)) for own in per_rank),
     )

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.plan import Segment
+from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.ragged import cumulated, runs
 from trl_ext.packing.ulysses import SequenceGroup
 
@@ -65,16 +65,16 @@ class SegmentTable:
         device: Where the tensors are.
         group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
         asking: Numbers of the M segments whose tokens are queries; None: of all, which is M = N.
-        kept: Keeps the keys of this row, or has those of the row's first segments from an earlier forward.
-        num_kept: Tokens of the segments whose keys it has; they are no queries.
+        cache: Takes the keys of this row, or has those of the row's first segments from an earlier forward.
+        num_cached: Tokens of the segments whose keys it has; they are no queries.
     """
 
     segments: tuple[Segment, ...]
     device: torch.device
     group: SequenceGroup | None = None
     asking: Sequence[int] | None = None
-    kept: KeptKeys | None = None
-    num_kept: int = 0
+    cache: PrefixCache | None = None
+    num_cached: int = 0
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
     _of_lines: dict[int, "SegmentTable"] = field(default_factory=dict, init=False, repr=False)
 
@@ -113,7 +113,7 @@ class SegmentTable:
         if len(lines) == 1:
             return self
         if num_heads not in self._of_lines:
-            first = self.num_kept
+            first = self.num_cached
             each = (self.segments[-1].end - first) // self.group.size
             own = set(lines[self.group.rank // len(lines[0])])
             edges = [first + part * each for part in range(1, self.group.size) if (part in own) != (part - 1 in own)]
@@ -124,7 +124,7 @@ class SegmentTable:
                 if piece.start >= first and (piece.start - first) // each in own
             ]
             self._of_lines[num_heads] = SegmentTable(
-                pieces, self.device, asking=asking, kept=self.kept, num_kept=self.num_kept
+                pieces, self.device, asking=asking, cache=self.cache, num_cached=self.num_cached
             )
         return self._of_lines[num_heads]
 

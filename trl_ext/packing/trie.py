@@ -1,89 +1,16 @@
 """What the rows of a forward begin with in common, and which of it is worth a segment. Integers only, no tensors."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from trl_ext.packing.step_plan import RowSize
 
 # Fewest tokens that a common beginning must save. One more level of prefixes costs each layer some launches, about 15
 # microseconds on a card: as much as a layer's linear work on 16 tokens of an 8B model (24 h**2 operations a token at
 # h = 4096 and 400 TFLOP/s; estimated). What the rows of one group share is shared whatever it saves.
 MIN_SAVED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RowSize:
-    """Tokens of one row.
-
-    Args:
-        group: Rows with the same number begin with the same `shared` tokens.
-        shared: Leading tokens that are forwarded once for the rows of a group in the same forward.
-        own: Tokens after these, at least 1.
-        forks: Where the row parts from others, first place first: its leading tokens up to there, and a number that
-            rows have in common which begin with the same so many. None: it shares with its group alone.
-    """
-
-    group: int
-    shared: int
-    own: int
-    forks: tuple[tuple[int, int], ...] | None = None
-
-    @property
-    def length(self) -> int:
-        return self.shared + self.own
-
-    @property
-    def beginnings(self) -> tuple[tuple[int, int], ...]:
-        """The forks of the row; where they are not known, the end of what its group shares."""
-        if self.forks is not None:
-            return self.forks
-        return ((self.shared, self.group),) if self.shared else ()
-
-
-def find_forks(rows: Sequence[RowSize], tokens: Sequence[np.ndarray]) -> list[RowSize]:
-    """Return the rows with their forks.
-
-    Args:
-        rows: Their sizes.
-        tokens: Of each row what it may share, less than its length and at least what its group shares.
-    """
-    depths, parents = [0], [-1]
-    path, ends = [0], {}
-    before = np.empty(0, dtype=np.int64)
-
-    def add(depth: int) -> int:
-        depths.append(depth)
-        parents.append(path[-1])
-        path.append(len(depths) - 1)
-        return path[-1]
-
-    # As big-endian bytes tokens sort in the order of their numbers, so that what begins alike lies side by side.
-    for row in sorted(range(len(rows)), key=lambda i: tokens[i].astype(">i8").tobytes()):
-        common = _num_common(before, tokens[row])
-        below = None
-        while depths[path[-1]] > common:
-            below = path.pop()
-        if below is not None and depths[path[-1]] < common:
-            parents[below] = add(common)  # only the beginning of what stood there is common
-        if depths[path[-1]] < len(tokens[row]):
-            add(len(tokens[row]))
-        ends[row] = path[-1]
-        before = tokens[row]
-
-    def forks(end: int) -> tuple[tuple[int, int], ...]:
-        found = []
-        while end:
-            found.append((depths[end], end))
-            end = parents[end]
-        return tuple(reversed(found))
-
-    return [replace(row, forks=forks(ends[i])) for i, row in enumerate(rows)]
-
-
-def _num_common(one: np.ndarray, other: np.ndarray) -> int:
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
 
 
 @dataclass(eq=False)
@@ -92,7 +19,7 @@ class Node:
 
     Args:
         depth: Tokens from the beginning of a row to the end of the node; 0 for the root, which holds none.
-        first: A row that begins so.
+        first: The first row that begins so.
         members: Rows that go on from here on their own.
         children: Nodes that go on from here.
         is_of_group: True where rows of one group part, which are promised to share at least what their group does.
@@ -105,34 +32,95 @@ class Node:
     is_of_group: bool = False
 
 
-def grow(rows: Sequence[RowSize], members: Iterable[int]) -> Node:
-    """Return the root of the trie of some rows, with the nodes that are worth a segment."""
+def prefix_tree(
+    rows: Sequence[RowSize], members: Sequence[int], shareable: Sequence[np.ndarray] | None = None
+) -> Node:
+    """Return the root of the tree of what some rows begin with, with the nodes that are worth a segment.
+
+    Args:
+        rows: Sizes of all rows.
+        members: Numbers of those in the tree, ascending.
+        shareable: Of every row the tokens that it may share, less than its length and at least what its group shares.
+            None: rows share with their group alone.
+    """
     root = Node(0, -1)
-    nodes: dict[tuple[int, int], Node] = {}
-    groups: dict[int, list[int]] = {}
-    for i in members:
-        node = root
-        for fork in rows[i].beginnings:
-            if fork not in nodes:
-                nodes[fork] = Node(fork[0], i)
-                node.children.append(nodes[fork])
-            node = nodes[fork]
-        node.members.append(i)
-        groups.setdefault(rows[i].group, []).append(i)
-    for group in groups.values():
-        if last := _last_common(rows, group):
-            nodes[last].is_of_group = True
+    if shareable is None:
+        _add_groups(root, rows, members)
+    else:
+        _add_tokens(root, members, shareable)
+    _order(root)
+    _mark_groups(root, rows, members)
     _prune(root)
     return root
 
 
-def _last_common(rows: Sequence[RowSize], group: list[int]) -> tuple[int, int] | None:
-    """Return the fork up to which all rows of a group go together; None if there is one row, or no such place."""
-    if len(group) == 1:
-        return None
-    paths = [rows[i].beginnings for i in group]
-    together = [one for one, other in zip(min(paths), max(paths), strict=False) if one == other]
-    return together[-1] if together else None
+def _add_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> None:
+    nodes: dict[int, Node] = {}
+    for i in members:
+        node = root
+        if rows[i].shared:
+            node = nodes.setdefault(rows[i].group, Node(rows[i].shared, i))
+        node.members.append(i)
+    root.children += nodes.values()
+
+
+def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarray]) -> None:
+    path, before = [root], np.empty(0, dtype=np.int64)
+    # As big-endian bytes tokens sort in the order of their numbers, so that what begins alike lies side by side.
+    for row in sorted(members, key=lambda i: shareable[i].astype(">i8").tobytes()):
+        tokens = shareable[row]
+        common, below = _num_common(before, tokens), None
+        while path[-1].depth > common:
+            below = path.pop()
+        if below is not None and path[-1].depth < common:  # only the beginning of what stood there is common
+            path[-1].children[-1] = node = Node(common, below.first, children=[below])
+            path.append(node)
+        if path[-1].depth < len(tokens):
+            node = Node(len(tokens), row)
+            path[-1].children.append(node)
+            path.append(node)
+        path[-1].members.append(row)
+        before = tokens
+
+
+def _num_common(one: np.ndarray, other: np.ndarray) -> int:
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _walk(root: Node) -> list[Node]:
+    """Return all nodes, each before those below it."""
+    nodes = [root]
+    for node in nodes:
+        nodes += node.children
+    return nodes
+
+
+def _order(root: Node) -> None:
+    """Put rows, and nodes by their first rows, in the order of their numbers."""
+    for node in reversed(_walk(root)):
+        node.members.sort()
+        node.children.sort(key=lambda child: child.first)
+        node.first = min([*node.members[:1], *(child.first for child in node.children[:1])], default=-1)
+
+
+def _mark_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> None:
+    """Mark the last node where all rows of a group are together, of each group with several rows that has one."""
+    sizes: dict[int, int] = {}
+    for i in members:
+        sizes[rows[i].group] = sizes.get(rows[i].group, 0) + 1
+    below: dict[Node, dict[int, int]] = {}  # of each node the rows of every group that is not whole below it
+    for node in reversed(_walk(root)):
+        counts: dict[int, int] = {}
+        for child in node.children:
+            for group, count in below.pop(child).items():
+                counts[group] = counts.get(group, 0) + count
+        for i in node.members:
+            counts[rows[i].group] = counts.get(rows[i].group, 0) + 1
+        whole = [group for group, count in counts.items() if count == sizes[group]]
+        node.is_of_group = any(sizes[group] > 1 for group in whole)
+        below[node] = {group: count for group, count in counts.items() if group not in whole}
 
 
 def _prune(root: Node) -> None:
@@ -151,15 +139,3 @@ def _prune(root: Node) -> None:
                 node.members += child.members
                 candidates += child.children[::-1]
         waiting += node.children
-
-
-def spans(rows: Sequence[RowSize], members: Iterable[int]) -> list[tuple[int, int]]:
-    """Return, of every segment of a flat row that holds these rows, the tokens before it and up to its end."""
-    found: list[tuple[int, int]] = []
-    waiting = [grow(rows, members)]
-    while waiting:
-        node = waiting.pop()
-        ends = [child.depth for child in node.children] + [rows[i].length for i in node.members]
-        found += [(node.depth, end) for end in ends]
-        waiting += node.children
-    return found

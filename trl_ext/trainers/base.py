@@ -22,7 +22,6 @@ from trl_ext.trainers.checks import (
 )
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
-from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.gradient_sync import (
     backward_where_there_is_one,
@@ -33,9 +32,10 @@ from trl_ext.trainers.packing import PackingSwitch
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.setting_checks import check_settings
+from trl_ext.trainers.step.run import RunsForwards
 
 
-class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds):
+class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch, RunEnds):
     """Mixed into GRPOTrainer and RewardTrainer, in front of TRL's trainer. Its bases may come in any order."""
 
     @classmethod

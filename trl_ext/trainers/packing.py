@@ -83,13 +83,14 @@ class PackingSwitch(Trainer):
     def step_settings(self) -> StepSettings:
         """What forwards are planned by, as it is now. Collective once, where processes share rows."""
         settings = StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
-        return replace(settings, keeps=self._packs and self._share_prompt and self._keeps_prefixes)
+        is_on = self._packs and self._share_prompt and self._can_cache_prefixes
+        return replace(settings, caches_prefixes=is_on)
 
     @property
-    def _keeps_prefixes(self) -> bool:
-        """Whether the keys of a prefix can be kept for several forwards.
+    def _can_cache_prefixes(self) -> bool:
+        """Whether the keys of a prefix can be cached for several forwards.
 
-        Not where layers carry state, which would have to be kept as well, not under FSDP, which lets go of a layer's
+        Not where layers carry state, which would have to be cached as well, not under FSDP, which lets go of a layer's
         weights after its first backward, and not under reentrant checkpointing, which hands out no graph of the keys.
         """
         options = self.args.gradient_checkpointing_kwargs

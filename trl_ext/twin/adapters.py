@@ -137,14 +137,14 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
     """
     from trl_ext.packing.ragged import Ragged, cumulated
     from trl_ext.trainers.forward.completions import Unpadded
-    from trl_ext.trainers.grpo.update import RolloutSize
+    from trl_ext.trainers.step.rows import RolloutSize
 
     def sizes_of(rollouts: dict[str, Any], accelerator: Any = None) -> list[Any]:
         num_ranks = 1 if accelerator is None else accelerator.num_processes
         widths = rollouts["prompt_ids"].size(1), rollouts["completion_ids"].size(1)
         return [RolloutSize(1, *widths, has_gradient=True)] * (len(rollouts["prompt_ids"]) * num_ranks)
 
-    def deal(rollouts: dict[str, Any], rows_of_ranks: Any, accelerator: Any) -> dict[str, Any]:
+    def redistribute(rollouts: dict[str, Any], rows_of_ranks: Any, accelerator: Any) -> dict[str, Any]:
         num_rows = len(rows_of_ranks[accelerator.process_index])
 
         def pick(value: torch.Tensor) -> torch.Tensor:  # a group of ranks has more rows than one of them
@@ -166,10 +166,11 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
 
     where = "trl_ext.trainers"
     return replaced(
-        (f"{where}.grpo.update:sizes_of", sizes_of),
-        (f"{where}.grpo.update:deal", deal),
-        (f"{where}.forward.sequence_parallel:deal", deal),
+        (f"{where}.step.plan:sizes_of", sizes_of),
+        (f"{where}.step.plan:redistribute", redistribute),
+        (f"{where}.forward.sequence_parallel:redistribute", redistribute),
         (f"{where}.forward.completions:unpad", unpad),
+        (f"{where}.step.rows:unpad", unpad),
     )
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.ragged import Ragged, runs
-from trl_ext.packing.step_plan import halves, num_tokens, plan_step
-from trl_ext.packing.trie import MIN_SAVED, RowSize, find_forks
+from trl_ext.packing.step_plan import RowSize, halves, num_tokens, plan_step
+from trl_ext.packing.trie import MIN_SAVED
 
 SYSTEM = list(range(100, 100 + MIN_SAVED))
 
 
-def tree_of_sequences(seed: int) -> tuple[list[RowSize], dict[int, np.ndarray], list[list[int]]]:
-    """Items, beginnings and tokens of groups whose beginnings fork again and again."""
+def tree_of_sequences(seed: int) -> tuple[list[RowSize], list[np.ndarray], list[list[int]]]:
+    """Items, what they may share, and tokens of groups whose beginnings fork again and again."""
     draw = random.Random(seed)
 
     def tokens(most: int) -> list[int]:
@@ -30,7 +30,7 @@ def tree_of_sequences(seed: int) -> tuple[list[RowSize], dict[int, np.ndarray], 
         own = [7, *tokens(5)]
         items.append(RowSize(group, len(beginnings[group]), len(own)))
         sequences.append([*beginnings[group], *own])
-    return items, {i: np.array(b, dtype=np.int64) for i, b in enumerate(beginnings)}, sequences
+    return items, [np.array(beginnings[item.group], dtype=np.int64) for item in items], sequences
 
 
 def read(row, segment, sequences) -> list[int]:
@@ -45,9 +45,9 @@ def read(row, segment, sequences) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_sequence_reads_whole_along_its_chain_and_a_trie_takes_no_more_tokens_than_groups_apart(seed):
-    items, beginnings, sequences = tree_of_sequences(seed)
+    items, shareable, sequences = tree_of_sequences(seed)
     for max_tokens in (None, max(120, *map(len, sequences))):
-        rows = plan_rows(items, max_tokens, beginnings)
+        rows = plan_rows(items, max_tokens, shareable)
         own = [(row, segment) for row in rows for segment in row.segments if not segment.is_prefix]
         assert sorted(segment.item for _, segment in own) == list(range(len(items)))
         for row, segment in own:
@@ -55,7 +55,7 @@ def test_every_sequence_reads_whole_along_its_chain_and_a_trie_takes_no_more_tok
             assert read(row, segment, sequences) == whole
             flat = [t for s in row.segments for t in sequences[s.item][s.offset : s.offset + s.length]]
             assert [flat[row.place(segment, token)] for token in range(len(whole))] == whole
-    (together,), (apart,) = plan_rows(items, None, beginnings), plan_rows(items)
+    (together,), (apart,) = plan_rows(items, None, shareable), plan_rows(items)
     assert together.num_tokens <= apart.num_tokens
     assert all(together.segments[s.parent].is_prefix for s in together.segments if s.parent is not None)
 
@@ -63,7 +63,7 @@ def test_every_sequence_reads_whole_along_its_chain_and_a_trie_takes_no_more_tok
 def segments_of(*beginnings: list[int], members: int = 2) -> list[tuple[int, int | None]]:
     """Length and parent of every segment, with one own token a sequence."""
     items = [RowSize(group, len(b), 1) for group, b in enumerate(beginnings) for _ in range(members)]
-    (row,) = plan_rows(items, None, {group: np.array(b) for group, b in enumerate(beginnings)})
+    (row,) = plan_rows(items, None, [np.array(beginnings[item.group]) for item in items])
     return [(s.length, s.parent) for s in row.segments]
 
 
@@ -91,45 +91,16 @@ def tokens_of(rows: list[RowSize], plan) -> list[int]:
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_step_is_planned_by_what_its_rows_share(seed, num_ranks):
-    items, beginnings, sequences = tree_of_sequences(seed)
-    rows = find_forks(items, [beginnings[item.group] for item in items])
+def test_the_layout_of_a_planned_forward_takes_no_more_tokens_than_the_plan_counts(seed, num_ranks):
+    items, shareable, sequences = tree_of_sequences(seed)
     budget = max(90, *map(len, sequences))
-    plan = plan_step(rows, num_ranks, budget, 64)
-    assert sorted(i for hand in plan.forwards for forward in hand for i in forward) == list(range(len(rows)))
-    assert max(tokens_of(rows, plan)) <= budget
-    for hand in plan.forwards:
-        for forward in hand:
-            if forward:
-                (row,) = plan_rows([rows[i] for i in forward])
-                assert row.num_tokens == num_tokens(rows[i] for i in forward)
-                assert row.num_tokens <= num_tokens(items[i] for i in forward)
-            one, other = halves(rows, forward) if forward else ((), ())
-            assert sorted([*one, *other]) == list(forward)
-            assert len(forward) < 2 or (one and other)
-    assert plan_step(rows, num_ranks, budget, 64) == plan
-
-
-def tree_of_turns(depth: int, turn: int) -> list[list[int]]:
-    """The 2 ** depth conversations of a binary tree, in an order that tears them apart."""
-    leaves = [
-        [t for level in range(depth) for t in [leaf >> (depth - 1 - level), level] * (turn // 2)]
-        for leaf in range(2**depth)
-    ]
-    return leaves[::3] + leaves[1::3] + leaves[2::3]
-
-
-def test_a_tree_over_the_budget_is_cut_between_its_branches():
-    leaves = [[7] * 20 + leaf for leaf in tree_of_turns(4, 32)]
-    rows = find_forks([RowSize(0, 19, len(leaf) - 19) for leaf in leaves], [np.array(leaf[:-1]) for leaf in leaves])
-    everything = 20 + 32 * (2 + 4 + 8 + 16)
-    assert tokens_of(rows, plan_step(rows, 1, everything, 64)) == [everything]
-    # Half of the tree, a quarter: each with a copy of what leads there, and no more.
-    for budget, each in ((540, 20 + 32 * (1 + 2 + 4 + 8)), (300, 20 + 32 * (1 + 1 + 2 + 4))):
-        found = tokens_of(rows, plan_step(rows, 1, budget, 64))
-        assert sum(found) <= each * len(found) and len(found) == -(-everything // each)
-    # A beginning that is short beside the rows does not hold them together.
-    system = [[1] * 20 + [g] * 400 + [i] * 9 for g in range(8) for i in range(2)]
-    sizes = [RowSize(one[20], 420, 9) for one in system]
-    known = find_forks(sizes, [np.array(one[:-1]) for one in system])
-    assert plan_step(known, 4, 2000, 64).forwards == plan_step(sizes, 4, 2000, 64).forwards
+    plan = plan_step(items, num_ranks, budget, 64)
+    assert sorted(i for hand in plan.forwards for forward in hand for i in forward) == list(range(len(items)))
+    assert max(tokens_of(items, plan)) <= budget
+    for forward in (forward for hand in plan.forwards for forward in hand if forward):
+        (row,) = plan_rows([items[i] for i in forward], None, [shareable[i] for i in forward])
+        assert row.num_tokens <= num_tokens(items[i] for i in forward)
+        one, other = halves(items, forward)
+        assert sorted([*one, *other]) == list(forward)
+        assert len(forward) < 2 or (one and other)
+    assert plan_step(items, num_ranks, budget, 64) == plan

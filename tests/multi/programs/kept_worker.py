@@ -91,14 +91,14 @@ def trained(case: str, folder: Path, keeps: bool) -> dict[str, Any]:
         rollout_func=rollout,
         peft_config=peft_config,
     )
-    stretches = []
-    plan = trainer._update._plan
+    prefix_groups = []
+    plan = trainer._planner._plan
 
     def planned(*args: Any) -> Any:
-        stretches.append(len((made := plan(*args)).stretches))
+        prefix_groups.append(len((made := plan(*args)).prefix_groups))
         return made
 
-    trainer._update._plan = planned
+    trainer._planner._plan = planned
     if case == "out of memory":
         _run_out_once(trainer)
     with mock.patch.object(step_plan, "CALL_COST", 1 if keeps else 10**9):
@@ -110,8 +110,8 @@ def trained(case: str, folder: Path, keeps: bool) -> dict[str, Any]:
     return {
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
         "tokens": logged,
-        "stretches": stretches,
-        "level": trainer.rescue.level,
+        "prefix_groups": prefix_groups,
+        "level": trainer.forward_loop.halving.level("actor"),
     }
 
 
@@ -122,7 +122,7 @@ def _run_out_once(trainer: GRPOTrainer) -> None:
 
     def forward(*args: Any, segments: Any = None, **kwargs: Any) -> Any:
         nonlocal is_due
-        if is_due and segments is not None and segments.num_kept and len(segments.queries) > 1:
+        if is_due and segments is not None and segments.num_cached and len(segments.queries) > 1:
             is_due = False
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return plain(*args, segments=segments, **kwargs)

@@ -34,7 +34,7 @@ def train(self, *args, **kwargs):
     at = None if not AT else {int(number) for number in AT.split(",")}
     limit = Limit(model, at=at, times=float("inf") if is_due and os.environ["OOM_IN"] == "forward" else 0)
     result = plain_train(self, *args, **kwargs)
-    facts = {"failed": limit.failed, "forwards": len(limit.seen), "halvings": dict(self.rescue._level)}
+    facts = {"failed": limit.failed, "forwards": len(limit.seen), "halvings": dict(self.forward_loop.halving._level)}
     Path(self.args.output_dir, f"oom-rank{rank}.json").write_text(json.dumps(facts))
     return result
 

@@ -138,7 +138,7 @@ def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
         "logged": trainer.state.log_history,
         "zero_stage": getattr(trainer.model_wrapped, "zero_optimization_stage", lambda: 0)(),
-        "why_not_split": trainer.rescue.why_not,
+        "why_not_split": trainer.forward_loop.halving.why_not,
     }
 
 

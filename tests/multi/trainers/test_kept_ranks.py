@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("case", RUN)
 def test_weights_are_those_of_prompts_forwarded_again(trained, case):
     kept, again = trained[case, True], trained[case, False]
-    assert sum(kept["stretches"]) >= 2 and not sum(again["stretches"])
+    assert sum(kept["prefix_groups"]) >= 2 and not sum(again["prefix_groups"])
     assert sum(kept["tokens"]) < 0.9 * sum(again["tokens"])
     assert kept["weights"].keys() == again["weights"].keys() and kept["weights"]
     distance = max((kept["weights"][name] - again["weights"][name]).abs().max().item() for name in kept["weights"])

@@ -15,7 +15,7 @@ from trl_ext.compat.seams import SEAMS
 from trl_ext.trainers.grpo.log_probs.old_policy import importance_ratio
 from trl_ext.trainers.grpo.rewards import total_rewards
 from trl_ext.trainers.grpo.rollout_state import EpochSampler
-from trl_ext.trainers.grpo.update import _weights, counted_tokens
+from trl_ext.trainers.step.rows import counted_tokens, weights
 
 GRPO, ROLLOUTS = "trl.trainer.grpo_trainer:GRPOTrainer", "_generate_and_score_completions"
 BELIEFS, TEMPERATURE = -5.2, 0.7
@@ -143,7 +143,7 @@ def losses_of_parts_add_up_by_our_weights(folder):
             folder, loss_type=loss_type, vllm_importance_sampling_mode="token_truncate", steps_per_generation=1
         )
         rollouts = rollouts_of(subject)
-        weigh, whole = _weights(loss_type, 4, rollouts), subject._compute_loss(subject.model, rollouts)
+        weigh, whole = weights(loss_type, 4, rollouts), subject._compute_loss(subject.model, rollouts)
         parts = [{k: v[a:b] if v.ndim else v for k, v in rollouts.items()} for a, b in ((0, 1), (1, 4))]
         losses = [subject._compute_loss(subject.model, part) * weigh(len(part["advantages"]), part) for part in parts]
         assert losses[0].abs() > 1e-4

@@ -261,8 +261,8 @@ def test_a_kernel_without_a_backward_is_no_silent_zero(flash):
 
 
 def row_of(seed: int) -> PlannedRow:
-    items, beginnings, _ = tree_of_sequences(seed)
-    (row,) = plan_rows(items, None, beginnings)
+    items, shareable, _ = tree_of_sequences(seed)
+    (row,) = plan_rows(items, None, shareable)
     return row
 
 

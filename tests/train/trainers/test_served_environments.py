@@ -14,7 +14,7 @@ from tests.environment_servers import ADD, EnvClient, Game, GymServer
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, RuleSet
 from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym, openenv
-from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.step.rows import counted_tokens
 
 SUMS = tool_task.sums()
 ROWS = SUMS.add_column("level", [int(answer) // 2 for answer in SUMS["answer"]])

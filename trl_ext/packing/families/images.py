@@ -199,6 +199,10 @@ class BatchImages:
             reader, images, _positions(sequences, is_image, rows, reader), runs_everywhere
         )
 
+    def take(self, rows: Sequence[int]) -> "BatchImages":
+        """Return the same for some of the sequences, whose tokens name the same images."""
+        return replace(self, positions=[self.positions[i] for i in rows] if self.positions else ())
+
     def put_into(self, packed: PackedRow, row: PlannedRow, sequences: Ragged) -> PackedRow:
         """Return the model's input with its images.
 
@@ -213,8 +217,8 @@ class BatchImages:
         shown: list[Image] = []
         token_id = self.reader.token_id
         if (names < 0).any():
-            kept = packed.table.kept
-            is_filler = len(row.segments) == 1 and row.segments[0].is_prefix and not (kept and kept.num_tokens)
+            cache = packed.table.cache
+            is_filler = len(row.segments) == 1 and row.segments[0].is_prefix and not (cache and cache.num_tokens)
             # A row that counts for nothing may hold the first tokens of an image: any tokens, then.
             shown, token_id = ([], 0) if is_filler else (self._shown(names[names < 0]), token_id)
             packed = replace(

@@ -13,12 +13,11 @@ import torch
 from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import DataError
 from trl_ext.packing.families.images import BatchImages
-from trl_ext.packing.kept import KeptKeys
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
-from trl_ext.packing.plan import PlannedRow, Segment, behind, plan_rows, prefix_row
+from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
+from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.ragged import Ragged, cumulated
-from trl_ext.packing.step_plan import num_tokens
-from trl_ext.packing.trie import RowSize, find_forks
+from trl_ext.packing.step_plan import RowSize, num_tokens
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat, only_positions
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
@@ -54,6 +53,11 @@ class Unpadded:
             return self
         sequences, images = BatchImages.of(self.sequences, given.rows, given.reader, given.runs_everywhere)
         return replace(self, sequences=sequences, images=images)
+
+    def take(self, rows: Sequence[int], width: int) -> "Unpadded":
+        """Return some of the rows, as a batch whose completions are `width` columns wide."""
+        images = None if self.images is None else self.images.take(rows)
+        return Unpadded(self.sequences.take(rows), self.num_scored[list(rows)], width, images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +115,21 @@ def plan(
     share_prompt: bool,
     max_tokens: int | None = None,
     keep_all: bool = False,
-    kept_multiple: int | None = None,
+    prefix_multiple: int | None = None,
 ) -> list[PlannedRow]:
     """Plan flat rows that hold every scored token of the batch.
 
     Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
     their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
 
-    `max_tokens` and `kept_multiple` as in `plan_rows`.
+    `max_tokens` and `prefix_multiple` as in `plan_rows`.
     """
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:
-        return [_filler(batch)]
+        return [filler(batch)]
     sizes = row_sizes(batch, share_prompt)
-    items = [sizes[i] for i in kept]
-    if share_prompt:
-        items = find_forks(items, [shareable(batch.sequences[i]) for i in kept])
-    return renumbered(plan_rows(items, max_tokens, kept_multiple=kept_multiple), kept)
+    in_common = [shareable(batch.sequences[i]) for i in kept] if share_prompt else None
+    return renumbered(plan_rows([sizes[i] for i in kept], max_tokens, in_common, prefix_multiple), kept)
 
 
 def shareable(tokens: np.ndarray) -> np.ndarray:
@@ -147,7 +149,7 @@ def shareable(tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class FlatBatch:
-    """A padded batch on flat rows.
+    """A padded batch on flat rows, to be scored without a gradient.
 
     Args:
         of_group: The padded rows of all processes that forward these together.
@@ -171,13 +173,10 @@ def flat_batch(
     batch_size: int | None = None,
     keep_all: bool = False,
     images: GivenImages | None = None,
-    *,
-    of_update: bool,
 ) -> FlatBatch:
-    """Return a padded batch [B, P + C] on flat rows. Collective for one that is no forward of an update.
+    """Return a padded batch [B, P + C] on flat rows. Collective.
 
-    A forward of an update is one flat row. Its size was planned before, and its rows are already the group's rows.
-    Otherwise a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
+    A flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
 
     Args:
         input_ids, attention_mask, width: As in `unpad`.
@@ -186,25 +185,20 @@ def flat_batch(
         batch_size: Rows of a padded forward; None for all at once.
         keep_all: For an auxiliary loss, which counts tokens: each row has its own copy of the prompt, scored or not.
         images: Of the rows, for a model that takes some.
-        of_update: Whether it is a forward of an update.
     """
-    given = gather_group(input_ids, attention_mask, width, None if of_update else settings.group, accelerator)
+    given = gather_group(input_ids, attention_mask, width, settings.group, accelerator)
     batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
-    if images is not None and not of_update:
-        images = images.of_all(accelerator)
-    batch = batch.with_images(images)
+    batch = batch.with_images(None if images is None else images.of_all(accelerator))
     rows = plan(batch, share, keep_all=keep_all)
-    if of_update:
-        return FlatBatch(given, batch, rows, 1)
     budget = settings.max_tokens
     if budget is None:
         sizes, each = row_sizes(batch, share), batch_size or len(given.input_ids)
         budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
     if rows[0].num_tokens > budget:
         multiple = None
-        if settings.keeps and share:
+        if settings.caches_prefixes and share:
             multiple = 1 if settings.group is None else settings.group.size
-        rows = plan(batch, share, budget, keep_all=keep_all, kept_multiple=multiple)
+        rows = plan(batch, share, budget, keep_all=keep_all, prefix_multiple=multiple)
     return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
 
 
@@ -216,9 +210,7 @@ def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
         tokens = batch.sequences[i]
         prompt = tokens[: len(tokens) - scored]
         # The last prompt token stays with each completion: it is the one that predicts the first completion token.
-        shared = max(len(prompt) - 1, 0) if share_prompt else 0
-        while shared and tokens[shared] < 0 and tokens[shared - 1] == tokens[shared]:
-            shared -= 1  # an image is shared whole or not at all
+        shared = whole_images(tokens, max(len(prompt) - 1, 0)) if share_prompt else 0
         group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
         sizes.append(RowSize(group, shared, len(tokens) - shared))
     return sizes
@@ -240,7 +232,7 @@ def score(
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
     group: SequenceGroup | None = None,
-    kept: KeptKeys | None = None,
+    cache: PrefixCache | None = None,
 ) -> LogProbs:
     """Forward the rows one by one and put every log-probability back at its row and column.
 
@@ -253,17 +245,17 @@ def score(
             ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
         compute_entropy, compute_aux_loss: As in TRL.
         group: Processes that have the same batch and rows, and of which each forwards a part of every row.
-        kept: Of an update: the prefix that `rows` begin with or are behind.
+        cache: Of a forward of an update behind a prefix: where the prefix's keys are, or go.
     """
     logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
     num_forwarded = 0
-    for row, packed in _laid_out(rows, num_forwards, batch, device, group, kept):
+    for row, packed in _laid_out(rows, num_forwards, batch, device, group, cache):
         num_forwarded += packed.num_tokens
         outputs = forward(model, packed, compute_aux_loss)
-        if row.is_kept:
-            assert packed.table.kept is not None
-            packed.table.kept.end(outputs.log_probs)
+        if row.is_prefix:
+            assert packed.table.cache is not None
+            packed.table.cache.end(outputs.log_probs)
             continue
         logps.add(packed, outputs.log_probs)
         if compute_entropy:
@@ -298,9 +290,9 @@ def score_values(
     for row, packed in _laid_out(rows, num_forwards, batch, device, group):
         num_forwarded += packed.num_tokens
         outputs = call_flat(model, packed, **options)
-        if row.is_kept:
-            assert packed.table.kept is not None
-            packed.table.kept.end(outputs.token_values)
+        if row.is_prefix:
+            assert packed.table.cache is not None
+            packed.table.cache.end(outputs.token_values)
             continue
         values.add(packed, outputs.token_values.index_select(1, _before_scored(packed)))
     whole = values.whole()
@@ -314,47 +306,22 @@ def _laid_out(
     batch: Unpadded,
     device: torch.device,
     group: SequenceGroup | None,
-    kept: KeptKeys | None = None,
+    cache: PrefixCache | None = None,
 ) -> Iterator[tuple[PlannedRow, PackedRow]]:
     """Yield every row with the model's input for it, and the surplus forwards after them.
 
-    Without a gradient a prefix is kept for the rows behind it, until the next one comes.
+    Without a cache each prefix gets one, for the rows behind it, until the next prefix comes.
     """
-    has_gradient = kept is not None
-    num_scored = batch.num_scored
-    for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
-        if row.is_kept and not has_gradient:
-            kept = KeptKeys(row.num_tokens)
-        scored = np.zeros_like(num_scored) if row.is_kept else num_scored
-        of_row = kept if row.is_kept or row.num_kept else None
+    of_prefix, num_scored = cache, batch.num_scored
+    for row in [*rows, *[filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
+        if row.is_prefix and cache is None:
+            of_prefix = PrefixCache(row.num_tokens)
+        scored = np.zeros_like(num_scored) if row.is_prefix else num_scored
+        of_row = of_prefix if row.is_prefix or row.num_cached else None
         packed = lay_out(row, batch.sequences, scored, device, of_row)
         if batch.images is not None:
             packed = batch.images.put_into(packed, row, batch.sequences)
         yield row, packed.part(group)
-
-
-def rows_behind(row: PlannedRow, batch: Unpadded, kept: KeptKeys) -> list[PlannedRow]:
-    """Return what goes through the model for a row of an update whose beginning is kept: the prefix first, if need be.
-
-    Args:
-        row: Of `batch`, all of whose sequences begin with the prefix, or count for nothing.
-        batch: The rows of the running forward.
-        kept: Of the forwards that the running one is among.
-    """
-    items, is_scored = {segment.item for segment in row.segments}, bool(batch.num_scored.any())
-    if kept.tokens is None and kept.num_tokens and is_scored:
-        first = batch.sequences[row.segments[0].item]
-        kept.num_tokens = whole_images(first, kept.num_tokens)
-        kept.tokens = first[: kept.num_tokens]
-    known, num = kept.tokens, kept.num_tokens
-    beginnings = [batch.sequences[item][:num] for item in items]
-    is_behind = is_scored and num > 0 and known is not None and all(np.array_equal(one, known) for one in beginnings)
-    rows = [behind(row, num) if is_behind else row]
-    if not kept.is_there:
-        kept.forget()
-        prefix = prefix_row(row.segments[0].item, num) if is_behind else replace(_filler(batch), is_kept=True)
-        rows.insert(0, prefix)
-    return rows
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -418,7 +385,7 @@ def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[Plann
     ]
 
 
-def _filler(batch: Unpadded) -> PlannedRow:
+def filler(batch: Unpadded) -> PlannedRow:
     """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
     longest = int(batch.sequences.lengths.argmax())
     length = min(2, len(batch.sequences[longest]))

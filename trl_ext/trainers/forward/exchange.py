@@ -20,7 +20,7 @@ def agreed_num_forwards(num_forwards: int, accelerator: Any) -> int:
     return int(counts.max().item())
 
 
-def deal(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> dict[str, Any]:
+def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> dict[str, Any]:
     """Give every rank the rows that it is to have. Collective; with one process a plain selection.
 
     One key at a time crosses the ranks, so that no rank holds the rows of all ranks at once.
@@ -43,12 +43,12 @@ def deal(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelera
     assert len(num_rows) <= 1, f"ranks or keys hold other numbers of rows: {sorted(num_rows)}"
     mine = list(rows_of_ranks[rank])
 
-    dealt: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     used: dict[str, slice] = {}
     for key in sorted(batch, key=lambda key: (key not in _MASKS, key)):  # masks first: they tell what is padding
         value, sizes = batch[key], [sizes[key] for sizes in everywhere]
         if not sizes[rank]:
-            dealt[key] = value
+            found[key] = value
         elif isinstance(value, torch.Tensor):
             mask = "prompt_mask" if key.startswith("prompt_") else "completion_mask"
             # As wide as the mask on every rank: a value a token. A value a row, [B, 1], is that only where all masks
@@ -59,17 +59,17 @@ def deal(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelera
                 value = pad(value, (missing, 0) if mask == "prompt_mask" else (0, missing))
             # Not every backend gathers bool, but all gather bytes.
             whole = accelerator.gather(value.byte()).bool() if value.dtype == torch.bool else accelerator.gather(value)
-            dealt[key] = whole[torch.tensor(mine, dtype=torch.long, device=whole.device)]
+            found[key] = whole[torch.tensor(mine, dtype=torch.long, device=whole.device)]
             if key in _MASKS:
                 # From the first to the last column in which some row has a token; one column if no row has any.
-                columns = dealt[key].any(dim=0).nonzero().flatten().tolist() or [0]
+                columns = found[key].any(dim=0).nonzero().flatten().tolist() or [0]
                 used[key] = slice(columns[0], columns[-1] + 1)
             if is_padded:
-                dealt[key] = dealt[key][:, used[mask]]
+                found[key] = found[key][:, used[mask]]
         else:
             entries = gather_object(send_to_device(value, "cpu"))
-            dealt[key] = send_to_device([entries[row] for row in mine], accelerator.device)
-    return {key: dealt[key] for key in batch}
+            found[key] = send_to_device([entries[row] for row in mine], accelerator.device)
+    return {key: found[key] for key in batch}
 
 
 def _size(value: Any) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
     plain = accelerator.backward
 
     def backward(loss: torch.Tensor, **options: Any) -> None:
-        if loss.requires_grad or trainer.rescue.has_forwards:
+        if loss.requires_grad or trainer.forward_loop.has_forwards:
             plain(loss, **options)
 
     with swapped(accelerator, backward=backward):

@@ -77,12 +77,12 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
     sequences = [side for example in examples for side in (example["chosen_ids"], example["rejected_ids"])]
     ragged = Ragged.of(sequences)
     items = []
-    beginnings: dict[int, np.ndarray] = {}
+    shareable: list[np.ndarray] = []
     for i, example in enumerate(examples):
         shared = shared_of(example) if share_prompt else 0
-        beginnings[i] = ragged[2 * i][:shared]
+        shareable += [ragged[2 * i][:shared]] * 2
         items += [RowSize(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
-    (row,) = plan_rows(items, beginnings=beginnings)
+    (row,) = plan_rows(items, shareable=shareable)
     own = {segment.item: segment for segment in row.segments if not segment.is_prefix}
     ends = [row.place(own[i], scored_token(side, pad_token_id)) for i, side in enumerate(sequences)]
     margins = None

@@ -57,7 +57,7 @@ class StepSettings:
         skips: Whether rows of zero advantage leave the update.
         num_passes: Forwards of the update with one backward each: 2 where a critic has its own.
         reader: How the model reads the images of rows; None where rows show none, or are padded.
-        keeps: Whether a prefix may be forwarded once for several forwards.
+        caches_prefixes: Whether a prefix may be forwarded once for several forwards.
     """
 
     packs: bool
@@ -69,7 +69,7 @@ class StepSettings:
     skips: bool = False
     num_passes: int = 1
     reader: ImageReader | None = None
-    keeps: bool = False
+    caches_prefixes: bool = False
 
     @property
     def rows_move(self) -> bool:

@@ -29,7 +29,7 @@ from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.forward.vllm_servers import Asked, VLLMClients
 from trl_ext.trainers.grpo.early import Answers, EarlyScoring, OwnRow, scoring_early
 from trl_ext.trainers.grpo.step_metrics import Noted
-from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.step.rows import counted_tokens
 
 FILE = "ahead.json"
 POLL_S = 5.0  # between two looks at servers that answer nothing yet

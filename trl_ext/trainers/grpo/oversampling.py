@@ -14,7 +14,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.exchange import deal
+from trl_ext.trainers.forward.exchange import redistribute
 
 # A share such as 1.333 is meant to be 4/3.
 _TOLERANCE = 1e-3
@@ -146,7 +146,9 @@ class Oversampling:
         )
         rows = [group * size + place for group in choice.kept for place in range(size)]
         per_rank = len(rows) // accelerator.num_processes
-        kept = deal(rollouts, [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)], accelerator)
+        kept = redistribute(
+            rollouts, [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)], accelerator
+        )
         num_tokens = (kept["completion_mask"] * kept.get("tool_mask", 1)).sum()
         kept["num_items_in_batch"] = accelerator.gather(num_tokens).sum()
         trainer.add_metric("oversample/groups_sampled", float(self.num_sampled))

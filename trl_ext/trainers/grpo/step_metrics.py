@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from trl_ext.compat.swap import swapped
-from trl_ext.trainers.grpo.update import SkippedRows, counted_tokens
+from trl_ext.trainers.step.plan import SkippedRows
+from trl_ext.trainers.step.rows import counted_tokens
 
 # What is 0 for a row without advantage, whether it is forwarded or not.
 _CLIPPED = ("clip_ratio/", "cispo_clip_ratio")

@@ -28,7 +28,7 @@ from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
 from trl_ext.trainers.forward.calls import let_positions_be_chosen
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, flat_batch, rows_behind, score
+from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
 from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
@@ -50,10 +50,12 @@ from trl_ext.trainers.grpo.rewards import (
 )
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
-from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
 from trl_ext.trainers.rows.curriculum import Curriculum, check_curriculum
 from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows, without_nulls
 from trl_ext.trainers.rows.prompts import PromptChecks
+from trl_ext.trainers.step.forward import StepForward, running_forward
+from trl_ext.trainers.step.plan import StepPlanner, check_update
+from trl_ext.trainers.step.rows import WEIGHT
 
 
 class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
@@ -107,9 +109,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         drawing = check_curriculum(args) if self.memory_kind == "grpo" else None
         self.curriculum = None if drawing is None else Curriculum(drawing, args, train_dataset)
-        self._update = StepUpdate(self)
+        self._planner = StepPlanner(self)
         log_probs = self._get_per_token_logps_and_entropies
-        self._passes = UpdatePasses(self, self._old_policy, self._update, log_probs)
+        self._passes = UpdatePasses(self, self._old_policy, self._planner, log_probs)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -224,12 +226,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         for passes in (self._old_policy, self._passes):
             if (left_out := passes.stand_in(input_ids.size(0), logits_to_keep)) is not None:
                 return left_out, None, None
-        phase = "update" if torch.is_grad_enabled() else "logps"
-        with self.clock.phase(phase):
+        forward = running_forward()
+        with self.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             known = KEYS if self._takes_images else ()
             if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
                 if self.model.training:
-                    self.counts.add_forward(input_ids.numel(), attention_mask, of_update=self._is_of_update)
+                    self.counts.add_forward(input_ids.numel(), attention_mask, of_update=forward is not None)
                 padded = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
@@ -242,52 +244,61 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 )
                 self._old_policy.weigh(padded[0])
                 return padded
-            images = self.given_images(multimodal, len(input_ids))
-            options = batch_size, compute_entropy, compute_aux_loss, images
-            result = self._packed_batch(model, input_ids, attention_mask, logits_to_keep, *options)
+            if forward is not None:
+                result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
+            else:
+                images = self.given_images(multimodal, len(input_ids))
+                of_batch = input_ids, attention_mask, logits_to_keep, batch_size, images
+                result = self._scored_batch(model, *of_batch, compute_entropy, compute_aux_loss)
+            self._note_scored(result)
             self._old_policy.weigh(result.logps)
         return result.logps, result.entropies, result.aux_loss
-
-    @property
-    def _is_of_update(self) -> bool:
-        """Whether the running forward is one that an update makes, or will make."""
-        return torch.is_grad_enabled() or self._passes.is_running
 
     def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
         """Return the images of a batch's rows by TRL's arguments or columns; None where the trainer takes none."""
         reader = self.step_settings.reader
         if reader is None:
             return None
-        return GivenImages(image_rows(given, num_rows), reader, self._update.vision_runs_everywhere)
+        return GivenImages(image_rows(given, num_rows), reader)
 
-    def _packed_batch(
+    def _scored_batch(
         self,
         model: nn.Module,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
+        mask: torch.Tensor,
         width: int,
         batch_size: int | None,
+        images: GivenImages | None,
         compute_entropy: bool,
         compute_aux_loss: bool,
-        images: GivenImages | None,
     ) -> LogProbs:
-        """Return the log-probabilities of the whole batch, computed on flat rows."""
-        settings, keep, of_update = self.step_settings, compute_aux_loss, self._is_of_update
-        of_batch = input_ids, attention_mask, width, settings, self.accelerator, batch_size
-        flat = flat_batch(*of_batch, keep_all=keep, images=images, of_update=of_update)
-        rows, kept = flat.rows, getattr(self.rescue.running, "kept", None) if of_update else None
-        if kept is not None:
-            rows = rows_behind(rows[0], flat.batch, kept)
-        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group, kept
+        """Return the log-probabilities of a batch that is scored without a gradient. Collective."""
+        settings, keep_all = self.step_settings, compute_aux_loss
+        of_batch = input_ids, mask, width, settings, self.accelerator, batch_size
+        flat = flat_batch(*of_batch, keep_all=keep_all, images=images)
+        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group
         with self.accelerator.autocast():
-            result = score(model, flat.batch, rows, input_ids.device, *options)
-        if kept is not None and kept.is_last:
-            result = replace(result, logps=result.logps + kept.rest(is_behind=rows[-1].num_kept > 0))
+            result = score(model, flat.batch, flat.rows, input_ids.device, *options)
         if self.model.training:
-            self.counts.add_forward(result.num_forwarded, attention_mask, of_update=self._is_of_update)
+            self.counts.add_forward(result.num_forwarded, mask, of_update=False)
         own = flat.of_group.own
         entropies, values = (one if one is None else own(one) for one in (result.entropies, result.values))
         return replace(result, logps=own(result.logps), entropies=entropies, values=values)
+
+    def _scored_forward(
+        self, model: nn.Module, forward: StepForward, compute_entropy: bool, compute_aux_loss: bool
+    ) -> LogProbs:
+        """Return the log-probabilities of the forward that runs, by its own layout."""
+        rows = forward.calls()
+        options = len(rows), compute_entropy, compute_aux_loss, self.step_settings.group, forward.cache
+        with self.accelerator.autocast():
+            result = score(model, forward.unpadded, rows, self.accelerator.device, *options)
+        if self.model.training:
+            self.counts.add(result.num_forwarded, 0, 0)
+        return result
+
+    def _note_scored(self, result: LogProbs) -> None:
+        """Look at what a packed forward returned; for subclasses."""
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training the forwards of the micro-step, planned for all of
@@ -298,7 +309,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             return inputs
         assert self._buffered_inputs is not None  # TRL's, just made
         self._passes.make(self._buffered_inputs)
-        return self._update.next_forwards(self._buffered_inputs, self._step % len(self._buffered_inputs))
+        return self._planner.next_forwards(self._buffered_inputs, self._step % len(self._buffered_inputs))
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
@@ -421,7 +432,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts, reference go on as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
-        self._update.restart()
+        self._planner.restart()
         if checkpoint is None:
             if self.ahead is not None:
                 self.ahead.begin()
@@ -452,8 +463,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
-        TRLGRPOTrainer.training_step(self, self.model_wrapped, self._update.rehearsed(batch.inputs), None)
-        self._update.restart()
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, self._planner.rehearsed(batch.inputs), None)
+        self._planner.restart()
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
@@ -502,7 +513,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         with self._in_update():
             loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
-            self._update.restart()
+            self._planner.restart()
             self._log_step()
             self._old_policy.log(self._metrics["train"])
         # Each process of a group returns the group's loss, of which all processes' mean is logged.

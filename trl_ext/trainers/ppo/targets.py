@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.scale import ValueScale
@@ -25,6 +24,7 @@ from trl_ext.trainers.ppo.equations import (
     wide,
 )
 from trl_ext.trainers.ppo.held_out import HeldOut, ValueErrors
+from trl_ext.trainers.step.rows import counted_tokens
 
 
 @dataclass(frozen=True)

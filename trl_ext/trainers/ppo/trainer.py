@@ -26,7 +26,6 @@ from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
 from trl_ext.rewards import RuleSet
 from trl_ext.trainers.checks import check_grad_norm
-from trl_ext.trainers.fit.oom.rescue import Forward
 from trl_ext.trainers.fit.plan import settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
@@ -35,7 +34,6 @@ from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together, within_bounds
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.advantages import moved_to_turns
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
@@ -55,6 +53,8 @@ from trl_ext.trainers.ppo.inputs import (
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.targets import PPOTargets
+from trl_ext.trainers.step.forward import Forward
+from trl_ext.trainers.step.rows import counted_tokens
 
 
 class PPOTrainer(GRPOTrainer):
@@ -248,11 +248,9 @@ class PPOTrainer(GRPOTrainer):
             self._logps = [logps]
         return logps, entropies, *rest
 
-    def _packed_batch(self, *args: Any) -> LogProbs:
-        """Overrides trl_ext.GRPOTrainer._packed_batch: notes what a value head says."""
-        result = super()._packed_batch(*args)
+    def _note_scored(self, result: LogProbs) -> None:
+        """Overrides trl_ext.GRPOTrainer._note_scored: notes what a value head says."""
         self._values.note(result.values)
-        return result
 
     # Rollouts -----------------------------------------------------------------------------------------------------
 
@@ -570,7 +568,7 @@ class PPOTrainer(GRPOTrainer):
     def _train_critic(self, critic: SeparateCritic, actor: Any, forwards: Sequence[Forward]) -> torch.Tensor:
         """Forward and backward of a separate critic; return its value loss."""
         return critic.train_on(
-            forwards, self.rescue, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
+            forwards, self.forward_loop, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
         )
 
     # Rehearsal ----------------------------------------------------------------------------------------------------
@@ -584,7 +582,7 @@ class PPOTrainer(GRPOTrainer):
         self._critic.after_rollout()
         super().rehearse(batch)
         if isinstance(self._critic, SeparateCritic):
-            self._train_critic(self._critic, self.model_wrapped, [self._update.as_one(batch.inputs)])
+            self._train_critic(self._critic, self.model_wrapped, [self._planner.as_one(batch.inputs)])
         self._values.forget()
 
     # Saving and resuming ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler, get_worker_info
 
 from trl_ext.monitor.phases import PhaseClock
@@ -127,7 +128,7 @@ ANY_NUMBER = 2**62
 
 @dataclass(frozen=True, eq=False)
 class PairForward:
-    """A row of pairs that goes through the model at once; `trl_ext.trainers.fit.oom.rescue.Forward`.
+    """A row of pairs that goes through the model at once; `trl_ext.trainers.step.forward.Forward`.
 
     Args:
         row: The pairs; none: it counts for nothing.
@@ -161,8 +162,8 @@ class PairForward:
             for part in (pairs[:middle], pairs[middle:])
         ]
 
-    def batch(self) -> dict[str, Any]:
-        return {"rows": [self.row], IN_MICRO_BATCH: self.in_micro_batch}
+    def loss(self, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        return loss_of({"rows": [self.row], IN_MICRO_BATCH: self.in_micro_batch})
 
 
 @dataclass(eq=False)

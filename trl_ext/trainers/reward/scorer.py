@@ -294,9 +294,12 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: 
         in_common = 0 if groups is None else num_shared_tokens(sequences[head], ids)
         shared[group] = min(shared.get(group, len(ids) - 1), in_common)
     items = [RowSize(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, keys, strict=True)]
-    beginnings = {g: np.array(sequences[g][: shared[group]]) for group, g in first.items()}
+    shareable = [np.array(ids[: item.shared]) for ids, item in zip(sequences, items, strict=True)]
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
-    rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens, beginnings), fitting) if fitting else []
+    rows = []
+    if fitting:
+        of_fitting = [items[i] for i in fitting], max_tokens, [shareable[i] for i in fitting]
+        rows = renumbered(plan_rows(*of_fitting), fitting)
     for i, item in enumerate(items):
         if item.length > max_tokens:
             rows += renumbered(plan_rows([item]), [i])

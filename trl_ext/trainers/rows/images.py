@@ -101,8 +101,8 @@ def check_images(rollouts: Mapping[str, Any], reader: ImageReader, accelerator: 
             raise DataError(f"On rank {rank}: {problem}" if len(found) > 1 else problem)
 
 
-def deal_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> ImageRows:
-    """Give every rank the images of the rows that it is to have, as `deal` gives it rows. Collective.
+def redistribute_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> ImageRows:
+    """Give every rank the images of the rows that it is to have, as `redistribute` gives it rows. Collective.
 
     One rank's images cross at a time, each once, and of them only those of rows that leave it.
     """

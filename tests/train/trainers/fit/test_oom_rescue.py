@@ -17,7 +17,7 @@ from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.fit.oom.rescue import Agreement
+from trl_ext.trainers.step.agreement import Agreement
 
 LORA = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
 
@@ -92,7 +92,7 @@ def test_chunks_are_halved_until_one_row_is_left_and_three_rows_are_cut_in_two_a
     # One padded row has 21 tokens or less, two have more.
     subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
     assert limit.failed == 2
-    assert subject.rescue.level == 2
+    assert subject.forward_loop.halving.level("actor") == 2
     changes = dict(per_device_train_batch_size=3, gradient_accumulation_steps=4, loss_type="grpo")
     check_same(tmp_path, limit=dict(at={0}), **changes)
 
@@ -139,7 +139,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     limit = Limit(limited._ppo_models.value_model if is_apart else base_model(limited.model), at={1})
     check_alike(limited, expected, *LOSSES)
     assert limit.failed == 1
-    assert limited.rescue.level == (0 if is_apart else 1)
+    assert limited.forward_loop.halving.level("actor") == (0 if is_apart else 1)
     for ours, theirs in zip(steps_of(limited), steps_of(expected), strict=True):  # prompts are shared less
         assert ours["packing/forwarded_tokens"] == pytest.approx(theirs["packing/forwarded_tokens"], rel=0.2)
 

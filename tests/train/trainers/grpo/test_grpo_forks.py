@@ -4,12 +4,11 @@ import pytest
 import trl
 
 import trl_ext
-from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, steps_of, trained, trainer
+from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained, trainer
 from tests.nightly import nightly
 from tests.rollouts import forked_rollout
 from trl_ext.trainers.forward import completions
-from trl_ext.trainers.grpo import update
-from trl_ext.trainers.grpo.update import RolloutForward
+from trl_ext.trainers.step.forward import StepForward
 
 SETTINGS = dict(
     max_steps=3,
@@ -54,9 +53,9 @@ def test_three_steps_are_trls(changes, tmp_path):
 
 
 @pytest.mark.parametrize("budget", [None, 90])
-def test_forwards_hold_what_was_planned_and_fewer_tokens_than_with_prompts_alone(budget, tmp_path, monkeypatch):
+def test_forwards_hold_fewer_tokens_than_were_planned_by_prompts(budget, tmp_path, monkeypatch):
     planned, forwarded = [], []
-    rows_of, tokens_of_row = RolloutForward.batch, completions.forward
+    rows_of, tokens_of_row = StepForward.batch, completions.forward
 
     def batch(self):
         planned.append(self.num_tokens)
@@ -66,16 +65,12 @@ def test_forwards_hold_what_was_planned_and_fewer_tokens_than_with_prompts_alone
         forwarded.append(packed.num_tokens)
         return tokens_of_row(model, packed, *options)
 
-    monkeypatch.setattr(RolloutForward, "batch", batch)
+    monkeypatch.setattr(StepForward, "batch", batch)
     monkeypatch.setattr(completions, "forward", forward)
     settings = SETTINGS | dict(max_steps=1, max_tokens_per_forward=budget, packing=True)
     ours = trainer(tmp_path, **settings)
     forwarded.clear()  # those of the self-check
     ours.train()
-    assert planned == forwarded
+    assert len(planned) == len(forwarded) and all(a >= b for a, b in zip(planned, forwarded, strict=True))
     assert budget is None or max(planned) <= budget
-    monkeypatch.setattr(completions, "find_forks", lambda sizes, tokens: sizes)
-    monkeypatch.setattr(update, "find_forks", lambda sizes, tokens: sizes)
-    by_prompts = trained(tmp_path, **settings)
-    (all_shared,), (some,) = steps_of(ours), steps_of(by_prompts)
-    assert all_shared["packing/forwarded_tokens"] < 0.5 * some["packing/forwarded_tokens"]
+    assert sum(forwarded) < (0.5 if budget is None else 0.9) * sum(planned)

@@ -15,7 +15,7 @@ from trl_ext.memory.formulas.activations import kept_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.packing import step_plan
-from trl_ext.packing.kept import KeptKeys
+from trl_ext.packing.prefix_cache import PrefixCache
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 CASES = {
@@ -70,15 +70,15 @@ def test_weights_are_those_of_trl(family, tmp_path, monkeypatch):
 def test_the_planned_bytes_are_those_that_are_kept(tmp_path, monkeypatch):
     """Of the keys and values of all layers, and of their gradients; the rehearsal keeps as many."""
     found, rehearsed = [], []
-    forget = KeptKeys.forget
+    clear = PrefixCache.clear
 
-    def counted(keys):
-        leaves = [leaf for pair in keys._leaves.values() for leaf in pair]
+    def counted(cache):
+        leaves = [leaf for pair in cache._leaves.values() for leaf in pair]
         if leaves and all(leaf.grad is not None for leaf in leaves):
             (found if subject.state.global_step else rehearsed).append(sum(2 * leaf.nbytes for leaf in leaves))
-        forget(keys)
+        clear(cache)
 
-    monkeypatch.setattr(KeptKeys, "forget", counted)
+    monkeypatch.setattr(PrefixCache, "clear", counted)
     settings = dict(num_generations=8, gradient_accumulation_steps=16, per_device_train_batch_size=2)
     subject = trainer(tmp_path, data=prompts(), memory_rehearsal=True, **settings)
     subject.train()

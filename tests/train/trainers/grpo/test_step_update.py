@@ -14,7 +14,8 @@ from tests.nightly import daily, nightly
 from tests.rollouts import rollout
 from trl_ext import GRPOConfig
 from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
-from trl_ext.trainers.grpo.update import WEIGHT, RolloutForward, RolloutWindow, sizes_of
+from trl_ext.trainers.step.forward import StepForward
+from trl_ext.trainers.step.rows import WEIGHT, StepRows, planned, sizes_of
 
 
 def rollouts() -> dict:
@@ -34,11 +35,10 @@ def rollouts() -> dict:
     }
 
 
-def window(given: dict) -> RolloutWindow:
-    subject = trl_ext.trainers.grpo.update
-    planned = subject._as_planned(sizes_of(given), StepSettings(True, True, None, None))
-    sizes, filler = sizes_of(given), subject._filler(given)
-    return RolloutWindow(given, sizes, range(len(sizes)), planned, lambda rows, batch: rows / 4, filler)
+def step_rows(given: dict) -> StepRows:
+    sizes = sizes_of(given)
+    in_plan = planned(sizes, StepSettings(True, True, None, None))
+    return StepRows(given, sizes, in_plan, range(len(sizes)), lambda rows, batch: rows / 4, share_prompt=True)
 
 
 def test_a_row_is_measured_without_its_padding():
@@ -65,7 +65,7 @@ def test_a_prompt_has_one_number_whatever_its_padding_and_no_two_have_the_same()
 
 
 def test_all_values_of_a_row_stay_together_in_the_columns_that_they_need():
-    batch = window(rollouts()).batch((0, 2))
+    batch = step_rows(rollouts()).batch((0, 2))
     assert batch["prompt_ids"].tolist() == [[7], [7]]
     assert batch["completion_ids"].tolist() == [[20, 21, 22], [28, 29, 30]]
     assert batch["completion_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
@@ -78,18 +78,18 @@ def test_all_values_of_a_row_stay_together_in_the_columns_that_they_need():
 
 
 def test_a_forward_without_rows_is_one_row_that_counts_for_nothing():
-    batch = window(rollouts()).batch(())
+    batch = step_rows(rollouts()).batch(())
     assert batch["prompt_ids"].tolist() == [[4, 5, 6]]
     assert not any(batch[name].any() for name in ("completion_ids", "completion_mask", "advantages", "ratio"))
     assert batch[WEIGHT] == 0.0
 
 
 def test_halves_are_made_on_every_rank_alike():
-    forward = RolloutForward(window(rollouts()), (0, 1, 2), most_rows=3)
-    assert sorted(i for half in forward.halves() for i in half.rows) == [0, 1, 2]
+    forward = StepForward(step_rows(rollouts()), (0, 1, 2), most_rows=3)
+    assert sorted(i for half in forward.halves() for i in half.members) == [0, 1, 2]
     assert [half.most_rows for half in forward.halves()] == [2, 2]
-    assert [half.rows for half in RolloutForward(forward.window, (), 3).halves()] == [(), ()]
-    assert [half.rows for half in RolloutForward(forward.window, (1,), 1).halves()] == [(1,)]
+    assert [half.members for half in StepForward(forward.rows, (), 3).halves()] == [(), ()]
+    assert [half.members for half in StepForward(forward.rows, (1,), 1).halves()] == [(1,)]
 
 
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "sapo"])

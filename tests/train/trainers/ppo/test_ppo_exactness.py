@@ -36,7 +36,7 @@ def settled(critic, folder, **changes):
 
 def our_loss(trainer, inputs):
     """Loss of policy and critic on these rollouts, after backward."""
-    loss = trainer.compute_loss(trainer.model, [trainer._update.as_one(inputs)])
+    loss = trainer.compute_loss(trainer.model, [trainer._planner.as_one(inputs)])
     if not trainer._critic.is_trained_with_actor:
         loss = loss + trainer._value_loss(trainer._values.forwarded(trainer.model, inputs), inputs)
     loss.backward()

@@ -38,17 +38,17 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
         trainer: The trainer in which it rose.
     """
     place, numbers = place_of(error), numbers_of(error)
-    plan, accelerator, rescue = _plan(trainer), trainer.accelerator, trainer.rescue
+    plan, accelerator, loop = _plan(trainer), trainer.accelerator, trainer.forward_loop
     running = None
-    if rescue.running is not None and place in (FORWARD, BACKWARD):
-        running = rescue.running.num_rows, rescue.running.num_tokens
+    if loop.last is not None and place in (FORWARD, BACKWARD):
+        running = loop.last.num_rows, loop.last.num_tokens
     where = f"step {trainer.state.global_step + 1}"
     if accelerator.num_processes > 1:
         where += f", rank {accelerator.process_index}"
     if running is not None:
         rows, tokens = running
         where += f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
-    why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(rescue)
+    why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(loop)
     try:
         hints = _general(place) if plan is None else _planned(plan, place, numbers)
     except ConfigError:  # settings that the formulas refuse, which the run did not
@@ -95,12 +95,12 @@ def _card(numbers: Numbers) -> str:
     return f"{', '.join(known)}." if known else ""
 
 
-def _why_forward_stays_whole(rescue: Any) -> str:
-    if rescue.why_not:
-        return str(rescue.why_not)
-    if rescue.running is None:
+def _why_forward_stays_whole(loop: Any) -> str:
+    if loop.halving.why_not:
+        return str(loop.halving.why_not)
+    if loop.last is None:
         return "batches of a data_collator of your own are not cut"
-    if rescue.running.num_rows < 2:
+    if loop.last.num_rows < 2:
         return "one row is left"
     return "during the model's own forward the ranks cannot agree on it"
 

@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging
 
 from trl_ext.trainers.checkpoints.ranks import gathered
-from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.step.rows import counted_tokens
 
 logger = logging.get_logger(__name__)
 

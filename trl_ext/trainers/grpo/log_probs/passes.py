@@ -18,7 +18,9 @@ from trl.trainer.utils import use_adapter
 
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
-from trl_ext.trainers.grpo.update import RolloutForward, Rollouts, StepUpdate
+from trl_ext.trainers.step.forward import PrefixBackward, StepForward, running
+from trl_ext.trainers.step.plan import StepPlanner, Window
+from trl_ext.trainers.step.rows import Rollouts
 
 OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
 # TRL's arguments for images; what rollouts have of them goes along.
@@ -31,18 +33,14 @@ class UpdatePasses:
     Args:
         trainer: A GRPO trainer. PPO's targets need the log-probabilities before its updates are known: it has TRL's.
         old_policy: Leaves TRL's pass of the old policy out with vLLM.
-        update: Plans the forwards.
+        planner: Plans the forwards.
         log_probs: TRL's `_get_per_token_logps_and_entropies`.
-
-    Attributes:
-        is_running: True while forwards of updates run without a gradient.
     """
 
-    def __init__(self, trainer: Any, old_policy: OldPolicy, update: StepUpdate, log_probs: Callable[..., Any]):
-        self._trainer, self._old_policy, self._update, self._forward = trainer, old_policy, update, log_probs
+    def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
+        self._trainer, self._old_policy, self._planner, self._forward = trainer, old_policy, planner, log_probs
         self._is_waiting = False
         self._due: list[str] = []
-        self.is_running = False
 
     @property
     def _can_wait(self) -> bool:
@@ -75,23 +73,22 @@ class UpdatePasses:
 
     def make(self, micro_batches: Sequence[Rollouts]) -> None:
         """Add what is due to the micro-batches of a generation. Collective."""
-        trainer, update, due = self._trainer, self._update, self._due
+        trainer, planner, due = self._trainer, self._planner, self._due
         self._due = []
         if not due:
             return
-        options = trainer.args.gradient_checkpointing_kwargs
-        running, self.is_running = trainer.rescue.running, True
-        try:
-            with torch.no_grad(), disable_gradient_checkpointing(trainer.model, options):
-                for number, window in enumerate(update.windows(micro_batches)):
-                    # The first update starts from the policy that it has, unless later ones come back to its rows.
-                    names = due if number or trainer.num_iterations > 1 else [one for one in due if one != OLD]
-                    update.count(window, len(names))
-                    for name in names:
-                        with self._model(name) as model:
-                            self._add(name, model, window)
-        finally:
-            trainer.rescue.running, self.is_running = running, False
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs),
+        ):
+            for number, (begin, end) in enumerate(planner.windows(micro_batches)):
+                # The first update starts from the policy that it has, unless later ones come back to its rows.
+                names = due if number or trainer.num_iterations > 1 else [one for one in due if one != OLD]
+                window = planner.window(micro_batches, begin, end)
+                planner.count(window, len(names))
+                for name in names:
+                    with self._model(name) as model:
+                        self._add(name, model, window, micro_batches[begin:end])
 
     @contextmanager
     def _model(self, name: str) -> Iterator[Any]:
@@ -104,29 +101,33 @@ class UpdatePasses:
         with use_adapter(bare, adapter_name="ref" if "ref" in bare.peft_config else None):
             yield trainer.model
 
-    def _add(self, name: str, model: Any, window: Sequence[Rollouts]) -> None:
-        """Add the log-probabilities of a pass to the micro-batches of a window. Collective."""
+    def _add(self, name: str, model: Any, window: Window, micro_batches: Sequence[Rollouts]) -> None:
+        """Add the log-probabilities of a pass to the rows of a window, here and on the ranks that they are from.
+        Collective."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
         group = trainer.step_settings.group
-        rows, width = len(window[0]["completion_ids"]), window[0]["completion_ids"].size(1)
-        forwards = self._update.planned(window, is_noted=False)
+        num_rows, width = micro_batches[0]["completion_ids"].shape
         of_all = torch.zeros(
-            (accelerator.num_processes, len(window), rows, agreed_num_forwards(width, accelerator)),
+            (accelerator.num_processes, len(micro_batches), num_rows, agreed_num_forwards(width, accelerator)),
             device=accelerator.device,
         ).flatten(end_dim=2)
-        for number, forward in enumerate(forwards):
-            trainer.rescue.running = forward
-            logps = self._log_probs(model, forward.batch())
-            if not isinstance(forward, RolloutForward):  # a whole micro-batch, of this process
-                window[number][name] = logps
-            elif group is None or group.rank == 0:  # one of the processes that share rows
-                numbers = [forward.window.numbers[row] for row in forward.rows]
-                of_all[numbers, : logps.size(1)] = logps[: len(numbers)]
-        self._update.forget_kept()
-        if name in window[0]:
+        for forward in window.forwards:
+            if not isinstance(forward, StepForward):
+                assert isinstance(forward, PrefixBackward)
+                forward.cache.clear()
+                continue
+            with running(forward):
+                logps = self._log_probs(model, forward.batch())
+            rows, members = forward.rows, list(forward.members)
+            if name not in rows.rollouts:
+                rows.rollouts[name] = torch.zeros(rows.rollouts["completion_ids"].shape, device=logps.device)
+            rows.rollouts[name][members, : logps.size(1)] = logps[: len(members)]
+            if not forward.is_whole and (group is None or group.rank == 0):  # one of the processes that share rows
+                of_all[[rows.numbers[i] for i in members], : logps.size(1)] = logps[: len(members)]
+        if name in micro_batches[0]:  # rows that stay where they are
             return
-        own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(window), rows))
-        for micro_batch, logps in zip(window, own[accelerator.process_index], strict=True):
+        own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(micro_batches), num_rows))
+        for micro_batch, logps in zip(micro_batches, own[accelerator.process_index], strict=True):
             micro_batch[name] = logps[:, :width]
 
     def _log_probs(self, model: Any, batch: Rollouts) -> torch.Tensor:

@@ -24,7 +24,6 @@ from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.weights import all_loaded, load_pretrained
 from trl_ext.trainers.checks import check_grad_norm
-from trl_ext.trainers.fit.oom.rescue import Forward, Rescue
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
@@ -36,6 +35,8 @@ from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
 from trl_ext.trainers.ppo.reference import copy_adapter
 from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapters
+from trl_ext.trainers.step.forward import Forward, PrefixBackward
+from trl_ext.trainers.step.run import ForwardLoop
 
 
 class Critic:
@@ -297,13 +298,13 @@ class SeparateCritic(Critic):
         return result
 
     def train_on(
-        self, forwards: Sequence[Forward], rescue: Rescue, loss_of: Callable[[Any], torch.Tensor]
+        self, forwards: Sequence[Forward], loop: ForwardLoop, loss_of: Callable[[Any], torch.Tensor]
     ) -> torch.Tensor:
         """Take a micro-step's forwards one by one, each with its backward; smaller ones where memory asks for it.
 
         Args:
             forwards: The actor's.
-            rescue: Cuts them where memory runs out.
+            loop: Cuts them where memory runs out.
             loss_of: The loss of a forward's batch.
 
         Returns:
@@ -312,16 +313,15 @@ class SeparateCritic(Critic):
         accelerator, losses = self._trainer.accelerator, []
 
         def attempt(forward: Forward, is_last: bool) -> None:
-            batch = forward.batch()
             with nullcontext() if is_last else gradients_unsynced(accelerator, self.wrapped):
                 # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last one.
                 is_synced = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
                 with nullcontext() if is_synced else accelerator.no_sync(self.wrapped):
-                    loss = rescue.forward(self.wrapped, lambda: loss_of(batch))
+                    loss = forward.loss(lambda batch: loop.forward(self.wrapped, lambda: loss_of(batch)))
                     self.backward_and_step(loss)
             losses.append(loss.detach())
 
-        rescue.run("critic", forwards, attempt)
+        loop.run("critic", [one for one in forwards if not isinstance(one, PrefixBackward)], attempt)
         return sum(losses, start=torch.zeros((), device=accelerator.device))
 
     def backward_and_step(self, loss: torch.Tensor) -> None:

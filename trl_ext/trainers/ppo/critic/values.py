@@ -15,6 +15,7 @@ from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
 from trl_ext.trainers.rows.images import KEYS, GivenImages
+from trl_ext.trainers.step.forward import running_forward
 
 
 class CriticValues:
@@ -135,17 +136,19 @@ class CriticValues:
         batch_size: int | None,
         images: GivenImages | None,
     ) -> torch.Tensor:
-        trainer = self._trainer
-        settings = trainer.step_settings
-        of_batch = input_ids, mask, width, settings, trainer.accelerator, batch_size
-        flat = flat_batch(*of_batch, images=images, of_update=torch.is_grad_enabled())
+        trainer, settings, forward = self._trainer, self._trainer.step_settings, running_forward()
         with trainer.accelerator.autocast():
-            values, num = score_values(
-                model, flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group, role=CRITIC
-            )
+            if forward is not None:
+                of_forward = forward.unpadded, [forward.flat], input_ids.device, 1, settings.group
+                values, num = score_values(model, *of_forward, role=CRITIC)
+            else:
+                flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size, images=images)
+                of_batch = flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group
+                values, num = score_values(model, *of_batch, role=CRITIC)
+                values = flat.of_group.own(values)
         if trainer.model.training:
-            trainer.counts.add_forward(num, mask, of_update=torch.is_grad_enabled())
-        return flat.of_group.own(values)
+            trainer.counts.add_forward(num, mask, of_update=forward is not None)
+        return values
 
 
 @contextmanager

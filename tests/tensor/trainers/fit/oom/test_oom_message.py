@@ -17,6 +17,13 @@ from trl_ext.trainers.ppo.trainer import PPOTrainer
 from trl_ext.trainers.reward.trainer import RewardTrainer
 
 
+class Halving:
+    """Forwards that are not halved."""
+
+    why_not = "memory_on_oom is 'raise'"
+    level = staticmethod(lambda role: 0)
+
+
 def trainer(folder, memory_plan=None) -> SimpleNamespace:
     args = SimpleNamespace(
         memory_plan=memory_plan, output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2
@@ -30,7 +37,7 @@ def trainer(folder, memory_plan=None) -> SimpleNamespace:
         accelerator=accelerator,
         state=SimpleNamespace(global_step=11),
         model=SimpleNamespace(config=SimpleNamespace(_name_or_path="llama")),
-        rescue=SimpleNamespace(running=running, why_not="memory_on_oom is 'raise'", level=0),
+        forward_loop=SimpleNamespace(last=running, halving=Halving),
     )
 
 

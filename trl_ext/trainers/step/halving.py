@@ -1,0 +1,78 @@
+"""The size in which forwards run: halved, with the same gradients, as often as memory asked for it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.utils import logging
+
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
+from trl_ext.trainers.step.agreement import why_ranks_cannot_agree
+from trl_ext.trainers.step.forward import Forward
+
+logger = logging.get_logger(__name__)
+
+
+class Halving:
+    """Halves forwards that do not fit, and remembers how often.
+
+    Args:
+        trainer: A trainer with `step_settings`.
+        why_whole: Why its forwards cannot be cut; "" if they can.
+
+    Attributes:
+        why_not: Why forwards are not halved; "" where they are.
+    """
+
+    def __init__(self, trainer: Any, why_whole: str):
+        self._trainer = trainer
+        self._level: dict[str, int] = defaultdict(int)
+        self._has_warned = False
+        splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
+        lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
+        self.why_not = (lost or why_whole) if splits else "memory_on_oom is 'raise'"
+
+    def level(self, role: str) -> int:
+        """How often the forwards of a role were halved."""
+        return self._level[role]
+
+    def halve(self, role: str) -> None:
+        """Let the forwards of a role be half as large from here on."""
+        self._level[role] += 1
+
+    def cut(self, role: str, forwards: Sequence[Forward]) -> list[Forward]:
+        """Return the forwards, halved as often as those of the role have been."""
+        if self.why_not:
+            return list(forwards)
+        cut: list[Forward] = []
+        for forward in forwards:
+            parts: list[Forward] = [forward]
+            for _ in range(self._level[role] - forward.level):
+                parts = [half for part in parts for half in part.halves()]
+            cut += parts
+        return cut
+
+    def warn(self, role: str, failed: Forward) -> None:
+        """Say once which forward did not fit, and which setting would have it smaller."""
+        if self._has_warned or not self._trainer.accelerator.is_main_process:
+            return
+        self._has_warned = True
+        level = self._level[role]
+        advice = _smaller_forwards(self._trainer, level)
+        hint = f" Set {advice} for the next run." if advice else ""
+        logger.warning(
+            f"Out of memory in a forward of {failed.num_rows} rows, {failed.num_tokens:,} tokens; from here forwards "
+            f"are {2**level} times smaller, with the same gradients.{hint}"
+        )
+
+
+def _smaller_forwards(trainer: Any, level: int) -> str:
+    """Return settings with the same optimisation whose forwards are `2**level` times smaller; "" if there are none."""
+    args, settings = trainer.args, trainer.step_settings
+    if settings.max_tokens is not None:
+        return f"max_tokens_per_forward={settings.max_tokens // 2**level}"
+    if settings.why_rows_stay:
+        return ""
+    size = -(-args.per_device_train_batch_size // 2**level)
+    steps = args.gradient_accumulation_steps * (args.per_device_train_batch_size // size)
+    return f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps}"

@@ -1,0 +1,383 @@
+"""The forwards of an optimizer step: which rollouts go through the policy together, and with which weight in the loss.
+
+TRL updates micro-batch by micro-batch. Here all micro-batches of one optimizer step that were generated together make
+a window, whose rows are planned over ranks and forwards (`packing/step_plan.py`): group mates side by side, no more
+tokens in a forward than the budget, rows without a gradient left out. Each forward has its own backward.
+
+docs/architecture.md walks through a whole step in time order. Legend: B rows, P prompt width, C completion width.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import DistributedType
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError
+from trl_ext.packing.families.images import one_of_each
+from trl_ext.packing.prefix_cache import PrefixCache
+from trl_ext.packing.step_plan import PrefixGroup, RowSize, StepPlan, plan_step, tokens_of_rows
+from trl_ext.trainers.forward.completions import whole_images
+from trl_ext.trainers.forward.exchange import redistribute
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
+from trl_ext.trainers.forward.step import StepSettings, why_rows_stay
+from trl_ext.trainers.rows.images import GivenImages, by_rows, image_rows, redistribute_images
+from trl_ext.trainers.step.forward import Forward, PrefixBackward, StepForward
+from trl_ext.trainers.step.rows import (
+    Rollouts,
+    RolloutSize,
+    StepRows,
+    counted_tokens,
+    joined,
+    planned,
+    sizes_of,
+    weights,
+)
+
+logger = logging.get_logger(__name__)
+_DDP = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.MULTI_XPU, DistributedType.MULTI_NPU)
+
+
+def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> None:
+    """Raise ConfigError for settings of the update that this loss does not allow.
+
+    Args:
+        args: The trainer's config.
+        why_whole: Why micro-batches are not cut; "" if they are.
+        why_zero_advantage_counts: Why a row of zero advantage has a gradient all the same; "" if it has none.
+    """
+    max_tokens, size = getattr(args, "max_tokens_per_forward", None), size_of_groups(args)
+    if max_tokens is not None and why_whole:
+        raise ConfigError(
+            f"max_tokens_per_forward={max_tokens} cannot cut a micro-batch: {why_whole}. Unset it and lower "
+            "per_device_train_batch_size instead."
+        )
+    if size > 1 and (why := why_rows_stay(args, why_whole)):
+        raise ConfigError(
+            f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
+            "Leave one of the two out."
+        )
+    if getattr(args, "skip_zero_advantage", None) and why_zero_advantage_counts:
+        raise ConfigError(
+            f"skip_zero_advantage=True would change the gradient: {why_zero_advantage_counts}. Remove it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRows:
+    """Rows that left the update.
+
+    Args:
+        num_rows, num_all: Over all ranks.
+        num_tokens: Of those rows, prompts included, over all ranks.
+        tokens: [] tokens of this rank's completions that were not forwarded.
+    """
+
+    num_rows: int
+    num_all: int
+    num_tokens: int
+    tokens: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Micro-batches of one generation that are updated on within one optimizer step, planned once.
+
+    Args:
+        forwards: Of this rank, equally many on every rank.
+        skipped: Rows that leave the update; None where none may.
+        num_trained: Rows with a gradient, over all ranks.
+        padded: Real tokens of this rank's rows, and those of the same rows as padded batches.
+    """
+
+    forwards: Sequence[Forward]
+    skipped: SkippedRows | None
+    num_trained: int
+    padded: tuple[int, int]
+
+
+class StepPlanner:
+    """Hands out the forwards of each micro-step of an optimizer step.
+
+    Args:
+        trainer: A GRPO trainer; not ready yet.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._has_warned = False
+        self._num_trained: int | None = None  # rows of the step so far; None where none may be left out
+        self._caches: list[PrefixCache] = []
+        self._generation: Sequence[Rollouts] = ()
+        self._windows: dict[int, Window] = {}  # of the generation, by the place of their first micro-batch
+        self.restart()
+
+    @property
+    def _settings(self) -> StepSettings:
+        settings: StepSettings = self._trainer.step_settings
+        return settings
+
+    def restart(self) -> None:
+        """The next micro-step is the first of an optimizer step; say once that the last had nothing to learn from."""
+        if self._num_trained == 0 and not self._has_warned and self._trainer.accelerator.is_main_process:
+            self._has_warned = True
+            logger.warning(
+                "No completion of this step has an advantage: in every group all rewards are equal, or completions "
+                "were masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std "
+                "counts groups of equal rewards."
+            )
+        self.clear_caches()
+        self._num_trained = None
+        self._done = 0
+        self._micro_steps: list[Sequence[Forward]] = []
+
+    def clear_caches(self) -> None:
+        """Let go of the keys of prefixes."""
+        for cache in self._caches:
+            cache.clear()
+
+    def windows(self, micro_batches: Sequence[Rollouts], place: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield from a place on the range of micro-batches, [begin, end), that are updated on together.
+
+        Args:
+            micro_batches: Of the generation.
+            place: The number of the next of them.
+        """
+        done, num_steps = self._done, self._trainer.current_gradient_accumulation_steps
+        # Several iterations come back to the rows, and have to meet them in the same windows.
+        every, num = self._trainer.args.gradient_accumulation_steps, len(micro_batches)
+        is_cut = self._trainer.num_iterations > 1 and num % every and every % num
+        while place < len(micro_batches):
+            left = min(num_steps - done, len(micro_batches) - place)
+            size = 1 if is_cut or not self._settings.rows_move else max(left, 1)
+            yield place, place + size
+            place, done = place + size, (done + size) % num_steps
+
+    def next_forwards(self, micro_batches: Sequence[Rollouts], place: int) -> Sequence[Forward]:
+        """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
+        Collective at such a beginning.
+
+        Args:
+            micro_batches: Of the generation.
+            place: The number of the next of them.
+        """
+        if not self._micro_steps:
+            begin, end = next(self.windows(micro_batches, place))
+            window = self.window(micro_batches, begin, end)
+            self.count(window, self._settings.num_passes)
+            if window.skipped is not None:
+                self._trainer.counts.notes.append(window.skipped)
+                self._num_trained = (self._num_trained or 0) + window.num_trained
+            # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
+            cuts = [len(window.forwards) * k // (end - begin) for k in range(end - begin + 1)]
+            self._micro_steps = [window.forwards[a:b] for a, b in pairwise(cuts)]
+        self._done += 1
+        return self._micro_steps.pop(0)
+
+    def window(self, micro_batches: Sequence[Rollouts], begin: int, end: int) -> Window:
+        """Return the plan of a window, made when it is first asked for. Collective then.
+
+        Args:
+            micro_batches: Of the generation.
+            begin, end: Those of the window.
+        """
+        if micro_batches is not self._generation:
+            self._generation, self._windows, self._caches = micro_batches, {}, []
+        if begin not in self._windows:
+            self._windows[begin] = self._planned(micro_batches[begin:end])
+        return self._windows[begin]
+
+    def count(self, window: Window, times: int) -> None:
+        """Count what the rows that are forwarded, so many times, would take as padded batches; forwards count
+        themselves."""
+        raw, padded = window.padded
+        self._trainer.counts.add(0, times * raw, times * padded)
+
+    def _planned(self, micro_batches: Sequence[Rollouts]) -> Window:
+        settings, accelerator = self._settings, self._trainer.accelerator
+        if settings.why_whole:
+            return self._whole(micro_batches)
+        rollouts = joined(micro_batches if settings.reader is None else list(map(by_rows, micro_batches)))
+        if settings.reader is not None:
+            rollouts["pixel_values"] = one_of_each(rollouts["pixel_values"])
+        sizes = sizes_of(rollouts, accelerator)
+        num_rows, per_rank = len(micro_batches[0]["completion_ids"]), len(sizes) // accelerator.num_processes
+        first = accelerator.process_index * per_rank
+        forwarded, num_trained = self._forwarded(sizes)
+        sizes_in_plan = planned(sizes, settings)
+        plan = self._plan(sizes_in_plan, forwarded, num_rows)
+        # Of every rank; processes that share rows make the same forwards.
+        in_group = size_of_groups(self._trainer.args)
+        per_process = [
+            [[forwarded[i] for i in forward] for forward in plan.forwards[rank // in_group]]
+            for rank in range(accelerator.num_processes)
+        ]
+        here, rollouts_here = self._redistributed(rollouts, per_process, per_rank)
+        weigh = weights(self._trainer.args.loss_type, num_rows, rollouts)
+        of_rows = [sizes[i] for i in here], [sizes_in_plan[i] for i in here], here, weigh, settings.share_prompt
+        rows = StepRows(rollouts_here, *of_rows, images=self._images(rollouts_here))
+        return Window(
+            self._forwards(rows, per_process[accelerator.process_index], plan),
+            _skipped(rollouts, sizes, forwarded, num_trained, first) if settings.skips else None,
+            num_trained,
+            _padded(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
+        )
+
+    def _whole(self, micro_batches: Sequence[Rollouts]) -> Window:
+        """Return a window whose micro-batches stay what TRL made them."""
+        forwards = [self.as_one(batch) for batch in micro_batches]
+        sizes = [size for forward in forwards for size in forward.rows.sizes]
+        return Window(forwards, None, len(sizes), _padded(micro_batches, sizes, skips=None))
+
+    def _forwarded(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
+        """Return the rows of all ranks that are forwarded, and how many of them have a gradient."""
+        skips = self._settings.skips
+        forwarded = [i for i, size in enumerate(sizes) if size.counts(skips=skips)]
+        if forwarded or not skips:
+            return forwarded, len(forwarded)
+        # One row all the same, so that `entropy` and the like are computed in every step.
+        longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
+        return [longest] if sizes[longest].completion_length else [], 0
+
+    def _plan(self, rows: Sequence[RowSize], forwarded: Sequence[int], num_rows: int) -> StepPlan:
+        """Return the plan of some of the rows of all ranks, `num_rows` of which make a micro-batch."""
+        trainer, settings = self._trainer, self._settings
+        num_processes = trainer.accelerator.num_processes
+        budget = settings.max_tokens if settings.packs else None
+        if budget is None:
+            # No forward is larger than the largest of TRL's own, packed with group mates side by side.
+            budget = tokens_of_rows(rows, num_rows)
+        return plan_step(
+            [rows[i] for i in forwarded],
+            num_processes // size_of_groups(trainer.args),
+            max(budget >> trainer.forward_loop.halving.level("actor"), 1),
+            trainer.model.config.get_text_config().hidden_size,
+            None if settings.rows_move else [i // (len(rows) // num_processes) for i in forwarded],
+            settings.caches_prefixes,
+            gathers=is_deepspeed_zero3_enabled(),
+        )
+
+    def _redistributed(
+        self, rollouts: Rollouts, per_process: Sequence[Sequence[Sequence[int]]], per_rank: int
+    ) -> tuple[Sequence[int], Rollouts]:
+        """Return the numbers of the rows that this rank forwards, and those rows. Collective."""
+        accelerator, in_group = self._trainer.accelerator, size_of_groups(self._trainer.args)
+        rank = accelerator.process_index
+        if not self._settings.rows_move or accelerator.num_processes == 1:
+            return range(rank * per_rank, (rank + 1) * per_rank), rollouts
+        of_ranks = [sorted(i for forward in forwards for i in forward) for forwards in per_process]
+        # Behind them a row for the filler, of which all processes that share rows need the same.
+        wanted = [[*rows, r // in_group * in_group * per_rank] for r, rows in enumerate(of_ranks)]
+        here = redistribute({k: v for k, v in rollouts.items() if k != "pixel_values"}, wanted, accelerator)
+        if self._settings.reader is not None:
+            here["pixel_values"] = redistribute_images(rollouts["pixel_values"], wanted, accelerator)
+        return of_ranks[rank], here
+
+    def _images(self, rollouts: Rollouts) -> GivenImages | None:
+        """Return the images of rows, for a model that reads some. Collective then."""
+        if (reader := self._settings.reader) is None:
+            return None
+        rows = image_rows(rollouts, len(rollouts["completion_ids"]))
+        return GivenImages(rows, reader).of_all(self._trainer.accelerator)
+
+    def _forwards(self, rows: StepRows, mine: Sequence[Sequence[int]], plan: StepPlan) -> list[Forward]:
+        """Return the forwards of this rank, each of these rows, with the backward of each cached prefix."""
+        place = {number: i for i, number in enumerate(rows.numbers)}
+        level = self._trainer.forward_loop.halving.level("actor")
+        forwards = [
+            StepForward(rows, tuple(place[i] for i in members), plan.largest(k), level)
+            for k, members in enumerate(mine)
+        ]
+        found: list[Forward] = []
+        end = 0
+        for group in plan.prefix_groups:
+            cache = self._new_cache(rows, forwards[group.begin : group.end], group)
+            found += [replace(forward, cache=cache) for forward in forwards[group.begin : group.end]]
+            found.append(PrefixBackward(cache))
+            end = group.end
+        found += forwards[end:]
+        if isinstance(found[-1], PrefixBackward) and self._trainer.accelerator.distributed_type in _DDP:
+            found.append(StepForward(rows, (), 0, level))  # DDP reduces gradients in the backward of its last forward
+        return found
+
+    def _new_cache(self, rows: StepRows, forwards: Sequence[StepForward], group: PrefixGroup) -> PrefixCache:
+        """Return a cache of what the rows of these forwards begin with; of no token if it is nothing on this rank."""
+        accelerator, in_group = self._trainer.accelerator, size_of_groups(self._trainer.args)
+        length = 0
+        if group.groups[accelerator.process_index // in_group] is not None:
+            members = [i for forward in forwards for i in forward.members]
+            sequences, shared = rows.unpadded.sequences, rows.planned[members[0]].shared
+            shared -= shared % in_group  # processes that share rows have equal parts of it
+            length = whole_images(sequences[members[0]], shared)
+            first = sequences[members[0]][:length]
+            if not all(np.array_equal(sequences[i][:length], first) for i in members):
+                length = 0  # two prompts with one number
+        self._caches.append(PrefixCache(length))
+        return self._caches[-1]
+
+    def as_one(self, micro_batch: Rollouts) -> StepForward:
+        """Return a micro-batch as one forward, without a plan."""
+        settings, sizes = self._settings, sizes_of(micro_batch)
+        weigh = weights(self._trainer.args.loss_type, len(sizes), micro_batch)
+        keep_all, numbers = self._trainer.aux_loss_enabled, range(len(sizes))
+        share = settings.share_prompt and not keep_all
+        in_plan = planned(sizes, settings)
+        rows = StepRows(micro_batch, sizes, in_plan, numbers, weigh, share, keep_all, self._images(micro_batch))
+        is_whole = bool(settings.why_whole)
+        return StepForward(rows, tuple(numbers), 1 if is_whole else len(sizes), is_whole=is_whole)
+
+    def rehearsed(self, micro_batch: Rollouts) -> Sequence[Forward]:
+        """Return the forwards of a rehearsal: the micro-batch as one, twice where a group takes several forwards
+        behind its prompt, which is cached."""
+        one, settings = self.as_one(micro_batch), self._settings
+        if not settings.caches_prefixes or settings.reader is not None or settings.why_whole:
+            return [one]
+        group, shared = {row.group for row in one.rows.planned}, one.rows.planned[0].shared
+        if len(group) > 1 or self._trainer.num_generations <= one.num_rows or not shared:
+            return [one]
+        cache = PrefixCache(shared - shared % size_of_groups(self._trainer.args))
+        self._caches.append(cache)
+        behind = replace(one, cache=cache)
+        return [behind, behind, PrefixBackward(cache), replace(one, members=(), most_rows=0)]
+
+
+def _skipped(
+    rollouts: Rollouts, sizes: Sequence[RolloutSize], forwarded: Sequence[int], num_trained: int, first: int
+) -> SkippedRows:
+    """Return which share of the rows is left out.
+
+    Args:
+        rollouts: Of this rank, whose first row has the number `first`.
+        sizes: Of the rows of all ranks.
+        forwarded: Those that are forwarded.
+        num_trained: How many of these have a gradient.
+        first: See above.
+    """
+    tokens = counted_tokens(rollouts).sum(dim=1)
+    here = [i - first for i in forwarded if 0 <= i - first < len(tokens)]
+    trained = forwarded if num_trained else ()
+    num_tokens = sum(size.length for size in sizes) - sum(sizes[i].length for i in trained)
+    return SkippedRows(len(sizes) - len(trained), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
+
+
+def _padded(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> tuple[int, int]:
+    """Return the real tokens of the rows that are updated on, and what they take in the padding of their batches.
+
+    Args:
+        micro_batches: Of this rank.
+        sizes: Of all their rows.
+        skips: Whether rows without a gradient are left out; None where no row may be.
+    """
+    raw = padded = 0
+    begin = 0
+    for batch in micro_batches:
+        width = batch["prompt_mask"].size(1) + batch["completion_mask"].size(1)
+        end = begin + len(batch["completion_ids"])
+        rows = [size for size in sizes[begin:end] if skips is None or size.counts(skips=skips)]
+        raw, padded, begin = raw + sum(size.length for size in rows), padded + width * len(rows), end
+    return raw, padded

@@ -1,0 +1,176 @@
+"""The rows that a rank forwards within one optimizer step: TRL's columns on the device, their tokens on the host.
+
+Legend: B rows, P prompt width, C completion width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from trl_ext.packing.step_plan import RowSize
+from trl_ext.trainers.forward.completions import Unpadded, unpad
+from trl_ext.trainers.forward.step import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings
+from trl_ext.trainers.rows.images import GivenImages, digest_of_rows
+
+Rollouts = dict[str, Any]
+# The weight of the loss of some rows, by their number and their batch.
+Weigh = Callable[[int, Rollouts], Any]
+# The entry of a forward's batch that its loss is multiplied with, so that the forwards' losses add up to TRL's.
+WEIGHT = "loss_weight"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSize:
+    """A row of rollouts, in tokens.
+
+    Args:
+        prompt: A number of the prompt's tokens, equal on all ranks.
+        prompt_length, completion_length: Tokens; 0 for a completion that is masked because it was cut off.
+        has_gradient: False for a row whose advantage is 0.
+    """
+
+    prompt: int
+    prompt_length: int
+    completion_length: int
+    has_gradient: bool
+
+    @property
+    def length(self) -> int:
+        return self.prompt_length + self.completion_length
+
+    def counts(self, *, skips: bool) -> bool:
+        """Return whether an update forwards the row.
+
+        Args:
+            skips: Whether rows without a gradient are left out.
+        """
+        return self.completion_length > 0 and (self.has_gradient or not skips)
+
+
+def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
+    """Return the size of every row; with an accelerator of the rows of all ranks, rank after rank. Collective then."""
+    ids, mask = rollouts["prompt_ids"], rollouts["prompt_mask"]
+    # Two prompts with one number would be planned side by side and share nothing: layouts compare tokens. The powers
+    # count from the right, where prompts end whatever their padding.
+    powers = torch.full_like(ids[:1], 0x5851F42D4C957F2D).cumprod(dim=1).flip(1)
+    advantages = rollouts["advantages"]
+    has_gradient = advantages != 0 if advantages.ndim == 1 else (advantages != 0).any(dim=1)
+    facts = ((ids + 1) * mask * powers).sum(dim=1), mask.sum(dim=1), rollouts["completion_mask"].sum(dim=1)
+    if isinstance(images := rollouts.get("pixel_values"), list):  # prompts of one text may show others
+        facts = facts[0] + digest_of_rows(images, ids.device), *facts[1:]
+    rows = torch.stack([*facts, has_gradient.long()], dim=1)  # [B, 4]
+    rows = rows if accelerator is None else accelerator.gather(rows)
+    return [RolloutSize(prompt, p, c, bool(gradient)) for prompt, p, c, gradient in rows.tolist()]
+
+
+def planned(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[RowSize]:
+    """Return rows as the plan sees them."""
+    if not settings.packs:  # padded rows are as long as their batch is wide
+        return [RowSize(i, 0, max(size.length for size in sizes)) for i in range(len(sizes))]
+    if not settings.share_prompt:
+        return [RowSize(i, 0, size.length) for i, size in enumerate(sizes)]
+    # The last prompt token stays with each completion: it predicts the first completion token.
+    shared = [max(size.prompt_length - 1, 0) for size in sizes]
+    return [RowSize(size.prompt, s, size.length - s) for size, s in zip(sizes, shared, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """Rollouts of this rank that are updated on within one optimizer step.
+
+    Args:
+        rollouts: After rows have changed ranks. The last row may be there for forwards that count for nothing.
+        sizes: Of every row that is updated on.
+        planned: The same, as the plan sees them.
+        numbers: The number of each of them, counted over the rows of all ranks, rank after rank.
+        weigh: Returns the weight of the loss of some of the rows.
+        share_prompt: Whether rows with a common beginning share one copy of it.
+        keep_all: Whether rows without a scored token are forwarded, too, for an auxiliary loss.
+        images: Of all rows, for a model that takes some.
+    """
+
+    rollouts: Rollouts
+    sizes: Sequence[RolloutSize]
+    planned: Sequence[RowSize]
+    numbers: Sequence[int]
+    weigh: Weigh
+    share_prompt: bool
+    keep_all: bool = False
+    images: GivenImages | None = None
+
+    @cached_property
+    def unpadded(self) -> Unpadded:
+        """Tokens of all rows on the host, copied once, when the first forward is laid out."""
+        parts = ("prompt", "completion")
+        ids, mask = (torch.cat([self.rollouts[f"{part}_{what}"] for part in parts], 1) for what in ("ids", "mask"))
+        return unpad(ids, mask, self.rollouts["completion_ids"].size(1)).with_images(self.images)
+
+    def width(self, rows: Sequence[int]) -> int:
+        """Return the columns that the completions of some rows need."""
+        return max([1, *(self.sizes[i].completion_length for i in rows)])
+
+    def batch(self, rows: Sequence[int]) -> Rollouts:
+        """Return some of the rows, in the columns that they need; of no row one that counts for nothing."""
+        if not rows:
+            return {**self._filler(), WEIGHT: 0.0}
+        of_prompts, of_completions = max(self.sizes[i].prompt_length for i in rows), self.width(rows)
+        width, prompt_width = (self.rollouts[f"{part}_ids"].size(1) for part in ("completion", "prompt"))
+        index = torch.tensor(rows, device=self.rollouts["prompt_ids"].device)
+
+        def pick(name: str, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return [value[i] for i in rows] if isinstance(value, list | tuple) else value
+            if value.ndim == 0:
+                return value
+            value = value.index_select(0, index)
+            if name.startswith("prompt_"):
+                return value[:, prompt_width - of_prompts :]
+            return value[:, :of_completions] if value.ndim == 2 and value.size(1) == width else value
+
+        batch = {name: pick(name, value) for name, value in self.rollouts.items()}
+        return {**batch, WEIGHT: self.weigh(len(rows), batch)}
+
+    def _filler(self) -> Rollouts:
+        """Return the last row with all numbers 0, so that nothing of it reaches a loss."""
+
+        def empty(name: str, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value[-1:] if isinstance(value, list | tuple) else value
+            if value.ndim == 0 or name in ("prompt_ids", "prompt_mask"):
+                return value[-1:] if value.ndim else value
+            return torch.zeros_like(value[-1:])
+
+        return {name: empty(name, value) for name, value in self.rollouts.items()}
+
+
+def joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
+    """Return the rows of all micro-batches, which are parts of one batch."""
+    first = micro_batches[0]
+    if len(micro_batches) == 1:
+        return first
+
+    def join(name: str) -> Any:
+        values = [batch[name] for batch in micro_batches]
+        if isinstance(values[0], torch.Tensor):
+            return values[0] if values[0].ndim == 0 else torch.cat(values)
+        return [one for value in values for one in value] if isinstance(values[0], list | tuple) else values[0]
+
+    return {name: join(name) for name in first}
+
+
+def weights(loss_type: str, num_rows: int, micro_batch: Rollouts) -> Weigh:
+    """Return a function that weighs the loss of some rows of micro-batches of `num_rows` rows."""
+    if loss_type in SUM_OVER_TOKENS:
+        return lambda rows, batch: 1.0
+    if loss_type in MEAN_OVER_ROWS:
+        return lambda rows, batch: rows / num_rows
+    whole = counted_tokens(micro_batch).sum().clamp(min=1.0)
+    return lambda rows, batch: counted_tokens(batch).sum() / whole
+
+
+def counted_tokens(rollouts: Mapping[str, Any]) -> torch.Tensor:
+    """[B, C] 1 for the tokens that losses and statistics count: sampled by the policy, in a scored completion."""
+    return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)

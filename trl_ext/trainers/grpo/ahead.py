@@ -28,6 +28,7 @@ from trl_ext.errors import ConfigError, LostProcessError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.forward.vllm_servers import Asked, VLLMClients
 from trl_ext.trainers.grpo.early import Answers, EarlyScoring, OwnRow, scoring_early
+from trl_ext.trainers.grpo.parts import Part
 from trl_ext.trainers.grpo.step_metrics import Noted
 from trl_ext.trainers.step.rows import counted_tokens
 
@@ -146,7 +147,7 @@ class Blocks:
         return list(islice(reader, first, first + num_rows))
 
 
-class GenerationAhead:
+class GenerationAhead(Part):
     """Keeps the answers of the next block under way.
 
     Args:
@@ -167,10 +168,10 @@ class GenerationAhead:
         return getattr(self._trainer.vllm_generation, "vllm_client", None)
 
     @contextmanager
-    def generating(self) -> Iterator[None]:
+    def generating(self, trainer: Any) -> Iterator[None]:
         """Let TRL push weights and generate inside the block, while the servers do nothing else; in training the
         next block's prompts are sent after it."""
-        client, is_training = self._client, self._trainer.model.training
+        client, is_training = self._client, trainer.model.training
         if client is not None:
             self._wait(client)
         self._find_servers(client)
@@ -250,13 +251,9 @@ class GenerationAhead:
 
     # Metrics --------------------------------------------------------------------------------------------------------
 
-    def note_ratios(self, inputs: dict[str, Any]) -> None:
-        """Note how far the samples of a forward are from the policy's, of which TRL's ratios are made.
-
-        Args:
-            inputs: Rows of the forward, with `old_per_token_logps` and `sampling_per_token_logps`, [B, T].
-        """
-        trainer, mask = self._trainer, counted_tokens(inputs).bool()
+    def after_loss(self, trainer: Any, inputs: dict[str, Any]) -> None:
+        """Note how far the samples of a forward are from the policy's, of which TRL's ratios are made."""
+        mask = counted_tokens(inputs).bool()
         if "sampling_per_token_logps" not in inputs:  # rows of the rehearsal
             return
         cap = trainer.vllm_importance_sampling_clip_max or math.inf
@@ -267,30 +264,25 @@ class GenerationAhead:
             mean = values.float().sum() / mask.sum().clamp(min=1)
             trainer.counts.notes.append(Noted(name, mean, mask.sum()))
 
-    @staticmethod
-    def with_sample_size(metrics: dict[str, float]) -> dict[str, float]:
+    def step_metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Put Kish's effective sample size, as a share of the tokens, in place of the ratios' moments."""
-        mean, square = metrics.pop(_MEAN, None), metrics.pop(_SQUARE, None)
+        mean, square = values.pop(_MEAN, None), values.pop(_SQUARE, None)
         if mean is not None and square:
-            metrics[_SAMPLE_SIZE] = mean**2 / square
-        return metrics
+            values[_SAMPLE_SIZE] = mean**2 / square
+        return values
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str) -> None:
+    def save(self, trainer: Any, folder: str) -> None:
         """Write the answers of the next block into a checkpoint, when they are there."""
         if self._client is not None and self._client.asked is not None:
             self._wait(self._client)
             if not self._client.asked.has_failed:
                 (Path(folder) / FILE).write_text(json.dumps(self._client.asked.state_dict()), encoding="utf-8")
 
-    def begin(self, checkpoint: str | None = None) -> None:
-        """Note where a run begins, and take the answers of its next block out of the checkpoint.
-
-        Args:
-            checkpoint: One whose rollouts were restored; None for none.
-        """
-        self.blocks.begin(is_restored=checkpoint is not None)
+    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+        """Note where a run begins, and take the answers of its next block out of the checkpoint."""
+        self.blocks.begin(is_restored=has_rollouts)
         path = Path(checkpoint or "") / FILE
-        if self._client is not None and checkpoint is not None and path.is_file():
+        if self._client is not None and has_rollouts and path.is_file():
             self._client.asked = Asked.from_state(json.loads(path.read_text(encoding="utf-8")))

@@ -10,8 +10,8 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.grpo.ahead import check_ahead_settings
+from trl_ext.trainers.grpo.curriculum import check_curriculum
 from trl_ext.trainers.grpo.oversampling import check_oversample
-from trl_ext.trainers.rows.curriculum import check_curriculum
 from trl_ext.trainers.setting_checks import check_correction, setting
 
 

@@ -16,6 +16,7 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.forward.completions import rows_without_prompt
 from trl_ext.trainers.forward.vllm_push import push_by_layers
 from trl_ext.trainers.grpo.ahead import GenerationAhead
+from trl_ext.trainers.grpo.parts import Part
 
 logger = logging.get_logger(__name__)
 
@@ -24,15 +25,11 @@ logger = logging.get_logger(__name__)
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and train as before after it.
 
-    With `generation_ahead` it gets what was generated ahead.
-
     On a processor, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
-    ahead = trainer.ahead
     with (
-        nullcontext() if ahead is None else ahead.generating(),
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
         _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
@@ -41,12 +38,12 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         yield
 
 
-def prepare_generation(trainer: Any, *, takes_images: bool) -> GenerationAhead | None:
-    """Let weights with LoRA go to vLLM layer by layer; return what generates ahead, None where nothing does."""
+def prepare_generation(trainer: Any, *, takes_images: bool) -> list[Part]:
+    """Let weights with LoRA go to vLLM layer by layer; return what generates ahead, if it is asked for."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)
     is_ahead = getattr(trainer.args, "generation_ahead", 0)
-    return GenerationAhead(trainer, takes_images=takes_images) if is_ahead else None
+    return [GenerationAhead(trainer, takes_images=takes_images)] if is_ahead else []
 
 
 def _generates_whole(trainer: Any) -> bool:

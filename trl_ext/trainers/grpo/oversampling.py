@@ -15,6 +15,7 @@ from trl.trainer.utils import nanstd
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.exchange import redistribute
+from trl_ext.trainers.grpo.parts import Part
 
 # A share such as 1.333 is meant to be 4/3.
 _TOLERANCE = 1e-3
@@ -89,7 +90,7 @@ def choose(has_variance: Sequence[bool], num_kept: int) -> Choice:
     )
 
 
-class Oversampling:
+class Oversampling(Part):
     """Samples more groups than an update takes, and leaves those without variance out.
 
     Args:
@@ -122,23 +123,16 @@ class Oversampling:
                 "Leave oversample out."
             )
 
-    def note(self, totals: torch.Tensor) -> None:
-        """Remember which groups have variance.
-
-        Args:
-            totals: [rows of all ranks], NaN for a completion that nothing scored: it has no advantage, and a group
-                of such completions no variance.
-        """
+    def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
+        """Remember which groups have variance: one has none whose completions nothing scored."""
         spread = nanstd(totals.view(-1, self._args.num_generations), dim=1).nan_to_num(0.0)
         self._has_variance = (~torch.isclose(spread, torch.zeros_like(spread))).tolist()
 
-    def take(self, rollouts: dict[str, Any], trainer: Any) -> dict[str, Any]:
-        """Return this rank's rows of the groups that the update takes, and log how many were replaced. Collective.
-
-        Args:
-            rollouts: This rank's rows of all groups that were sampled.
-            trainer: Has just scored them.
-        """
+    def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """Return in training this rank's rows of the groups that the update takes, and log how many were replaced.
+        Collective."""
+        if not trainer.model.training:
+            return rollouts
         choice, size, accelerator = (
             choose(self._has_variance, self.num_groups),
             self._args.num_generations,

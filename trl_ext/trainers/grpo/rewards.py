@@ -24,9 +24,11 @@ from trl.trainer.utils import is_async_callable
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
+from trl_ext.trainers.grpo.parts import Part, Rows
 from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.reward.scorer import CompletionScorer
+from trl_ext.trainers.rows.images import without_nulls
 
 RULES_FILE = "rules.json"
 # What TRL passes on under names of its own.
@@ -101,7 +103,7 @@ class AsyncGuardedReward(GuardedReward):
             return [0.0] * len(kwargs["completions"])
 
 
-class RewardCalls:
+class RewardCalls(Part):
     """A trainer's calls of its reward functions: guarded, begun early, and looked after.
 
     Args:
@@ -119,6 +121,16 @@ class RewardCalls:
         self._takes_turns = takes_turns
         self._unscored = UnscoredRules()
         self.shares = RuleShares()
+
+    def before_generation(self, trainer: Any, rows: Rows) -> Rows:
+        """Keep the rows, for scoring that starts early."""
+        self.rows = without_nulls(rows)
+        return self.rows
+
+    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+        """Go on with the series that were logged."""
+        if checkpoint is not None:
+            self.shares.resume(trainer.state.log_history)
 
     @contextmanager
     def guarding(self, trainer: Any) -> Iterator[None]:

@@ -4,6 +4,7 @@ TRL computes everything that makes a loss. What changes is how many tokens go th
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,12 @@ from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.curriculum import Curriculum, check_curriculum
 from trl_ext.trainers.grpo.generation import can_log_images, check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
 from trl_ext.trainers.grpo.log_probs.passes import UpdatePasses
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
+from trl_ext.trainers.grpo.parts import Part
 from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
@@ -50,8 +53,7 @@ from trl_ext.trainers.grpo.rewards import (
 )
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
-from trl_ext.trainers.rows.curriculum import Curriculum, check_curriculum
-from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows, without_nulls
+from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.step.forward import StepForward, running_forward
 from trl_ext.trainers.step.plan import StepPlanner, check_update
@@ -107,8 +109,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         check_groups(self.given_rewards, args)
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
-        drawing = check_curriculum(args) if self.memory_kind == "grpo" else None
-        self.curriculum = None if drawing is None else Curriculum(drawing, args, train_dataset)
+        self._parts: list[Part] = [self._reward_calls, *([self._oversampling] if self._oversampling.is_on else [])]
+        self.curriculum = None
+        if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
+            self.curriculum = Curriculum(drawing, args, train_dataset)
+            self._parts.insert(0, self.curriculum)
         self._planner = StepPlanner(self)
         log_probs = self._get_per_token_logps_and_entropies
         self._passes = UpdatePasses(self, self._old_policy, self._planner, log_probs)
@@ -121,7 +126,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         packs = getattr(args, "packing", True)
         self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())
         self._oversampling.check_rows(takes_images=self._takes_images)
-        self.ahead = prepare_generation(self, takes_images=self._takes_images)
+        self._parts += prepare_generation(self, takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
@@ -330,8 +335,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             if WEIGHT in inputs:
                 with noted(self, inputs):
                     loss = super()._compute_loss(model, inputs) * inputs[WEIGHT]
-                if self.ahead is not None:
-                    self.ahead.note_ratios(inputs)
+                for part in self._parts:
+                    part.after_loss(self, inputs)
             else:  # evaluation, or a micro-batch that stays whole
                 loss = super()._compute_loss(model, inputs)
         if not self.model.training:
@@ -351,7 +356,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
         values = merged(self.counts.notes, self.accelerator, self.num_sharing)
-        for name, value in (values if self.ahead is None else self.ahead.with_sample_size(values)).items():
+        for part in self._parts:
+            values = part.step_metrics(values)
+        for name, value in values.items():
             self.add_metric(name, value)
         self.counts.notes.clear()
         super()._log_step()
@@ -359,22 +366,22 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Rewards ------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; notes
-        rows, for scoring that starts early; with a curriculum puts those that it draws in their place."""
-        if self.curriculum is not None and self.model.training:
-            inputs = self.curriculum.take(self._oversampling.num_sampled, len(inputs))
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; parts choose the
+        rows that are answered, and the rollouts that are trained on."""
+        for part in self._parts:
+            inputs = part.before_generation(self, inputs)
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
-        self._reward_calls.rows = inputs = without_nulls(inputs)
         metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
             if not self._old_policy.strip(output, metrics):  # once a run, and only with a TRL that nobody tested
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
-        if self._packs and (reader := self.image_reader) is not None:
-            check_images(output, reader, self.accelerator)
-        return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
+        check_images(output, self.step_settings.reader, self.accelerator)
+        for part in self._parts:
+            output = part.after_generation(self, output)
+        return output
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -383,13 +390,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
-        if self.model.training and (self._oversampling.is_on or self.curriculum is not None):
-            totals = total_rewards(rewards, self.reward_weights)
-            if self._oversampling.is_on:
-                self._oversampling.note(totals)
-            if self.curriculum is not None:
-                for name, value in self.curriculum.note(totals).items():
-                    self.add_metric(name, value)
+        if self.model.training:
+            totals = total_rewards(rewards, self.reward_weights[: rewards.size(1)])
+            for part in self._parts:
+                part.rewarded(self, totals)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------
@@ -403,7 +407,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any
     ) -> DataLoader:
         """Overrides transformers.Trainer._get_dataloader: in training as many rows as are sampled."""
-        if description == "Training" and self._oversampling.is_on:
+        if description == "Training":
             batch_size = self._oversampling.rows
         return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
 
@@ -417,10 +421,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         rollouts = self._buffered_inputs if are_waiting else None
         rollout_state.save(folder, self.args, self._step, rollouts, self.reward_funcs, self._moving_reference())
-        if self.ahead is not None:
-            self.ahead.save(folder)
-        if self.curriculum is not None:
-            self.curriculum.save(folder)
+        for part in self._parts:
+            part.save(self, folder)
 
     def _moving_reference(self) -> PreTrainedModel | None:
         return self._models()[-1] if self.args.sync_ref_model else None
@@ -433,19 +435,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts, reference go on as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
         self._planner.restart()
-        if checkpoint is None:
-            if self.ahead is not None:
-                self.ahead.begin()
-            return
-        self._reward_calls.shares.resume(self.state.log_history)
-        if self.curriculum is not None:
-            self.curriculum.load(checkpoint)
-        device, reference = self.accelerator.device, self._moving_reference()
-        state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
+        state = None
+        if checkpoint is not None:
+            device, reference = self.accelerator.device, self._moving_reference()
+            state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
         if state is not None:
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
-        if self.ahead is not None:
-            self.ahead.begin(None if state is None else checkpoint)
+        for part in self._parts:
+            part.load(self, checkpoint, has_rollouts=state is not None)
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
@@ -470,7 +467,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation; casts no weights."""
-        with self.clock.phase("generate"), generating(self, is_packed=self._packs):
+        with self.clock.phase("generate"), ExitStack() as around:
+            for part in self._parts:
+                around.enter_context(part.generating(self))
+            around.enter_context(generating(self, is_packed=self._packs))
             output = super()._generate(prompts)
         if output[6] is not None:  # TRL's own code cannot read a None beside images
             output = (*output[:6], [of_row or [] for of_row in output[6]], *output[7:])

@@ -80,16 +80,18 @@ def is_any_shown(rows: ImageRows, accelerator: Any) -> bool:
     return any(gather_object([any(rows)]) if accelerator.num_processes > 1 else [any(rows)])
 
 
-def check_images(rollouts: Mapping[str, Any], reader: ImageReader, accelerator: Any) -> None:
+def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
     """Raise DataError on all ranks where a row's image tokens are not those of its images. Collective.
 
     Where no row of any rank shows an image, its token is text, as in TRL.
 
     Args:
         rollouts: TRL's, just generated, whose rows stand in the order of their prompts.
-        reader: Of the model.
+        reader: Of the model; None for one that reads none here, whose rows are not looked at.
         accelerator: accelerate's.
     """
+    if reader is None:
+        return
     mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
     ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
     counts = ((ids == reader.token_id) & (mask > 0)).sum(dim=1).tolist()

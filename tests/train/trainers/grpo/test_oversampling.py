@@ -14,8 +14,9 @@ from tests import grpo_trainers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE
 from tests.rollouts import rollout
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.grpo import oversampling, update
+from trl_ext.trainers.grpo import oversampling
 from trl_ext.trainers.grpo.oversampling import choose
+from trl_ext.trainers.step import plan
 
 SIZE = 4  # of a group
 # Prompts whose completions all score alike. An update takes four groups, a generation six.
@@ -137,7 +138,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
 
 def test_all_groups_without_variance_are_said_once(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(update.logger, "warning", said.append)
+    monkeypatch.setattr(plan.logger, "warning", said.append)
     trainer = made(trl_ext, tmp_path, rewards=lambda completion_ids, **_: [0.5] * len(completion_ids), oversample=1.5)
     weights(trainer)
     assert len(said) == 1 and said[0].startswith("No completion of this step has an advantage")

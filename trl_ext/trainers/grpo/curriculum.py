@@ -24,6 +24,8 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
+from trl_ext.trainers.grpo.oversampling import num_sampled_groups
+from trl_ext.trainers.grpo.parts import Part, Rows
 
 FILE = "curriculum.npz"
 # Completions that a weight counts with; at the target, those that an unseen row counts with; what a visit leaves of
@@ -83,7 +85,7 @@ def check_curriculum(args: Any) -> CurriculumSettings | None:
     return settings
 
 
-class Curriculum:
+class Curriculum(Part):
     """Draws the rows of each generation, the same on all processes, and learns from their rewards.
 
     Args:
@@ -112,8 +114,11 @@ class Curriculum:
             self._ahead, self._num_drawn = of_rank_0(self._args, mine), self._num_drawn + 1
         return self._ahead
 
-    def take(self, num_groups: int, num_rows: int) -> list[dict[str, Any]]:
-        """Return this process's `num_rows` rows of the generation that begins. Collective."""
+    def before_generation(self, trainer: Any, rows: Rows) -> Rows:
+        """Return in training rows that the curriculum draws. Collective."""
+        if not trainer.model.training:
+            return rows
+        num_groups, num_rows = num_sampled_groups(self._args), len(rows)
         self._now, self._ahead = self.look_ahead(num_groups), []
         size, first = num_rows * self._args.world_size // num_groups, self._args.process_index * num_rows
         return [self._dataset[self._now[place // size]] for place in range(first, first + num_rows)]
@@ -133,12 +138,8 @@ class Curriculum:
     def _is_resting(self) -> np.ndarray:
         return self._rests_until > self._num_drawn
 
-    def note(self, totals: torch.Tensor) -> dict[str, float]:
-        """Learn from the rewards of what was taken, and return the metrics.
-
-        Args:
-            totals: [groups * num_generations] of all processes, NaN where nothing scored: not passed.
-        """
+    def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
+        """Learn from the rewards of what was drawn; a completion that nothing scored has not passed."""
         passed = (totals.view(len(self._now), -1) >= self._settings.threshold).cpu().numpy()
         rows, self._now = np.array(self._now), []
         unseen_frac = float((self._tried[rows] == 0).mean())
@@ -152,22 +153,22 @@ class Curriculum:
                 f"curriculum: no completion of {_TRIAL} generations had a total reward of {self._settings.threshold} "
                 "or more, so rows are drawn almost alike. Set threshold to the total of a right answer."
             )
-        return {
-            "curriculum/pass_rate_mean": float(passed.mean()),
-            "curriculum/unseen_frac": unseen_frac,
-            "curriculum/resting_rows": float(self._is_resting.sum()),
-        }
+        trainer.add_metric("curriculum/pass_rate_mean", float(passed.mean()))
+        trainer.add_metric("curriculum/unseen_frac", unseen_frac)
+        trainer.add_metric("curriculum/resting_rows", float(self._is_resting.sum()))
 
     _STATE = ("passed", "tried", "solved", "rests_until", "num_drawn", "ahead")
 
-    def save(self, folder: str) -> None:
+    def save(self, trainer: Any, folder: str) -> None:
         """Write what is known of the rows into a checkpoint, on the processes that save."""
         if self._args.should_save:
             state: Any = {name: np.array(getattr(self, f"_{name}")) for name in self._STATE}
             np.savez(Path(folder, FILE), **state)
 
-    def load(self, folder: str) -> None:
+    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Go on with what a checkpoint knows; raise ConfigError where that is of another number of rows."""
+        if (folder := checkpoint) is None:
+            return
         if not Path(folder, FILE).is_file():
             logger.warning(f"{folder} was saved without a curriculum: it begins here, with all rows unseen.")
             return

@@ -453,9 +453,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def largest_micro_batch(self) -> MicroBatch:
         """Return what the rehearsal forwards."""
         batch = rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
-        if len(self._update.rehearsed(batch.inputs)) > 1:
+        if len(self._planner.rehearsed(batch.inputs)) > 1:
             batch = replace(batch, what=f"{batch.what} in each of two forwards behind one prompt")
-        self._update.restart()
+        self._planner.restart()
         return batch
 
     def rehearse(self, batch: MicroBatch) -> None:

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
 from trl_ext.scripts.grpo import main as grpo
-from trl_ext.trainers.forward import vllm_servers
+from trl_ext.trainers.generation import vllm_servers
 
 ANSWER = "rewards/answer/mean"
 

@@ -33,7 +33,7 @@ from trl.generation import vllm_generation
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.rewards import RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
-from trl_ext.trainers.forward import vllm_servers
+from trl_ext.trainers.generation import vllm_servers
 
 VOCAB, PROMPTS, COMPLETIONS, LENGTH, JUDGE_S = 512, 8, 8, 64, 0.5
 

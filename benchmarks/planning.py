@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_ext.packing.layout import lay_out
-from trl_ext.trainers.forward.completions import plan, unpad
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 ASKED_S = 0.07
 PARTS = ("unpad", "plan", "lay_out")

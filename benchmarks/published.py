@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.activations import LOGIT_BYTES
+from trl_ext.memory.formulas.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.peak import footprints, slack_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape

@@ -9,7 +9,7 @@ from tests.tiny import VOCAB
 from trl_ext.packing.attention import packed_forward, take_segments
 from trl_ext.packing.layout import lay_out
 from trl_ext.trainers.forward.calls import let_positions_be_chosen
-from trl_ext.trainers.forward.completions import plan, unpad
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 
 def _tokens(count: int, draw: torch.Generator) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from trl_ext.memory import plan
-from trl_ext.memory.estimate import quick_estimate
+from trl_ext.memory.formulas.estimate import quick_estimate
+from trl_ext.memory.planner.alternatives import next_stage
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.run.alternatives import next_stage
 from trl_ext.memory.units import gib
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -11,7 +11,7 @@ import torch
 from trl.generation import vllm_generation
 
 from tests import tiny
-from trl_ext.trainers.forward import vllm_servers
+from trl_ext.trainers.generation import vllm_servers
 
 
 def sampled(model, prompt: list[int], place: int, most: int) -> tuple[list[int], list[float]]:

@@ -18,7 +18,7 @@ from tests import sampling_servers, tiny
 from tests.ppo_trainers import LORA, prompts, reward, stir, trained_weights
 from tests.preferences import words
 from trl_ext.rewards import Length
-from trl_ext.trainers.forward.vllm_servers import Asked
+from trl_ext.trainers.generation.vllm_servers import Asked
 
 # Of two layers with 16 numbers a token: a step takes 30 ms and a checkpoint 100 kB.
 SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)

@@ -17,7 +17,7 @@ from trl_ext.cli.dryrun import command as dryrun
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.files.plan import write_plan
+from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.units import gib

@@ -10,11 +10,11 @@ Every number is estimated, by formulas.
 """
 
 from trl_ext.memory.cards import CARDS, Card, Hardware, find_card, parse_gpus
-from trl_ext.memory.estimate import Estimate, estimate
-from trl_ext.memory.files.plan import read_plan, write_plan
+from trl_ext.memory.formulas.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.memory.planner.folder import read_plan, write_plan
 from trl_ext.memory.planner.planner import Plan, Plans, Refusal, plan
 from trl_ext.memory.planner.presets import PRESETS, Preset, preset
 from trl_ext.memory.planner.search import ALLOW

@@ -152,7 +152,7 @@ def _refusal(error: Exception, opening: str) -> str | None:
     if library not in _LIBRARIES:
         return None
     from trl_ext.scripts.data.hub import unloadable
-    from trl_ext.trainers.fit.oom.errors import is_out_of_memory  # imports torch
+    from trl_ext.trainers.step.out_of_memory import is_out_of_memory  # imports torch
 
     if is_out_of_memory(error):
         return None

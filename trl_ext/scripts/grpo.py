@@ -14,7 +14,7 @@ from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_rewards
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.values import setting
 
 DESCRIPTION = f"""\
 Train a language model with GRPO on rules as rewards.

@@ -17,7 +17,7 @@ from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.look import look_at_prompts
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_functions
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.values import setting
 
 DESCRIPTION = f"""\
 Train a language model with PPO on rules, reward models, or both.

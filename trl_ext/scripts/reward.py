@@ -19,7 +19,7 @@ from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.look import look_at_pairs
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.values import setting
 
 DESCRIPTION = """\
 Train a reward model on pairs of a chosen and a rejected answer.

@@ -11,7 +11,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
 from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.values import setting
 
 # Of the scripts' --help.
 PROMPT_HELP = """\

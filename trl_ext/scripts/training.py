@@ -28,8 +28,8 @@ from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.resume import no_checkpoint
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
-from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
-from trl_ext.trainers.setting_checks import check_settings, check_text
+from trl_ext.trainers.fit.message import out_of_memory_in_words
+from trl_ext.trainers.settings.values import check_settings, check_text
 
 
 def main(
@@ -158,7 +158,7 @@ def load_rows(
     Raises:
         ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.
     """
-    from trl_ext.trainers.checks import check_steps
+    from trl_ext.trainers.settings.checks import check_steps
 
     rows = data_source(script_args, training_args, dataset_args).load()
     mapping = script_args.mapping()

@@ -136,8 +136,8 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
     Remove when: trainers plan without reading tensors back.
     """
     from trl_ext.packing.ragged import Ragged, cumulated
-    from trl_ext.trainers.forward.completions import Unpadded
     from trl_ext.trainers.step.rows import RolloutSize
+    from trl_ext.trainers.step.unpadded import Unpadded
 
     def sizes_of(rollouts: dict[str, Any], accelerator: Any = None) -> list[Any]:
         num_ranks = 1 if accelerator is None else accelerator.num_processes
@@ -168,8 +168,8 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
     return replaced(
         (f"{where}.step.plan:sizes_of", sizes_of),
         (f"{where}.step.plan:redistribute", redistribute),
-        (f"{where}.forward.sequence_parallel:redistribute", redistribute),
-        (f"{where}.forward.completions:unpad", unpad),
+        (f"{where}.step.sequence_parallel:redistribute", redistribute),
+        (f"{where}.step.score:unpad", unpad),
         (f"{where}.step.rows:unpad", unpad),
     )
 
@@ -225,7 +225,7 @@ def head_of_a_gpu() -> Iterator[None]:
         (f"{head}:_backward_kernel", Kernel()),
         (f"{head}:_addmm_fp32", lambda total, a, b: None),
         # Ours would take the narrow tiles of a processor.
-        ("trl_ext.trainers.forward.completions:head_in_cache", lambda device: nullcontext()),
+        ("trl_ext.trainers.step.score:head_in_cache", lambda device: nullcontext()),
     )
     # TRL imports Triton only where it is installed.
     with replaced(*names), patch.object(import_module(head), "triton", Triton, create=True):

@@ -9,7 +9,7 @@ from typing import Any
 import trl_ext
 from tests.faults import jobs
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.setting_checks import check_settings
+from trl_ext.trainers.settings.values import check_settings
 
 CONFIGS = {"grpo": trl_ext.GRPOConfig, "reward": trl_ext.RewardConfig, "ppo": trl_ext.PPOConfig}
 # Two epochs and two rounds of rollouts; evaluated, so that settings of evaluation have something to do.

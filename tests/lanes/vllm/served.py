@@ -19,7 +19,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from tests.lanes.vllm.train import SETTINGS, token_reward
 from trl_ext import GRPOConfig, GRPOTrainer
-from trl_ext.trainers.forward.vllm_servers import VLLMClients
+from trl_ext.trainers.generation.vllm_servers import VLLMClients
 
 FILE = "model.safetensors"
 

@@ -12,7 +12,7 @@ import yaml
 
 from trl_ext.cli.plan.command import NOTHING_FITS, plan
 from trl_ext.errors import ConfigError
-from trl_ext.memory.files.plan import read_plan
+from trl_ext.memory.planner.folder import read_plan
 from trl_ext.memory.planner.presets import PRESETS
 
 pytestmark = pytest.mark.slow

@@ -127,7 +127,7 @@ def test_what_a_library_refuses_is_a_sentence_with_its_words(subtests):
 @pytest.mark.slow
 def test_other_errors_go_on_as_they_are(subtests):
     for module, error in (
-        ("trl_ext.trainers.packing", ValueError("our own bug")),
+        ("trl_ext.trainers.base.packing", ValueError("our own bug")),
         ("my_rewards", ValueError("the user's code")),
         ("transformers.trainer", KeyError("nothing that a library says on purpose")),
         ("torch.distributed", RuntimeError("Connection closed by peer")),

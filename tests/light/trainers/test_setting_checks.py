@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.setting_checks import (
+from trl_ext.trainers.settings.values import (
     CHOICES,
     RANGES,
     Range,

@@ -14,7 +14,8 @@ from tests.multi.programs.ulysses_worker import BUDGETS, CASES, TEMPERATURE, sub
 from tests.multi.programs.ulysses_worker import model as model_of
 from trl_ext.packing.layout import lay_out
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.completions import plan, score, unpad
+from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)
 

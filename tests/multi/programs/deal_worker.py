@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch.nn.functional import pad
 
-from trl_ext.trainers.forward.exchange import deal
+from trl_ext.trainers.step.exchange import deal
 
 ROWS = 3  # of a rank
 # Tokens of each row's prompt and completion; the longest of both lie on other ranks.

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tests.out_of_memory import Limit, fail_in_backward
-from trl_ext.trainers.base import ExtendedTrainer
+from trl_ext.trainers.base.trainer import ExtendedTrainer
 
 torch.set_num_threads(1)
 AT = os.environ["OOM_AT"]

@@ -11,7 +11,8 @@ from accelerate.utils import gather_object
 from tests import tiny
 from tests.batches import RAGGED, Batch, forked, gradient, ready_to_pack
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.completions import plan, score, unpad
+from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "gemma3", "qwen3_moe")
 SHARING = {"shared": True, "apart": False}

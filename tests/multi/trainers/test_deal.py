@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from tests.conftest import ROOT
 from tests.multi.launching import TIMEOUT_S, environment, launched
 from tests.multi.programs.deal_worker import ROWS, padded, plans
-from trl_ext.trainers.forward.exchange import deal
+from trl_ext.trainers.step.exchange import deal
 
 PLANS = list(plans(1))
 

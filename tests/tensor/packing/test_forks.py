@@ -9,8 +9,9 @@ from trl_ext.packing import attention
 from trl_ext.packing.layout import lay_out
 from trl_ext.packing.trie import MIN_SAVED
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.completions import plan, score, unpad
 from trl_ext.trainers.forward.value_head import add_value_head
+from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -23,7 +23,8 @@ from trl_ext.packing.merge import CpuKernel, FlashKernel, VarlenKernel, merged_a
 from trl_ext.packing.plan import PlannedRow, plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
-from trl_ext.trainers.forward.completions import plan, score, unpad
+from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from trl_ext.packing.layout import lay_out
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
-from trl_ext.trainers.forward.completions import forward, plan, score, unpad
+from trl_ext.trainers.step.score import forward, score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

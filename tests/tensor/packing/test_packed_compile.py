@@ -10,7 +10,8 @@ from torch._dynamo.utils import counters
 from tests import tiny
 from tests.batches import batch, gradient, ready_to_pack
 from trl_ext.packing import attention
-from trl_ext.trainers.forward.completions import plan, score, unpad
+from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)
 

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trl_ext.trainers.forward.step import StepCounts
-from trl_ext.trainers.ppo.equations import generalized_advantages, whiten
+from trl_ext.trainers.ppo.objective.equations import generalized_advantages, whiten
+from trl_ext.trainers.step.settings import StepCounts
 
 torch.set_num_threads(1)
 

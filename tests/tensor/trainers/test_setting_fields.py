@@ -11,7 +11,7 @@ from trl import RewardConfig as TRLRewardConfig
 
 from trl_ext import GRPOConfig, PPOConfig, RewardConfig
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.setting_checks import CHOICES, ONLY_WHERE, RANGES, check_correction, check_settings
+from trl_ext.trainers.settings.values import CHOICES, ONLY_WHERE, RANGES, check_correction, check_settings
 
 CONFIGS = (TRLGRPOConfig, TRLRewardConfig, GRPOConfig, PPOConfig, RewardConfig)
 OURS = (GRPOConfig, PPOConfig, RewardConfig)

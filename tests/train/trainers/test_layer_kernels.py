@@ -13,8 +13,8 @@ from tests import grpo_trainers, layer_kernels, ppo_trainers, reward_trainers, t
 from tests.preferences import reward_model
 from trl_ext.errors import ConfigError
 from trl_ext.monitor.summary import summarize, token_rows
-from trl_ext.trainers import packing
-from trl_ext.trainers.packing import PackingSwitch
+from trl_ext.trainers.base import packing
+from trl_ext.trainers.base.packing import PackingSwitch
 
 ROPE = modeling_llama.apply_rotary_pos_emb
 TRAINERS = {

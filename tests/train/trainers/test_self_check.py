@@ -19,10 +19,10 @@ from trl_ext.packing import check as packing_check
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families import state
 from trl_ext.packing.table import SegmentTable
-from trl_ext.trainers.forward import completions
 from trl_ext.trainers.grpo import self_check as grpo_check
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.reward import self_check as reward_check
+from trl_ext.trainers.step import score
 
 CPU = torch.device("cpu")
 # Wide enough that the numbers of half precision are not hidden below the check's floor.
@@ -170,7 +170,7 @@ def plant(fault: str, monkeypatch) -> None:
         whole = getattr(kernels, fault)
         monkeypatch.setattr(kernels, fault, lambda *args, **kwargs: 1.1 * whole(*args, **kwargs))
     elif fault in POSITIONS:
-        call = completions.call_flat
+        call = score.call_flat
 
         def shifted(model, row, **options):
             positions = row.position_ids.clone()
@@ -181,7 +181,7 @@ def plant(fault: str, monkeypatch) -> None:
                     positions[..., segment.start : segment.end] += 1
             return call(model, dataclasses.replace(row, position_ids=positions), **options)
 
-        monkeypatch.setattr(completions, "call_flat", shifted)
+        monkeypatch.setattr(score, "call_flat", shifted)
     elif fault == "window ignored":
         monkeypatch.setattr(attention, "_window", lambda *_: None)
     else:

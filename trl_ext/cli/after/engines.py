@@ -95,7 +95,7 @@ class TransformersEngine:
         import torch
         from transformers import set_seed
 
-        from trl_ext.trainers.fit.oom.errors import is_out_of_memory
+        from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
         set_seed(sampling.seed)
         rows = [ids for ids in prompts for _ in range(sampling.num_generations)]

@@ -113,8 +113,8 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.doctor.finding import ok
     from trl_ext.doctor.installed import untested_findings
     from trl_ext.memory.files.launch import read_deepspeed, zero_stage
-    from trl_ext.trainers.packing import kernels_before_a_run
-    from trl_ext.trainers.setting_checks import check_anywhere
+    from trl_ext.trainers.base.packing import kernels_before_a_run
+    from trl_ext.trainers.settings.values import check_anywhere
 
     report = Report()
     report.findings += untested_findings()

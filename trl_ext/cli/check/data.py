@@ -71,7 +71,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     Raises:
         DataError: The trainer would refuse the rows.
     """
-    from trl_ext.trainers.checks import check_steps
+    from trl_ext.trainers.settings.checks import check_steps
 
     with _warnings() as warned, parsed.script_args.mapping().names_of_the_data():
         if parsed.trainer == "reward":
@@ -215,7 +215,7 @@ def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
         advice = f"{lengths.num_long} of {lengths.num_rows} pairs {fate}: raise max_length to keep them whole."
         is_empty = lengths.num_long == lengths.num_rows and policy == "drop"
         return [(problem if is_empty else note)("lengths", what, advice)]
-    from trl_ext.trainers.checks import check_budget
+    from trl_ext.trainers.settings.checks import check_budget
 
     completion, limit = parsed.training_args.max_completion_length, parsed.training_args.max_tokens_per_forward
     if limit:

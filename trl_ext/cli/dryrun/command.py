@@ -160,8 +160,8 @@ def segments_expand(recipe: str) -> bool:
     import yaml
 
     from trl_ext.doctor.variables import NEW_NAME, OLD_NAME
-    from trl_ext.memory.files.plan import read_plan
     from trl_ext.memory.files.settings import ALLOCATOR
+    from trl_ext.memory.planner.folder import read_plan
     from trl_ext.scripts.arguments import split_config_flag
 
     path = Path(split_config_flag(["--config", recipe])[1])
@@ -193,7 +193,7 @@ def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str
 
 def _estimate(recipe: Any, simulation: Any, hardware: Any, expands: bool) -> Any:
     """The formulas' answer; None for a model that they do not know."""
-    from trl_ext.memory.estimate import quick_estimate
+    from trl_ext.memory.formulas.estimate import quick_estimate
     from trl_ext.memory.job import check_model
     from trl_ext.memory.models.families import shape_from_config
     from trl_ext.memory.run.keys import job_of_run

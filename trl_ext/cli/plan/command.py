@@ -59,7 +59,7 @@ def plan(argv: Sequence[str]) -> int:
     plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
-        from trl_ext.memory.files.plan import write_plan
+        from trl_ext.memory.planner.folder import write_plan
 
         files = write_plan(plans.best, arguments.write, arguments.model, stages=arguments.stages)
         if not arguments.json:
@@ -214,9 +214,9 @@ def _largest(plans: Any, name: str) -> dict[str, Any]:
 
 
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
-    from trl_ext.memory.files.plan import as_dict
     from trl_ext.memory.files.settings import recipe
     from trl_ext.memory.models.find import weights_of
+    from trl_ext.memory.planner.folder import as_dict
 
     folder, refused = arguments.write or "plan", []
     for one in plans.refused:

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
 from trl_ext.memory.formulas.activations import LOGIT_BYTES, head_forward_bytes
+from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil, floor
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.estimate import Estimate
+from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.peak import Setup, room_bytes
 from trl_ext.memory.formulas.times import generation_seconds, step_seconds

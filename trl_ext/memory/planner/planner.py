@@ -16,12 +16,13 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus, parse_headroom
-from trl_ext.memory.estimate import Estimate, check_precision, estimate
+from trl_ext.memory.formulas.estimate import Estimate, check_precision, estimate
 from trl_ext.memory.formulas.generation import vllm_weight_bytes
 from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
+from trl_ext.memory.planner.alternatives import WayOut, faster_ways, larger_cards, other_questions
 from trl_ext.memory.planner.search import (
     Search,
     label,
@@ -32,7 +33,6 @@ from trl_ext.memory.planner.search import (
     unalias,
     unaliased,
 )
-from trl_ext.memory.run.alternatives import WayOut, faster_ways, larger_cards, other_questions
 from trl_ext.memory.units import in_gib
 
 NUM_PLANS = 5

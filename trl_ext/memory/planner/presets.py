@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import Estimate, estimate
+from trl_ext.memory.formulas.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import Plan, Plans, Refusal

@@ -8,7 +8,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
-from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.formulas.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.generation import check_group, check_vllm
 from trl_ext.memory.job import Job, changed, check_batch, check_has, check_model, servers_of
 from trl_ext.memory.models.shapes import ModelShape, lm_params

@@ -12,12 +12,12 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, HEADROOM_FRAC, Hardware, parse_gpus
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files.launch import launched_with
-from trl_ext.memory.files.plan import read_plan
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE, micro_batches
+from trl_ext.memory.planner.folder import read_plan
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.planner.search import Search, technique

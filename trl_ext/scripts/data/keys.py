@@ -8,7 +8,7 @@ from trl import ScriptArguments
 
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.data.mapping import RowMapping
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.values import setting
 
 
 @dataclass

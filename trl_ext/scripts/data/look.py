@@ -19,7 +19,7 @@ def look_at_prompts(
         rewards: Rule sets among them say which columns they read.
         tokenizer: The policy's; loaded if not given.
     """
-    from trl_ext.trainers.checks import columns_of
+    from trl_ext.trainers.rows.columns import columns_of
     from trl_ext.trainers.rows.prompts import PromptChecks
 
     checks = PromptChecks(model_name, list(rewards), training_args, {"processing_class": tokenizer})

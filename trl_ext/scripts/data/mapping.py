@@ -111,7 +111,7 @@ class RowMapping:
         """
         from datasets import IterableDataset
 
-        from trl_ext.trainers.checks import columns_of
+        from trl_ext.trainers.rows.columns import columns_of
 
         if dataset is None or not (self.columns or self.makes_prompts or self.answer_pattern):
             return dataset

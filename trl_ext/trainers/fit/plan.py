@@ -16,17 +16,17 @@ from trl_ext.compat.accelerate import fsdp_plugin
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
 from trl_ext.memory.files.launch import fsdp_engine
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
-from trl_ext.trainers.checks import sample_of_prompts
-from trl_ext.trainers.forward.step import why_micro_batch_stays_whole, why_rows_stay
+from trl_ext.trainers.settings.checks import sample_of_prompts
+from trl_ext.trainers.step.settings import why_micro_batch_stays_whole, why_rows_stay
 
 logger = logging.get_logger(__name__)
 NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized

@@ -19,6 +19,8 @@ from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
 SHARED = "shared_tokens"
+# Where a pair says how many pairs its micro-batch has in TRL, whose loss is the mean over these.
+IN_MICRO_BATCH = "pairs_in_micro_batch"
 # A row of one token and no pair: what a rank forwards while others have one more row.
 _NO_PAIR = PlannedRow((Segment(0, 1, 0, 0, None),))
 

@@ -7,12 +7,12 @@ from typing import Any
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
-from trl_ext.trainers.grpo.ahead import check_ahead_settings
-from trl_ext.trainers.grpo.curriculum import check_curriculum
-from trl_ext.trainers.grpo.oversampling import check_oversample
-from trl_ext.trainers.setting_checks import check_correction, setting
+from trl_ext.trainers.generation.ahead import check_ahead_settings
+from trl_ext.trainers.generation.curriculum import check_curriculum
+from trl_ext.trainers.generation.oversampling import check_oversample
+from trl_ext.trainers.settings.config import ExtendedConfig
+from trl_ext.trainers.settings.values import check_correction, setting
 
 
 @dataclass(repr=False)

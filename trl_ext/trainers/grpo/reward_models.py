@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_ext.compat.peft import base_model
-from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.reward_input import check_eos_setting, read_record
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
+from trl_ext.trainers.step.exchange import agreed_num_forwards
 
 
 def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from trl.trainer.utils import is_async_callable
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
-from trl_ext.trainers.grpo.parts import Part, Rows
+from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.reward.scorer import CompletionScorer
@@ -103,7 +103,7 @@ class AsyncGuardedReward(GuardedReward):
             return [0.0] * len(kwargs["completions"])
 
 
-class RewardCalls(Part):
+class RewardCalls(RolloutPart):
     """A trainer's calls of its reward functions: guarded, begun early, and looked after.
 
     Args:

@@ -13,9 +13,10 @@ from trl_ext.packing.families.images import Image, ImageReader
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
-from trl_ext.trainers.forward.completions import Unpadded, plan, score, score_values
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.rows.images import GivenImages
+from trl_ext.trainers.step.score import score, score_values
+from trl_ext.trainers.step.unpadded import Unpadded, plan
 
 
 def check_causal_model(

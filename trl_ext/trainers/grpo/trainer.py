@@ -23,24 +23,21 @@ from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.compat.trl import num_experts
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families.images import ImageReader, take_images, why_not_packed
-from trl_ext.trainers.base import ExtendedTrainer
-from trl_ext.trainers.checks import check_budget, check_moving, longest_prompt_tokens
+from trl_ext.trainers.base.trainer import ExtendedTrainer
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
 from trl_ext.trainers.forward.calls import let_positions_be_chosen
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
-from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
-from trl_ext.trainers.forward.vllm_servers import client_of
+from trl_ext.trainers.generation.ahead import choose_correction
+from trl_ext.trainers.generation.curriculum import Curriculum, check_curriculum
+from trl_ext.trainers.generation.oversampling import Oversampling, check_oversample
+from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.sampling import can_log_images, check_generated, generating, prepare_generation
+from trl_ext.trainers.generation.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
-from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.curriculum import Curriculum, check_curriculum
-from trl_ext.trainers.grpo.generation import can_log_images, check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
 from trl_ext.trainers.grpo.log_probs.passes import UpdatePasses
-from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
-from trl_ext.trainers.grpo.parts import Part
 from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
@@ -52,12 +49,15 @@ from trl_ext.trainers.grpo.rewards import (
     within_bounds,
 )
 from trl_ext.trainers.grpo.self_check import check_causal_model
-from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
+from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.step.forward import StepForward, running_forward
+from trl_ext.trainers.step.metrics import Noted, merged, noted
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
+from trl_ext.trainers.step.score import LogProbs, flat_batch, score
+from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
 
 class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
@@ -109,7 +109,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         check_groups(self.given_rewards, args)
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
-        self._parts: list[Part] = [self._reward_calls, *([self._oversampling] if self._oversampling.is_on else [])]
+        self._parts: list[RolloutPart] = [self._reward_calls]
+        self._parts += [self._oversampling] if self._oversampling.is_on else []
         self.curriculum = None
         if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
             self.curriculum = Curriculum(drawing, args, train_dataset)

@@ -7,12 +7,12 @@ from typing import Any, cast
 from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.ppo.advantages import ADVANTAGES, OF_GROUPS
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
-from trl_ext.trainers.ppo.equations import ESTIMATORS
+from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES, OF_GROUPS
+from trl_ext.trainers.ppo.objective.equations import ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import check_policy_loss, refuse_without_effect, refuse_without_kl
-from trl_ext.trainers.setting_checks import check_numbers, setting
+from trl_ext.trainers.settings.values import check_numbers, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
 

@@ -18,7 +18,7 @@ import torch
 
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.trainers.ppo.critic.scale import ValueScale
-from trl_ext.trainers.ppo.equations import LEAST_SPREAD, Total, moments, wide
+from trl_ext.trainers.ppo.objective.equations import LEAST_SPREAD, Total, moments, wide
 
 GREEDY, SAMPLED = "greedy", "sampled"
 # Of TRL's table beside prompt, completion and rewards: what the rules say of their values.

@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.without_effect import refuse_without_reward_models
 from trl_ext.trainers.rows.rendering import check_ids
-from trl_ext.trainers.setting_checks import check_settings
+from trl_ext.trainers.settings.values import check_settings
 
 logger = logging.get_logger(__name__)
 

@@ -12,7 +12,6 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import read_record
 from trl_ext.trainers.forward.roles import reward_role
-from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.grpo.reward_models import scorer_options
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
@@ -24,10 +23,11 @@ from trl_ext.trainers.ppo.inputs import (
     load_classifier,
     tokenizer_in,
 )
-from trl_ext.trainers.ppo.reference import choose_reference, prepare_frozen
+from trl_ext.trainers.ppo.objective.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
+from trl_ext.trainers.step.sequence_parallel import check_models, size_of_groups
 
 
 @dataclass(frozen=True, slots=True)

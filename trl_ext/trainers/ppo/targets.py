@@ -11,11 +11,17 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.equations import (
+from trl_ext.trainers.ppo.held_out import HeldOut, ValueErrors
+from trl_ext.trainers.ppo.objective.advantages import (
+    less_the_others,
+    rewards_to_come,
+    spread_over_tokens,
+    standardised,
+)
+from trl_ext.trainers.ppo.objective.equations import (
     AdaptiveKL,
     generalized_advantages,
     kl_estimate,
@@ -23,7 +29,6 @@ from trl_ext.trainers.ppo.equations import (
     whiten,
     wide,
 )
-from trl_ext.trainers.ppo.held_out import HeldOut, ValueErrors
 from trl_ext.trainers.step.rows import counted_tokens
 
 

@@ -25,23 +25,19 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
 from trl_ext.rewards import RuleSet
-from trl_ext.trainers.checks import check_grad_norm
 from trl_ext.trainers.fit.plan import settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
-from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together, within_bounds
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.ppo.advantages import moved_to_turns
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss, kl_estimate
 from trl_ext.trainers.ppo.held_out import GREEDY, SAMPLED, HeldOut, empty_logs, extend_logs
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
@@ -52,9 +48,13 @@ from trl_ext.trainers.ppo.inputs import (
     with_prompts,
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
+from trl_ext.trainers.ppo.objective.advantages import moved_to_turns
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate
 from trl_ext.trainers.ppo.targets import PPOTargets
+from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
+from trl_ext.trainers.step.score import LogProbs
 
 
 class PPOTrainer(GRPOTrainer):

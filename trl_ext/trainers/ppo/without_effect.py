@@ -10,8 +10,8 @@ from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.advantages import OF_GROUPS, PER_TOKEN
-from trl_ext.trainers.setting_checks import is_given
+from trl_ext.trainers.ppo.objective.advantages import OF_GROUPS, PER_TOKEN
+from trl_ext.trainers.settings.values import is_given
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
 _ONE_SCORE = (

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import TrlExtError
-from trl_ext.memory.files.plan import as_dict
+from trl_ext.memory.planner.folder import as_dict
 from trl_ext.monitor.log_keys import ERROR
 from trl_ext.monitor.progress import ProgressLine
 from trl_ext.monitor.record import LOG_FILE, RECIPE_FILE, LogFile, recorded_run, replace_text, write_record

@@ -15,12 +15,10 @@ from torch.utils.data import BatchSampler, Dataset, Sampler, get_worker_info
 
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.step_plan import RowBlock, RowSize, forward_cost, plan_blocks
-from trl_ext.trainers.forward.pairs import PairRow, num_tokens_of_pair, pair_row
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, PairRow, num_tokens_of_pair, pair_row
 
 # Numbers of pairs, each with the pairs of its micro-batch in TRL.
 Rows = list[tuple[tuple[int, int], ...]]
-# Where a pair says how many pairs its micro-batch has in TRL, whose loss is the mean over these.
-IN_MICRO_BATCH = "pairs_in_micro_batch"
 
 
 class PairSizes:

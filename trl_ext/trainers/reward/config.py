@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.config import ExtendedConfig
-from trl_ext.trainers.setting_checks import setting
+from trl_ext.trainers.settings.config import ExtendedConfig
+from trl_ext.trainers.settings.values import setting
 
 
 @dataclass(repr=False)

@@ -31,11 +31,11 @@ from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
-from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores, scored_token
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.reward.self_check import check_reward_model
+from trl_ext.trainers.step.unpadded import renumbered
 
 logger = logging.get_logger(__name__)
 

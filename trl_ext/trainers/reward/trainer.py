@@ -25,18 +25,16 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.base import ExtendedTrainer
+from trl_ext.trainers.base.trainer import ExtendedTrainer
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.exchange import agreed_num_forwards
-from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import (
     ANY_NUMBER,
-    IN_MICRO_BATCH,
     PairCollator,
     PairForward,
     PairSizes,
@@ -57,6 +55,7 @@ from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
 from trl_ext.trainers.rows.rendering import check_tokens
+from trl_ext.trainers.step.exchange import agreed_num_forwards
 
 
 class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.checks import columns_of_all
+from trl_ext.trainers.rows.columns import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions

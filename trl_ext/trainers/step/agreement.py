@@ -9,7 +9,7 @@ from accelerate.utils import DistributedType
 
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.fit.oom.errors import is_out_of_memory
+from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
 # A forward under these has no collective inside the bare model.
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "MULTI_MUSA")

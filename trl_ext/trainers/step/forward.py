@@ -17,8 +17,8 @@ import torch
 from trl_ext.packing.plan import PlannedRow, behind, prefix_row
 from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.step_plan import halves, num_tokens
-from trl_ext.trainers.forward.completions import Unpadded, filler, plan
 from trl_ext.trainers.step.rows import Rollouts, StepRows
+from trl_ext.trainers.step.unpadded import Unpadded, filler, plan
 
 Loss = Callable[[Any], torch.Tensor]
 

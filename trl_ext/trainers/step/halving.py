@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.step.agreement import why_ranks_cannot_agree
 from trl_ext.trainers.step.forward import Forward
+from trl_ext.trainers.step.sequence_parallel import size_of_groups
 
 logger = logging.get_logger(__name__)
 

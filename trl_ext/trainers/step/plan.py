@@ -22,11 +22,8 @@ from trl_ext.errors import ConfigError
 from trl_ext.packing.families.images import one_of_each
 from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.step_plan import PrefixGroup, RowSize, StepPlan, plan_step, tokens_of_rows
-from trl_ext.trainers.forward.completions import whole_images
-from trl_ext.trainers.forward.exchange import redistribute
-from trl_ext.trainers.forward.sequence_parallel import size_of_groups
-from trl_ext.trainers.forward.step import StepSettings, why_rows_stay
 from trl_ext.trainers.rows.images import GivenImages, by_rows, image_rows, redistribute_images
+from trl_ext.trainers.step.exchange import redistribute
 from trl_ext.trainers.step.forward import Forward, PrefixBackward, StepForward
 from trl_ext.trainers.step.rows import (
     Rollouts,
@@ -38,6 +35,9 @@ from trl_ext.trainers.step.rows import (
     sizes_of,
     weights,
 )
+from trl_ext.trainers.step.sequence_parallel import size_of_groups
+from trl_ext.trainers.step.settings import StepSettings, why_rows_stay
+from trl_ext.trainers.step.unpadded import whole_images
 
 logger = logging.get_logger(__name__)
 _DDP = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.MULTI_XPU, DistributedType.MULTI_NPU)
@@ -85,7 +85,7 @@ class SkippedRows:
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class StepWindow:
     """Micro-batches of one generation that are updated on within one optimizer step, planned once.
 
     Args:
@@ -114,7 +114,7 @@ class StepPlanner:
         self._num_trained: int | None = None  # rows of the step so far; None where none may be left out
         self._caches: list[PrefixCache] = []
         self._generation: Sequence[Rollouts] = ()
-        self._windows: dict[int, Window] = {}  # of the generation, by the place of their first micro-batch
+        self._windows: dict[int, StepWindow] = {}  # of the generation, by the place of their first micro-batch
         self.restart()
 
     @property
@@ -179,7 +179,7 @@ class StepPlanner:
         self._done += 1
         return self._micro_steps.pop(0)
 
-    def window(self, micro_batches: Sequence[Rollouts], begin: int, end: int) -> Window:
+    def window(self, micro_batches: Sequence[Rollouts], begin: int, end: int) -> StepWindow:
         """Return the plan of a window, made when it is first asked for. Collective then.
 
         Args:
@@ -192,13 +192,13 @@ class StepPlanner:
             self._windows[begin] = self._planned(micro_batches[begin:end])
         return self._windows[begin]
 
-    def count(self, window: Window, times: int) -> None:
+    def count(self, window: StepWindow, times: int) -> None:
         """Count what the rows that are forwarded, so many times, would take as padded batches; forwards count
         themselves."""
         raw, padded = window.padded
         self._trainer.counts.add(0, times * raw, times * padded)
 
-    def _planned(self, micro_batches: Sequence[Rollouts]) -> Window:
+    def _planned(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
         settings, accelerator = self._settings, self._trainer.accelerator
         if settings.why_whole:
             return self._whole(micro_batches)
@@ -221,18 +221,18 @@ class StepPlanner:
         weigh = weights(self._trainer.args.loss_type, num_rows, rollouts)
         of_rows = [sizes[i] for i in here], [sizes_in_plan[i] for i in here], here, weigh, settings.share_prompt
         rows = StepRows(rollouts_here, *of_rows, images=self._images(rollouts_here))
-        return Window(
+        return StepWindow(
             self._forwards(rows, per_process[accelerator.process_index], plan),
             _skipped(rollouts, sizes, forwarded, num_trained, first) if settings.skips else None,
             num_trained,
             _padded(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
         )
 
-    def _whole(self, micro_batches: Sequence[Rollouts]) -> Window:
+    def _whole(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
         """Return a window whose micro-batches stay what TRL made them."""
         forwards = [self.as_one(batch) for batch in micro_batches]
         sizes = [size for forward in forwards for size in forward.rows.sizes]
-        return Window(forwards, None, len(sizes), _padded(micro_batches, sizes, skips=None))
+        return StepWindow(forwards, None, len(sizes), _padded(micro_batches, sizes, skips=None))
 
     def _forwarded(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
         """Return the rows of all ranks that are forwarded, and how many of them have a gradient."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from trl_ext.packing.step_plan import RowSize
-from trl_ext.trainers.forward.completions import Unpadded, unpad
-from trl_ext.trainers.forward.step import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings
 from trl_ext.trainers.rows.images import GivenImages, digest_of_rows
+from trl_ext.trainers.step.settings import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings
+from trl_ext.trainers.step.unpadded import Unpadded, unpad
 
 Rollouts = dict[str, Any]
 # The weight of the loss of some rows, by their number and their batch.

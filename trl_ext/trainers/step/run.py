@@ -14,11 +14,11 @@ from accelerate.utils.memory import clear_device_cache
 from transformers import Trainer
 
 from trl_ext.compat.swap import swapped
-from trl_ext.trainers.fit.oom.errors import is_out_of_memory
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 from trl_ext.trainers.step.agreement import Agreement, SplitNeeded
 from trl_ext.trainers.step.forward import Forward, running
 from trl_ext.trainers.step.halving import Halving
+from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
 
 class ForwardLoop:

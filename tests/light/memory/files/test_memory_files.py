@@ -9,9 +9,9 @@ from tests.conftest import ROOT
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.files import settings
-from trl_ext.memory.files.plan import STAGES, read_plan, write_plan
 from trl_ext.memory.files.settings import MEANINGS
 from trl_ext.memory.job import Job
+from trl_ext.memory.planner.folder import STAGES, read_plan, write_plan
 from trl_ext.memory.planner.planner import Plan, plan
 from trl_ext.memory.planner.presets import PRESETS
 

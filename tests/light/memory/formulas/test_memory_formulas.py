@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from trl_ext.memory.cards import find_card, parse_gpus
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
 from trl_ext.memory.formulas.engines import Engine, engines, frozen_copies, num_scoring_passes
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params

@@ -4,7 +4,7 @@ rows that ran beside others, whose seconds are upper bounds."""
 import pytest
 
 from trl_ext.memory import Job, find_shape, parse_gpus
-from trl_ext.memory.estimate import quick_estimate
+from trl_ext.memory.formulas.estimate import quick_estimate
 
 H100 = parse_gpus("1xH100-80GB")
 QWEN = {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128}

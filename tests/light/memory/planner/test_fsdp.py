@@ -8,12 +8,12 @@ import yaml
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files.launch import engine_fields, launched_with, read_accelerate
-from trl_ext.memory.files.plan import read_plan, write_plan
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.peak import Setup, resident
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.folder import read_plan, write_plan
 from trl_ext.memory.planner.planner import plan
 from trl_ext.twin.simulation import simulation_of, why_not
 

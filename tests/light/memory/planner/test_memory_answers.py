@@ -14,7 +14,7 @@ from statistics import mean
 import pytest
 
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import estimate
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job, changed
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import plan

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.estimate import estimate
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.peak import Setup
 from trl_ext.memory.formulas.times import step_seconds
 from trl_ext.memory.planner.choices import checkpointing, fewer_at_once, micro_batches, techniques

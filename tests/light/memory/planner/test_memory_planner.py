@@ -7,8 +7,8 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Hardware, find_card, parse_gpus
-from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.files.settings import recipe
+from trl_ext.memory.formulas.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import TECHNIQUES

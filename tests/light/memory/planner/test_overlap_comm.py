@@ -6,9 +6,9 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files.launch import engine_fields
 from trl_ext.memory.files.settings import deepspeed
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.states import bucket_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape

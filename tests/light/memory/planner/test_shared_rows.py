@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files.settings import recipe
 from trl_ext.memory.formulas.activations import attention_bytes
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.times import _shared_row_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.alternatives import alternatives
 from trl_ext.memory.planner.planner import plan
-from trl_ext.memory.run.alternatives import alternatives
 
 SHAPE = find_shape("8B")  # 32 heads, 8 of keys and values
 LONG = {"max_prompt_length": 2048, "max_completion_length": 75_000, "use_vllm": True}

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.plans import FULL, named_stage, planned
-from trl_ext.memory.estimate import estimate
-from trl_ext.memory.run.alternatives import alternatives, next_stage
+from trl_ext.memory.formulas.estimate import estimate
+from trl_ext.memory.planner.alternatives import alternatives, next_stage
 from trl_ext.memory.units import gib
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus
 from trl_ext.memory.files.launch import SHIPPED
-from trl_ext.memory.files.plan import write_plan
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import FREE
+from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.run.keys import job_of_run

@@ -7,8 +7,8 @@ import pytest
 from trl import ModelConfig
 
 from trl_ext.memory.files import settings
-from trl_ext.memory.files.plan import STAGES
 from trl_ext.memory.job import Job
+from trl_ext.memory.planner.folder import STAGES
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.scripts.ppo import PPOScriptArguments
 from trl_ext.scripts.recipe import LAUNCH_KEY

@@ -1,6 +1,6 @@
 """What a failed forward wrote is taken back."""
 
-from trl_ext.trainers.forward.step import StepCounts
+from trl_ext.trainers.step.settings import StepCounts
 
 
 def test_everything_since_the_mark_is_taken_back():

@@ -10,8 +10,13 @@ import math
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
-from trl_ext.trainers.ppo.equations import generalized_advantages, kl_estimate, shaped_rewards, whiten
+from trl_ext.trainers.ppo.objective.advantages import (
+    less_the_others,
+    rewards_to_come,
+    spread_over_tokens,
+    standardised,
+)
+from trl_ext.trainers.ppo.objective.equations import generalized_advantages, kl_estimate, shaped_rewards, whiten
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.equations import AdaptiveKL, kl_estimate
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, kl_estimate
 
 torch.set_num_threads(1)
 

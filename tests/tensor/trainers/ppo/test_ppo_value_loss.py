@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.equations import clipped_value_loss
+from trl_ext.trainers.ppo.objective.equations import clipped_value_loss
 
 torch.set_num_threads(1)
 

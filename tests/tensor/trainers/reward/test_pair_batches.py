@@ -7,7 +7,8 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.trainers.reward.batches import IN_MICRO_BATCH, PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH
+from trl_ext.trainers.reward.batches import PairSizes, RowsOfPairs, StepSampler
 
 BATCH_SIZE = 3
 MAX_TOKENS = 120

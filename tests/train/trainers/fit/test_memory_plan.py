@@ -18,10 +18,10 @@ from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, RewardConfig
 from trl_ext.doctor import Facts
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
-from trl_ext.memory.estimate import estimate
-from trl_ext.memory.files.plan import write_plan
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.settle import Run
 from trl_ext.scripts import grpo, training

@@ -16,7 +16,7 @@ from tests.nightly import nightly
 from trl_ext import GRPOTrainer
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import kernels, merge
-from trl_ext.trainers.forward import completions
+from trl_ext.trainers.step import score
 
 NUM_LAYERS = 3
 LOGP_TOLERANCE = 5e-6
@@ -139,7 +139,7 @@ def test_lora_gradients_are_those_of_each_row_alone(reentrant, tmp_path):
 def test_a_token_budget_and_surplus_forwards_for_other_ranks_change_nothing(tmp_path, monkeypatch):
     subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
     check_exact(subject, tiny.model("llama"))
-    monkeypatch.setattr(completions, "agreed_num_forwards", lambda num_rows, accelerator: num_rows + 3)
+    monkeypatch.setattr(score, "agreed_num_forwards", lambda num_rows, accelerator: num_rows + 3)
     check_exact(subject, tiny.model("llama"))
 
 

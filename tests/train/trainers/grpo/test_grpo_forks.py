@@ -7,7 +7,7 @@ import trl_ext
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained, trainer
 from tests.nightly import nightly
 from tests.rollouts import forked_rollout
-from trl_ext.trainers.forward import completions
+from trl_ext.trainers.step import score
 from trl_ext.trainers.step.forward import StepForward
 
 SETTINGS = dict(
@@ -55,7 +55,7 @@ def test_three_steps_are_trls(changes, tmp_path):
 @pytest.mark.parametrize("budget", [None, 90])
 def test_forwards_hold_fewer_tokens_than_were_planned_by_prompts(budget, tmp_path, monkeypatch):
     planned, forwarded = [], []
-    rows_of, tokens_of_row = StepForward.batch, completions.forward
+    rows_of, tokens_of_row = StepForward.batch, score.forward
 
     def batch(self):
         planned.append(self.num_tokens)
@@ -66,7 +66,7 @@ def test_forwards_hold_fewer_tokens_than_were_planned_by_prompts(budget, tmp_pat
         return tokens_of_row(model, packed, *options)
 
     monkeypatch.setattr(StepForward, "batch", batch)
-    monkeypatch.setattr(completions, "forward", forward)
+    monkeypatch.setattr(score, "forward", forward)
     settings = SETTINGS | dict(max_steps=1, max_tokens_per_forward=budget, packing=True)
     ours = trainer(tmp_path, **settings)
     forwarded.clear()  # those of the self-check

@@ -13,7 +13,7 @@ from tests.tiny_images import image, rows
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import step_plan
 from trl_ext.packing.families.images import BatchImages
-from trl_ext.trainers.forward.completions import shareable
+from trl_ext.trainers.step.unpadded import shareable
 
 # Two images, one, none, and the same text with another one.
 SHOWN = [[image(1), image(2, 24, 16)], [image(3, 16, 24)], [], [image(4)]]

@@ -70,7 +70,7 @@ WITH_IMAGES = Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8})
 
 def test_rows_whose_images_see_both_ways_are_not_packed(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.packing.logger.warning", said.append)
+    monkeypatch.setattr("trl_ext.trainers.base.packing.logger.warning", said.append)
     subject = trainer(tmp_path, family="gemma3", data=WITH_IMAGES)
     assert not subject._packs
     assert "may bring images, which may see their own tokens in both directions" in said[0]

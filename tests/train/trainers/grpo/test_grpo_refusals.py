@@ -17,8 +17,8 @@ from trl_ext.compat.accelerate import fsdp_dtype
 from trl_ext.errors import ConfigError, DataError, PackingError
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.rewards import Answer
-from trl_ext.trainers.checks import check_packed_bits
-from trl_ext.trainers.forward.sequence_parallel import check_models, check_processes
+from trl_ext.trainers.settings.checks import check_packed_bits
+from trl_ext.trainers.step.sequence_parallel import check_models, check_processes
 
 
 def trainer(folder, model="llama", data="w5 w6 w7", **changes) -> GRPOTrainer:
@@ -32,7 +32,7 @@ MIXTURE = dict(model="qwen3_moe", max_tokens_per_forward=100)
 def warnings(monkeypatch) -> list[str]:
     """What the trainer warns of."""
     said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.packing.logger.warning", said.append)
+    monkeypatch.setattr("trl_ext.trainers.base.packing.logger.warning", said.append)
     return said
 
 
@@ -132,7 +132,7 @@ def sharing(folder, model="llama", **changes) -> GRPOTrainer:
 @pytest.fixture
 def two_processes(monkeypatch):
     """As far as checks know: a forward would wait for the other one."""
-    monkeypatch.setattr("trl_ext.trainers.checks.check_processes", lambda args: None)
+    monkeypatch.setattr("trl_ext.trainers.settings.checks.check_processes", lambda args: None)
     monkeypatch.setattr(SequenceGroup, "of_world", lambda size, timeout_s: SequenceGroup(2, 0))
 
 

@@ -41,7 +41,7 @@ def believing(folder, library=trl_ext, **changes):
     settings = dict(
         max_steps=1, gradient_accumulation_steps=2, rollout_func=sampled, eval_dataset=prompts().select([0, 1])
     )
-    with patch("trl_ext.trainers.setting_checks._check_without_effect"):  # of a vLLM that is not there yet
+    with patch("trl_ext.trainers.settings.values._check_without_effect"):  # of a vLLM that is not there yet
         subject = trainer(folder, library, **settings | changes)
     subject.use_vllm, subject._last_loaded_step = True, -1
     subject.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)

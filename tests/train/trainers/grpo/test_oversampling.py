@@ -14,8 +14,8 @@ from tests import grpo_trainers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE
 from tests.rollouts import rollout
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.grpo import oversampling
-from trl_ext.trainers.grpo.oversampling import choose
+from trl_ext.trainers.generation import oversampling
+from trl_ext.trainers.generation.oversampling import choose
 from trl_ext.trainers.step import plan
 
 SIZE = 4  # of a group

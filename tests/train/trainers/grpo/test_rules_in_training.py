@@ -18,8 +18,8 @@ from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import AsyncRule, Call, Length, Row, Rule, Verdict
 from trl_ext.rewards.scorer import Scorer
-from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.grpo.rewards import RULES_FILE, AsyncGuardedReward, guard, raise_together
+from trl_ext.trainers.settings.checks import check_launch
 
 GENERATIONS, PROMPTS, STEPS = 4, 2, 2
 ROWS = GENERATIONS * PROMPTS

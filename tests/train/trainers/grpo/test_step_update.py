@@ -13,9 +13,9 @@ from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, steps_of, weights
 from tests.nightly import daily, nightly
 from tests.rollouts import rollout
 from trl_ext import GRPOConfig
-from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.step.forward import StepForward
 from trl_ext.trainers.step.rows import WEIGHT, StepRows, planned, sizes_of
+from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
 
 def rollouts() -> dict:

@@ -118,7 +118,7 @@ def test_the_correction_of_another_sampler_weighs_the_policy_loss_alone(critic, 
     is_on, own = mode != "none", dict(num_ppo_epochs=2, gamma=GAMMA)
     vllm = dict(vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.2) if is_on else {}
     vllm |= dict(rollout_func=sampled, vllm_importance_sampling_correction=is_on)
-    with patch("trl_ext.trainers.setting_checks._check_without_effect"):  # of a vLLM that is not there yet
+    with patch("trl_ext.trainers.settings.values._check_without_effect"):  # of a vLLM that is not there yet
         trainer = stir(ppo_trainers.trainer(critic, tmp_path, max_steps=2, **own, **vllm))
     trainer.use_vllm, trainer._last_loaded_step = True, -1
     trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from trl_ext.trainers.forward.pairs import num_tokens_of_pair
-from trl_ext.trainers.forward.step import StepSettings
-from trl_ext.trainers.reward.batches import IN_MICRO_BATCH
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, num_tokens_of_pair
+from trl_ext.trainers.step.settings import StepSettings
 
 # Prompts that are tokenized to find the longest: those of the most characters.
 MAX_TOKENIZED = 256

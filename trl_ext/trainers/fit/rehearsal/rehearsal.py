@@ -16,11 +16,11 @@ from trl_ext.errors import OutOfMemoryError
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
 from trl_ext.monitor.card_memory import SCARCE_FRAC, MemoryAudit, MemoryMeter, MemorySource, MemoryWatch, source_of
-from trl_ext.trainers.fit.oom.errors import is_out_of_memory
-from trl_ext.trainers.fit.oom.message import cheapest_change, explained
+from trl_ext.trainers.fit.message import cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models, why_not
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
+from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
 logger = logging.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.trainers.forward.step import StepCounts
+from trl_ext.trainers.step.settings import StepCounts
 
 # Numbers that a training step of TRL's trainers or ours counts up, where the trainer has them.
 _COUNTERS = (

@@ -16,10 +16,10 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
+from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.forward import PrefixBackward, StepForward, running
-from trl_ext.trainers.step.plan import StepPlanner, Window
+from trl_ext.trainers.step.plan import StepPlanner, StepWindow
 from trl_ext.trainers.step.rows import Rollouts
 
 OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
@@ -101,7 +101,7 @@ class UpdatePasses:
         with use_adapter(bare, adapter_name="ref" if "ref" in bare.peft_config else None):
             yield trainer.model
 
-    def _add(self, name: str, model: Any, window: Window, micro_batches: Sequence[Rollouts]) -> None:
+    def _add(self, name: str, model: Any, window: StepWindow, micro_batches: Sequence[Rollouts]) -> None:
         """Add the log-probabilities of a pass to the rows of a window, here and on the ranks that they are from.
         Collective."""
         trainer, accelerator = self._trainer, self._trainer.accelerator

@@ -23,7 +23,6 @@ from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.weights import all_loaded, load_pretrained
-from trl_ext.trainers.checks import check_grad_norm
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
@@ -33,8 +32,9 @@ from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
-from trl_ext.trainers.ppo.reference import copy_adapter
+from trl_ext.trainers.ppo.objective.reference import copy_adapter
 from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapters
+from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward, PrefixBackward
 from trl_ext.trainers.step.run import ForwardLoop
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trl_ext.trainers.ppo.equations import wide
+from trl_ext.trainers.ppo.objective.equations import wide
 
 _STATE = ("weight", "mean", "square", "offset", "spread")
 _RATE = 0.1  # share of a new batch in the running moments

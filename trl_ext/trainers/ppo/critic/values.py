@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from trl_ext.trainers.forward.calls import calls_of
-from trl_ext.trainers.forward.completions import flat_batch, score_values
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
 from trl_ext.trainers.rows.images import KEYS, GivenImages
 from trl_ext.trainers.step.forward import running_forward
+from trl_ext.trainers.step.score import flat_batch, score_values
 
 
 class CriticValues:

@@ -6,7 +6,7 @@ import torch
 from trl_ext.errors import OutOfMemoryError, TrlExtError
 from trl_ext.launch.accelerate import _report_exit
 from trl_ext.scripts.exit import OUT_OF_MEMORY, user_errors
-from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
+from trl_ext.trainers.fit.message import out_of_memory_in_words
 
 
 def ends(error: Exception) -> int:

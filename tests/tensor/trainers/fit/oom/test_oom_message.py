@@ -8,13 +8,13 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from tests.plans import FULL, named_stage, planned
-from trl_ext.memory.run.alternatives import alternatives
+from trl_ext.memory.planner.alternatives import alternatives
 from trl_ext.memory.units import gib
-from trl_ext.trainers.fit.oom.errors import ELSEWHERE, PLACES, place_of
-from trl_ext.trainers.fit.oom.message import GENERAL, cheapest_change, explained
+from trl_ext.trainers.fit.message import GENERAL, cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal import rehearsal
 from trl_ext.trainers.ppo.trainer import PPOTrainer
 from trl_ext.trainers.reward.trainer import RewardTrainer
+from trl_ext.trainers.step.out_of_memory import ELSEWHERE, PLACES, place_of
 
 
 class Halving:

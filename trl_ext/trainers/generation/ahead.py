@@ -26,10 +26,10 @@ from transformers.utils import logging
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, LostProcessError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
-from trl_ext.trainers.forward.vllm_servers import Asked, VLLMClients
-from trl_ext.trainers.grpo.early import Answers, EarlyScoring, OwnRow, scoring_early
-from trl_ext.trainers.grpo.parts import Part
-from trl_ext.trainers.grpo.step_metrics import Noted
+from trl_ext.trainers.generation.early import Answers, EarlyScoring, OwnRow, scoring_early
+from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.vllm_servers import Asked, VLLMClients
+from trl_ext.trainers.step.metrics import Noted
 from trl_ext.trainers.step.rows import counted_tokens
 
 FILE = "ahead.json"
@@ -147,7 +147,7 @@ class Blocks:
         return list(islice(reader, first, first + num_rows))
 
 
-class GenerationAhead(Part):
+class GenerationAhead(RolloutPart):
     """Keeps the answers of the next block under way.
 
     Args:

@@ -23,8 +23,8 @@ from trl_ext.packing.families.rope import kinds_of, original_length
 from trl_ext.packing.families.state import begin_anew, carries_state, kernels_of_training
 from trl_ext.packing.kernels import kernels_in_words
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
-from trl_ext.trainers.forward.step import StepCounts, StepSettings
+from trl_ext.trainers.step.sequence_parallel import check_models, size_of_groups
+from trl_ext.trainers.step.settings import StepCounts, StepSettings
 
 if TYPE_CHECKING:
     from peft import PeftModel

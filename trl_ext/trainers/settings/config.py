@@ -14,8 +14,8 @@ from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
-from trl_ext.trainers.forward.sequence_parallel import check_other_ways
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision, setting
+from trl_ext.trainers.settings.values import check_deepspeed_file, check_numbers, choose_precision, setting
+from trl_ext.trainers.step.sequence_parallel import check_other_ways
 
 # What a checkpoint is compared in, and "manifest": that it is whole, as its manifest says.
 DESPITE = ("manifest", *PARTS)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from trl_ext.errors import RuleError
-from trl_ext.trainers.ppo.equations import generalized_advantages
+from trl_ext.trainers.ppo.objective.equations import generalized_advantages
 
 ADVANTAGES = ("gae", "reinforce_pp", "rloo", "grpo", "remax")
 OF_GROUPS = ("rloo", "grpo")  # one advantage a completion, compared with the others of its prompt

@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.packing.families.rope import kinds_of
 from trl_ext.packing.families.state import carries_state
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.exchange import redistribute
+from trl_ext.trainers.step.exchange import redistribute
 
 
 def size_of_groups(args: Any) -> int:

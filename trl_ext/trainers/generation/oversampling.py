@@ -14,8 +14,8 @@ import torch
 from trl.trainer.utils import nanstd
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.exchange import redistribute
-from trl_ext.trainers.grpo.parts import Part
+from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.step.exchange import redistribute
 
 # A share such as 1.333 is meant to be 4/3.
 _TOLERANCE = 1e-3
@@ -90,7 +90,7 @@ def choose(has_variance: Sequence[bool], num_kept: int) -> Choice:
     )
 
 
-class Oversampling(Part):
+class Oversampling(RolloutPart):
     """Samples more groups than an update takes, and leaves those without variance out.
 
     Args:

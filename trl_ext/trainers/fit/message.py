@@ -7,10 +7,11 @@ from typing import Any
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
+from trl_ext.memory.planner.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.run.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.units import in_gib
-from trl_ext.trainers.fit.oom.errors import (
+from trl_ext.trainers.fit.plan import plan_of
+from trl_ext.trainers.step.out_of_memory import (
     BACKWARD,
     FORWARD,
     Numbers,
@@ -19,7 +20,6 @@ from trl_ext.trainers.fit.oom.errors import (
     numbers_of,
     place_of,
 )
-from trl_ext.trainers.fit.plan import plan_of
 
 logger = logging.get_logger(__name__)
 GENERAL = {

@@ -9,7 +9,7 @@ import torch
 Rows = list[dict[str, Any]]
 
 
-class Part:
+class RolloutPart:
     """A feature that the trainer has in its list of parts, and calls in the list's order. Here no hook does anything.
 
     Args of hooks:

@@ -3,12 +3,12 @@
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
@@ -17,9 +17,8 @@ from trl_ext.memory.run.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import newest_whole
-from trl_ext.trainers.forward.sequence_parallel import check_processes
 from trl_ext.trainers.record.recipe import packages
-from trl_ext.trainers.rows.sentence import listed
+from trl_ext.trainers.step.sequence_parallel import check_processes
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
 MAX_PROMPTS_MEASURED = 20_000
@@ -231,32 +230,3 @@ def check_steps(dataset: Any, args: Any) -> None:
 
 def _versions(found: dict[str, str], names: list[str]) -> str:
     return ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in names)
-
-
-def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield the name for messages, the dataset, and its columns; of a dict of datasets those of each."""
-    if isinstance(dataset, dict):
-        if role == "train_dataset":
-            raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
-        for name, part in dataset.items():
-            yield from columns_of_all(part, f"{role}['{name}']")
-    elif isinstance(dataset, (Dataset, IterableDataset)):
-        yield role, dataset, columns_of(dataset, role)
-    elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
-        maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
-        raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
-    # Else it is None, or something that TRL refuses with a sentence of its own.
-
-
-def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
-    """Return the column names; raise DataError if there is no row."""
-    if isinstance(dataset, Dataset):
-        if len(dataset) == 0:
-            raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")
-        return dataset.column_names
-    if dataset.column_names is not None:
-        return dataset.column_names
-    first = next(iter(dataset), None)
-    if first is None:
-        raise DataError(f"{role} is empty: the stream ended before its first row.")
-    return list(first)

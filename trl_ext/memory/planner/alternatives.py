@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Hardware
-from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
+from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.peak import slack_bytes
 from trl_ext.memory.job import Job, changed, check_batch
 from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques

@@ -10,9 +10,20 @@ from torch.utils.data import DataLoader
 from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.trl import check_fused_head, leave_fused_head_uncompiled
 from trl_ext.compat.versions import check_versions
+from trl_ext.trainers.base.packing import PackingSwitch
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
-from trl_ext.trainers.checks import (
+from trl_ext.trainers.ending.run_end import RunEnds, ended
+from trl_ext.trainers.fit.message import out_of_memory_in_words
+from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.forward.gradient_sync import (
+    backward_where_there_is_one,
+    keep_gradients_in_buckets,
+    reduce_every_backward,
+)
+from trl_ext.trainers.record.trainer import RunRecords
+from trl_ext.trainers.rows.sentence import stream_read
+from trl_ext.trainers.settings.checks import (
     check_grad_norm,
     check_launch,
     check_packed_bits,
@@ -20,18 +31,7 @@ from trl_ext.trainers.checks import (
     check_steps,
     check_trained,
 )
-from trl_ext.trainers.ending.run_end import RunEnds, ended
-from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
-from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
-from trl_ext.trainers.forward.gradient_sync import (
-    backward_where_there_is_one,
-    keep_gradients_in_buckets,
-    reduce_every_backward,
-)
-from trl_ext.trainers.packing import PackingSwitch
-from trl_ext.trainers.record.trainer import RunRecords
-from trl_ext.trainers.rows.sentence import stream_read
-from trl_ext.trainers.setting_checks import check_settings
+from trl_ext.trainers.settings.values import check_settings
 from trl_ext.trainers.step.run import RunsForwards
 
 

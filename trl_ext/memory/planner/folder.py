@@ -10,8 +10,8 @@ import yaml
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Card, Hardware, Link
-from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import weights_of

@@ -13,10 +13,10 @@ from trl_ext.compat.transformers import prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
 from trl_ext.trainers.checkpoints.ranks import gathered
-from trl_ext.trainers.forward.completions import rows_without_prompt
-from trl_ext.trainers.forward.vllm_push import push_by_layers
-from trl_ext.trainers.grpo.ahead import GenerationAhead
-from trl_ext.trainers.grpo.parts import Part
+from trl_ext.trainers.generation.ahead import GenerationAhead
+from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.vllm_push import push_by_layers
+from trl_ext.trainers.step.unpadded import rows_without_prompt
 
 logger = logging.get_logger(__name__)
 
@@ -38,7 +38,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         yield
 
 
-def prepare_generation(trainer: Any, *, takes_images: bool) -> list[Part]:
+def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]:
     """Let weights with LoRA go to vLLM layer by layer; return what generates ahead, if it is asked for."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)

@@ -24,8 +24,8 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
-from trl_ext.trainers.grpo.oversampling import num_sampled_groups
-from trl_ext.trainers.grpo.parts import Part, Rows
+from trl_ext.trainers.generation.oversampling import num_sampled_groups
+from trl_ext.trainers.generation.parts import RolloutPart, Rows
 
 FILE = "curriculum.npz"
 # Completions that a weight counts with; at the target, those that an unseen row counts with; what a visit leaves of
@@ -85,7 +85,7 @@ def check_curriculum(args: Any) -> CurriculumSettings | None:
     return settings
 
 
-class Curriculum(Part):
+class Curriculum(RolloutPart):
     """Draws the rows of each generation, the same on all processes, and learns from their rewards.
 
     Args:

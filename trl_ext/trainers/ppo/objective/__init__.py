@@ -1,0 +1,1 @@
+"""PPO's numbers: advantages, losses, the reference."""

@@ -1,0 +1,38 @@
+"""Columns of what is given as a dataset."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from trl_ext.errors import DataError
+from trl_ext.trainers.rows.sentence import listed
+
+
+def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield the name for messages, the dataset, and its columns; of a dict of datasets those of each."""
+    if isinstance(dataset, dict):
+        if role == "train_dataset":
+            raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
+        for name, part in dataset.items():
+            yield from columns_of_all(part, f"{role}['{name}']")
+    elif isinstance(dataset, (Dataset, IterableDataset)):
+        yield role, dataset, columns_of(dataset, role)
+    elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
+        maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
+        raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
+    # Else it is None, or something that TRL refuses with a sentence of its own.
+
+
+def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
+    """Return the column names; raise DataError if there is no row."""
+    if isinstance(dataset, Dataset):
+        if len(dataset) == 0:
+            raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")
+        return dataset.column_names
+    if dataset.column_names is not None:
+        return dataset.column_names
+    first = next(iter(dataset), None)
+    if first is None:
+        raise DataError(f"{role} is empty: the stream ended before its first row.")
+    return list(first)

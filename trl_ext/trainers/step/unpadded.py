@@ -1,0 +1,156 @@
+"""The rows of a padded batch without their padding, and the flat rows that hold them. Integers on the host.
+
+Legend: B rows of the padded batch, P its prompt width, C its completion width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from trl_ext.errors import DataError
+from trl_ext.packing.families.images import BatchImages
+from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
+from trl_ext.packing.ragged import Ragged, cumulated
+from trl_ext.packing.step_plan import RowSize
+from trl_ext.trainers.rows.images import GivenImages
+from trl_ext.trainers.rows.sentence import named
+
+
+@dataclass(frozen=True, eq=False)
+class Unpadded:
+    """The real tokens of a padded prompt-completion batch.
+
+    Args:
+        sequences: Per row: prompt, then completion.
+        num_scored: [B] tokens of the completion.
+        width: C.
+        images: Those that tokens below zero name; None for a model that takes none.
+    """
+
+    sequences: Ragged
+    num_scored: np.ndarray
+    width: int
+    images: BatchImages | None = None
+
+    @property
+    def num_raw(self) -> int:
+        return len(self.sequences.tokens)
+
+    def with_images(self, given: GivenImages | None) -> "Unpadded":
+        """Return the batch with its images, of which None are given for a model that takes none."""
+        if given is None:
+            return self
+        sequences, images = BatchImages.of(self.sequences, given.rows, given.reader, given.runs_everywhere)
+        return replace(self, sequences=sequences, images=images)
+
+    def take(self, rows: Sequence[int], width: int) -> "Unpadded":
+        """Return some of the rows, as a batch whose completions are `width` columns wide."""
+        images = None if self.images is None else self.images.take(rows)
+        return Unpadded(self.sequences.take(rows), self.num_scored[list(rows)], width, images)
+
+
+def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
+    """Cut the padding off.
+
+    Args:
+        input_ids, attention_mask: [B, P + C] prompts padded on the left, completions on the right.
+        width: C.
+
+    Raises:
+        DataError: a row has a completion and no prompt.
+    """
+    # One transfer from the device for the whole batch: planning is a matter of integers.
+    marked = input_ids.masked_fill(attention_mask == 0, -1).to(torch.int32).cpu().numpy()
+    is_token = marked >= 0
+    sequences = Ragged(marked[is_token].astype(np.int64), cumulated(is_token.sum(1)))
+    num_scored = is_token[:, marked.shape[1] - width :].sum(1)
+    if problem := rows_without_prompt(sequences.lengths - num_scored, num_scored):
+        raise DataError(problem)
+    return Unpadded(sequences, num_scored, width)
+
+
+def rows_without_prompt(prompt_lengths: Sequence[int] | np.ndarray, num_scored: Sequence[int] | np.ndarray) -> str:
+    """Return a sentence on rows whose first completion token has no token before it; empty if there is none."""
+    rows = np.flatnonzero((np.asarray(prompt_lengths) == 0) & (np.asarray(num_scored) > 0)).tolist()
+    if not rows:
+        return ""
+    return (
+        f"In this batch {named(rows)} {'has' if len(rows) == 1 else 'have'} no prompt token, and nothing predicts the "
+        "first token of the completion. Drop such rows, or take a tokenizer that begins texts with a BOS token; a "
+        "rollout_func returns at least one token of each row as prompt_ids."
+    )
+
+
+def plan(
+    batch: Unpadded,
+    share_prompt: bool,
+    max_tokens: int | None = None,
+    keep_all: bool = False,
+    prefix_multiple: int | None = None,
+) -> list[PlannedRow]:
+    """Plan flat rows that hold every scored token of the batch.
+
+    Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
+    their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
+
+    `max_tokens` and `prefix_multiple` as in `plan_rows`.
+    """
+    kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
+    if not kept:
+        return [filler(batch)]
+    sizes = row_sizes(batch, share_prompt)
+    in_common = [shareable(batch.sequences[i]) for i in kept] if share_prompt else None
+    return renumbered(plan_rows([sizes[i] for i in kept], max_tokens, in_common, prefix_multiple), kept)
+
+
+def shareable(tokens: np.ndarray) -> np.ndarray:
+    """Return what a scored row may share with others, a number for each of its tokens but the last.
+
+    Numbers are equal where the token and the one after it are: what a shared token predicts is the same in all rows
+    then, and the last token of a common beginning, which predicts another one in each row, stays with each of them.
+    The token after one of an image is that after the image, so that images are shared whole.
+    """
+    after = tokens[1:]
+    if (tokens < 0).any():
+        ends = np.flatnonzero(np.diff(tokens, append=tokens[-1] + 1))
+        after = tokens[np.minimum(ends[np.searchsorted(ends, np.arange(len(after)))] + 1, len(tokens) - 1)]
+        after = np.where(tokens[:-1] < 0, after, tokens[1:])
+    return (tokens[:-1] << 32) + after
+
+
+def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
+    """Return the tokens of every row, shared and own, as a plan of several forwards counts them."""
+    groups: dict[bytes, int] = {}
+    sizes = []
+    for i, scored in enumerate(batch.num_scored):
+        tokens = batch.sequences[i]
+        prompt = tokens[: len(tokens) - scored]
+        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
+        shared = whole_images(tokens, max(len(prompt) - 1, 0)) if share_prompt else 0
+        group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
+        sizes.append(RowSize(group, shared, len(tokens) - shared))
+    return sizes
+
+
+def whole_images(tokens: np.ndarray, num: int) -> int:
+    """Return how many of the first tokens of a sequence, at most `num`, end beside an image and not within one."""
+    while 0 < num < len(tokens) and tokens[num] < 0 and tokens[num - 1] == tokens[num]:
+        num -= 1
+    return num
+
+
+def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
+    """Return the rows with item i called `numbers[i]`."""
+    return [
+        replace(row, segments=tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments))
+        for row in rows
+    ]
+
+
+def filler(batch: Unpadded) -> PlannedRow:
+    """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
+    longest = int(batch.sequences.lengths.argmax())
+    length = min(2, len(batch.sequences[longest]))
+    return PlannedRow((Segment(0, length, longest, 0, None, is_prefix=True),))

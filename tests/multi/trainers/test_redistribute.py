@@ -8,8 +8,8 @@ from accelerate import Accelerator
 
 from tests.conftest import ROOT
 from tests.multi.launching import TIMEOUT_S, environment, launched
-from tests.multi.programs.deal_worker import ROWS, padded, plans
-from trl_ext.trainers.step.exchange import deal
+from tests.multi.programs.redistribute_worker import ROWS, padded, plans
+from trl_ext.trainers.step.exchange import redistribute
 
 PLANS = list(plans(1))
 
@@ -19,9 +19,9 @@ def got(request, tmp_path_factory) -> list[dict]:
     """Of each rank, by plan, what it got."""
     if request.param == 1:
         batch = padded(list(range(ROWS)))
-        return [{name: deal(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
+        return [{name: redistribute(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
     file = tmp_path_factory.mktemp("deal") / "got.pt"
-    command = [*launched("cpu", request.param), "-m", "tests.multi.programs.deal_worker", file]
+    command = [*launched("cpu", request.param), "-m", "tests.multi.programs.redistribute_worker", file]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(file)
@@ -55,11 +55,11 @@ def test_a_rank_may_be_left_without_rows(got):
 def test_rows_without_a_scored_token_keep_one_column():
     batch = padded([0, 1, 2])
     batch["completion_mask"][:] = 0
-    got = deal(batch, [[0, 2]], Accelerator(cpu=True))
+    got = redistribute(batch, [[0, 2]], Accelerator(cpu=True))
     assert got["completion_ids"].shape == (2, 1)
     assert got["prompt_ids"].shape == (2, 4)
 
 
 def test_keys_that_differ_between_tensors_and_lists_of_other_lengths_are_refused():
     with pytest.raises(AssertionError, match="other numbers of rows"):
-        deal(padded([0, 1, 2]) | {"notes": [1]}, [[0]], Accelerator(cpu=True))
+        redistribute(padded([0, 1, 2]) | {"notes": [1]}, [[0]], Accelerator(cpu=True))

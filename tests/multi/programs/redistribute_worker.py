@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch.nn.functional import pad
 
-from trl_ext.trainers.step.exchange import deal
+from trl_ext.trainers.step.exchange import redistribute
 
 ROWS = 3  # of a rank
 # Tokens of each row's prompt and completion; the longest of both lie on other ranks.
@@ -70,7 +70,7 @@ if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index
     mine = padded(list(range(rank * ROWS, (rank + 1) * ROWS)))
-    got = {name: deal(mine, wanted, accelerator) for name, wanted in plans(accelerator.num_processes).items()}
+    got = {name: redistribute(mine, wanted, accelerator) for name, wanted in plans(accelerator.num_processes).items()}
     everywhere = gather_object([got])
     if accelerator.is_main_process:
         torch.save(everywhere, Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Worker of test_deal: ragged rows change ranks; each rank writes what it got."""
+"""Worker of test_redistribute: ragged rows change ranks; each rank writes what it got."""
 
 import sys
 from pathlib import Path

@@ -20,7 +20,7 @@ def got(request, tmp_path_factory) -> list[dict]:
     if request.param == 1:
         batch = padded(list(range(ROWS)))
         return [{name: redistribute(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
-    file = tmp_path_factory.mktemp("deal") / "got.pt"
+    file = tmp_path_factory.mktemp("redistribute") / "got.pt"
     command = [*launched("cpu", request.param), "-m", "tests.multi.programs.redistribute_worker", file]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -49,7 +49,7 @@ def client_of(args: Any) -> AbstractContextManager[None]:
     return swapped(vllm_generation, VLLMClient=VLLMClients)
 
 
-class Asked:
+class PendingGeneration:
     """Completions that servers make while something else runs.
 
     Args:
@@ -96,9 +96,9 @@ class Asked:
         return state | {"answers": self.answers.result()}
 
     @staticmethod
-    def from_state(state: Mapping[str, Any]) -> "Asked":
+    def from_state(state: Mapping[str, Any]) -> "PendingGeneration":
         """Return what `state_dict` describes."""
-        asked = Asked(state["prompts"], state["sampling"], state["version"])
+        asked = PendingGeneration(state["prompts"], state["sampling"], state["version"])
         asked.end(state["answers"])
         asked.seconds = None
         return asked
@@ -111,15 +111,15 @@ class VLLMClients(VLLMClient):
         base_url: Their addresses, with commas between.
 
     Attributes:
-        asked: Completions that are under way.
+        pending: Completions that are under way.
         is_lost: True where a server has gone whose weights were to be pushed.
-        takes_asked: True while TRL asks for what was asked for ahead; an evaluation may ask for the same prompts.
-        given: What was asked for ahead, and given last; None where the servers' weights of then sampled.
+        takes_pending: True while TRL asks for what was asked for ahead; an evaluation may ask for the same prompts.
+        last_result: What was asked for ahead, and given last; None where the servers' weights of then sampled.
     """
 
-    asked: Asked | None = None
-    is_lost = takes_asked = False
-    given: Asked | None = None
+    pending: PendingGeneration | None = None
+    is_lost = takes_pending = False
+    last_result: PendingGeneration | None = None
     _has_pushed = False
     _sampling: Mapping[str, Any] = {}
 
@@ -150,11 +150,11 @@ class VLLMClients(VLLMClient):
         self, prompts: Any, features: Any = None, **sampling: Any
     ) -> dict[str, Any]:
         """Overrides trl.generation.vllm_client.VLLMClient.generate: gives what was asked for ahead, if it is this."""
-        asked, self._sampling, self.given = self.asked, sampling, None
-        if asked is None or not self.takes_asked or not asked.is_for(prompts, sampling):
+        asked, self._sampling, self.last_result = self.pending, sampling, None
+        if asked is None or not self.takes_pending or not asked.is_for(prompts, sampling):
             answers = super().generate(prompts, features, **sampling)
         else:
-            self.asked, self.given = None, asked
+            self.pending, self.last_result = None, asked
             answers = asked.answers.result()
         if features is None and not isinstance(prompts[0], str):
             self._check_answers(prompts, answers, sampling)
@@ -175,7 +175,7 @@ class VLLMClients(VLLMClient):
         if problem:
             raise DataError(f"vLLM at {' or '.join(self.base_urls)} gave {problem}.")
 
-    def ask(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
+    def submit(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
         """Let the servers begin with prompts, with the sampling of the last `generate`.
 
         Args:
@@ -185,7 +185,7 @@ class VLLMClients(VLLMClient):
         """
         from requests import Session  # comes with vLLM's clients, and not with TRL alone
 
-        asked = self.asked = Asked(prompts, self._sampling, version)
+        asked = self.pending = PendingGeneration(prompts, self._sampling, version)
         parts = divided(range(len(prompts)), len(self.base_urls))
         url_of = {number: url for url, part in zip(self.base_urls, parts, strict=False) for number in part}
 
@@ -253,7 +253,7 @@ class VLLMClients(VLLMClient):
                     f"vLLM at {' or '.join(self.base_urls)} refused this run's weights, and serves {self.model}. "
                     f"Serve the model that is trained. Its reason: {reason}"
                 ) from error
-            if not self.takes_asked or self.asked is None:
+            if not self.takes_pending or self.pending is None:
                 raise
             self.is_lost = True
             for _ in named_params:  # the other processes gather them, too

@@ -53,7 +53,7 @@ from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.step.forward import StepForward, running_forward
-from trl_ext.trainers.step.metrics import Noted, merged, noted
+from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merged
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
 from trl_ext.trainers.step.score import LogProbs, flat_batch, score
@@ -230,7 +230,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
         for passes in (self._old_policy, self._passes):
-            if (left_out := passes.stand_in(input_ids.size(0), logits_to_keep)) is not None:
+            if (left_out := passes.placeholder(input_ids.size(0), logits_to_keep)) is not None:
                 return left_out, None, None
         forward = running_forward()
         with self.clock.phase("update" if torch.is_grad_enabled() else "logps"):
@@ -248,7 +248,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                     compute_aux_loss=compute_aux_loss,
                     **multimodal,
                 )
-                self._old_policy.weigh(padded[0])
+                self._old_policy.add_ratios(padded[0])
                 return padded
             if forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
@@ -257,7 +257,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 of_batch = input_ids, attention_mask, logits_to_keep, batch_size, images
                 result = self._scored_batch(model, *of_batch, compute_entropy, compute_aux_loss)
             self._note_scored(result)
-            self._old_policy.weigh(result.logps)
+            self._old_policy.add_ratios(result.logps)
         return result.logps, result.entropies, result.aux_loss
 
     def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
@@ -332,9 +332,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._compute_loss: a forward's loss by its weight in that of the step."""
-        with self._old_policy.of_update(inputs) as inputs:
+        with self._old_policy.around_loss(inputs) as inputs:
             if WEIGHT in inputs:
-                with noted(self, inputs):
+                with capture_metrics(self, inputs):
                     loss = super()._compute_loss(model, inputs) * inputs[WEIGHT]
                 for part in self._parts:
                     part.after_loss(self, inputs)
@@ -344,24 +344,24 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             self._old_policy.log(self._metrics["eval"])
         return loss
 
-    def _note(self, name: str, value: Any, weight: Any = None) -> None:
-        """Note a number of the running forward, for the metrics of the optimizer step.
+    def _record_metric(self, name: str, value: Any, weight: Any = None) -> None:
+        """Record a number of the running forward, for the metrics of the optimizer step.
 
         Args:
             name: Key of the metric.
             value: [] of this rank.
             weight: Of the mean over forwards and ranks; None: forwards add up, ranks are averaged.
         """
-        self.counts.notes.append(Noted(name, value, weight))
+        self.counts.samples.append(MetricSample(name, value, weight))
 
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
-        values = merged(self.counts.notes, self.accelerator, self.num_sharing)
+        values = merged(self.counts.samples, self.accelerator, self.num_sharing)
         for part in self._parts:
             values = part.step_metrics(values)
         for name, value in values.items():
             self.add_metric(name, value)
-        self.counts.notes.clear()
+        self.counts.samples.clear()
         super()._log_step()
 
     # Rewards ------------------------------------------------------------------------------------------------------
@@ -376,7 +376,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
-            if not self._old_policy.strip(output, metrics):  # once a run, and only with a TRL that nobody tested
+            if not self._old_policy.remove_placeholder(
+                output, metrics
+            ):  # once a run, and only with a TRL that nobody tested
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
         check_images(output, self.step_settings.reader, self.accelerator)
@@ -481,7 +483,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             self.log_multimodal = False
             images: Any = self._logs["images"]
             images.clear()
-        self._old_policy.expect(logps)
+        self._old_policy.skip_next_forward(logps)
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output
 

@@ -514,7 +514,7 @@ class PPOTrainer(GRPOTrainer):
         logps, self._logps = self._logps, ()  # kept no longer than this loss
         if not self.model.training:
             return loss
-        self._note("loss/policy_avg", loss.detach())
+        self._record_metric("loss/policy_avg", loss.detach())
         if "ref_per_token_logps" in inputs:
             loss = loss + self._kl_loss(logps, inputs)
         if is_warmup:
@@ -543,7 +543,7 @@ class PPOTrainer(GRPOTrainer):
         """Return the weighted mean over tokens of the KL to the reference, with gradient."""
         kl = kl_estimate(logps[0], inputs["ref_per_token_logps"], self.args.kl_estimator)
         loss = torch.where(counted_tokens(inputs).bool(), kl, 0.0).sum() / self._num_tokens(inputs)
-        self._note("loss/kl_avg", loss.detach())
+        self._record_metric("loss/kl_avg", loss.detach())
         return self._kl.value * loss
 
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
@@ -554,8 +554,8 @@ class PPOTrainer(GRPOTrainer):
         values = self._scale.standardised(values)
         result = clipped_value_loss(values, old_values, returns, mask, self.args.cliprange_value, num_tokens)
         num_counted = mask.sum()
-        self._note("loss/value_avg", result.loss.detach())
-        self._note("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
+        self._record_metric("loss/value_avg", result.loss.detach())
+        self._record_metric("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
         return self.args.vf_coef * result.loss
 
     def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:

@@ -300,9 +300,9 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         with self._in_update():
             loss = super().training_step(model, inputs, num_items_in_batch)
         # One value a micro-batch, as in TRL, or a step, where a budget has no micro-batches.
-        if self.counts.notes and (self.accelerator.sync_gradients or self._max_tokens is None):
-            self._log_stats(combined(torch.stack(self.counts.notes)))
-            self.counts.notes.clear()
+        if self.counts.samples and (self.accelerator.sync_gradients or self._max_tokens is None):
+            self._log_stats(combined(torch.stack(self.counts.samples)))
+            self.counts.samples.clear()
         if self.accelerator.sync_gradients:
             self._log_step()
             if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
@@ -343,7 +343,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
         if self.model.training:
-            self.counts.notes.append(stats)
+            self.counts.samples.append(stats)
         else:
             self._log_stats(stats)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)

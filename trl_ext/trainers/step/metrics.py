@@ -21,7 +21,7 @@ _CLIPPED = ("clip_ratio/", "cispo_clip_ratio")
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class MetricSample:
     """A number of one forward on this rank.
 
     Args:
@@ -55,8 +55,8 @@ class _Alone:
 
 
 @contextmanager
-def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
-    """Note what TRL's loss logs inside the block as numbers of a forward of these rows."""
+def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
+    """Capture what TRL's loss logs inside the block, as samples of a forward of these rows."""
     logged: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     with swapped(trainer, accelerator=_Alone(trainer.accelerator), _metrics=logged):
         yield
@@ -65,22 +65,22 @@ def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
     is_by_row = trainer.importance_sampling_level == "sequence" and rollouts["advantages"].ndim == 1
     for name, (value,) in logged["train"].items():
         by_row = name == "vespo/phi_seq_mean" or (is_by_row and name.startswith(_CLIPPED))
-        trainer.counts.notes.append(Noted(name, value, num_rows if by_row else num_tokens))
+        trainer.counts.samples.append(MetricSample(name, value, num_rows if by_row else num_tokens))
 
 
 def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
     """Return one value a metric; 0, as in TRL, for what no rank has a weight for. Collective.
 
     Args:
-        stats: `Noted` and `SkippedRows` of this rank. All ranks note the same names.
+        stats: `MetricSample` and `SkippedRows` of this rank. All ranks note the same names.
         accelerator: Of the trainer.
         copies: Ranks that note the same number of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
     tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
-    by_name: dict[str, list[Noted]] = defaultdict(list)
+    by_name: dict[str, list[MetricSample]] = defaultdict(list)
     for one in stats:
-        if isinstance(one, Noted):
+        if isinstance(one, MetricSample):
             by_name[one.name].append(one)
     result = {}
     if skipped:

@@ -171,7 +171,7 @@ class StepPlanner:
             window = self.window(micro_batches, begin, end)
             self.count(window, self._settings.num_passes)
             if window.skipped is not None:
-                self._trainer.counts.notes.append(window.skipped)
+                self._trainer.counts.samples.append(window.skipped)
                 self._num_trained = (self._num_trained or 0) + window.num_trained
             # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
             cuts = [len(window.forwards) * k // (end - begin) for k in range(end - begin + 1)]

@@ -86,7 +86,7 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._tokens = (0, 0, 0)
-        self.notes: list[Any] = []
+        self.samples: list[Any] = []
 
     def add(self, forwarded: int, raw: int, padded: int) -> None:
         """Add tokens of a forward."""
@@ -102,12 +102,12 @@ class StepCounts:
 
     def mark(self) -> Any:
         """Return what `roll_back` takes."""
-        return self._tokens, len(self.notes)
+        return self._tokens, len(self.samples)
 
     def roll_back(self, mark: Any) -> None:
         """Remove everything that was written since the mark: a forward that failed is taken again in halves."""
-        self._tokens, num_notes = mark
-        del self.notes[num_notes:]
+        self._tokens, num_samples = mark
+        del self.samples[num_samples:]
 
     def take_tokens(self, accelerator: Any) -> dict[str, float]:
         """Return the metrics of tokens since the last call, over all ranks, and start over. Collective."""

@@ -5,7 +5,7 @@ the whole batch once more for it. In the first optimizer step after a generation
 trained: the detached log-probabilities of the update are the same numbers. Later ones have those that
 `trl_ext/trainers/grpo/log_probs/passes.py` made before. Legend: B rows, T completion tokens.
 
-The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a stand-in.
+The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a placeholder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,15 +52,15 @@ class OldPolicy:
 
     # The pass ------------------------------------------------------------------------------------------------------
 
-    def expect(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
+    def skip_next_forward(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
         """Note that rows have been generated, with these log-probabilities of the sampler's, row by row: the next
         forward that TRL asks for is the old policy's."""
         self._sampled = sampled if self.is_left_out else None
         if self._trainer.model.training:
             self._sampled_at = self._trainer.state.global_step
 
-    def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
-        """Return what stands for the result of the pass, [B, T] near the sampler's log-probabilities; None where the
+    def placeholder(self, num_rows: int, width: int) -> torch.Tensor | None:
+        """Return a placeholder of the result of the pass, [B, T] near the sampler's log-probabilities; None where the
         forward is another one."""
         if self._sampled is None:
             return None
@@ -78,8 +78,8 @@ class OldPolicy:
         self._has_told = True
         return logps.to(self._trainer.accelerator.device)
 
-    def strip(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> bool:
-        """Take out of rollouts and metrics what TRL made of the stand-in. Collective.
+    def remove_placeholder(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> bool:
+        """Take out of rollouts and metrics what TRL made of the placeholder. Collective.
 
         Return False where TRL makes its ratios of more than two log-probabilities: the pass is kept from now on.
         """
@@ -102,8 +102,8 @@ class OldPolicy:
     # The update ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def of_update(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield inputs for one forward of the loss, to which `weigh` adds what the loss reads of the old policy.
+    def around_loss(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield inputs for one forward of the loss, to which `add_ratios` adds what the loss reads of the old policy.
 
         Args:
             inputs: Rows of the forward. The dict stays as it is.
@@ -119,7 +119,7 @@ class OldPolicy:
         if self.is_left_out and "importance_sampling_ratio" not in inputs:  # rows of the rehearsal have ratios
             self._compared.append(self._comparison(own))
 
-    def weigh(self, logps: torch.Tensor) -> None:
+    def add_ratios(self, logps: torch.Tensor) -> None:
         """Add the old policy's log-probabilities, where the inputs lack them, and TRL's importance-sampling ratios to
         the inputs of the running forward of the loss.
 

@@ -48,21 +48,21 @@ class UpdatePasses:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let TRL generate and score inside the block, and get stand-ins for its passes in training."""
+        """Let TRL generate and score inside the block, and get placeholders for its passes in training."""
         self._is_waiting = self._trainer.memory_kind == "grpo" and self._trainer.model.training
         try:
             yield
         finally:
             self._is_waiting = False
 
-    def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
+    def placeholder(self, num_rows: int, width: int) -> torch.Tensor | None:
         """Return [B, C] of NaN for a pass that waits; None where the forward is another one."""
         if not self._can_wait:
             return None
         return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
 
     def take(self, rollouts: Rollouts) -> None:
-        """Take the stand-ins out of rollouts, and note which passes they need. Called inside `waiting`."""
+        """Take the placeholders out of rollouts, and note which passes they need. Called inside `waiting`."""
         if not self._can_wait:
             return
         trainer, args = self._trainer, self._trainer.args

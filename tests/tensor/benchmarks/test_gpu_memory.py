@@ -17,7 +17,7 @@ from benchmarks.gpu import memory_report as report
 from benchmarks.gpu import memory_rows as rows
 from benchmarks.gpu import memory_worker as worker
 from tests.conftest import ROOT
-from trl_ext.memory.formulas import estimate
+from trl_ext.memory import estimate
 from trl_ext.memory.job import check_batch, check_model
 from trl_ext.memory.units import GIB
 from trl_ext.twin import simulation_of, stand_ins, why_not

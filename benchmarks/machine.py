@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,14 @@ def machine() -> dict[str, str]:
     }
 
 
+def commit() -> str:
+    """Short hash of the code that runs, with a `+` where files differ from it; empty outside of a clone."""
+    words = ["git", "-C", str(Path(__file__).parent)]
+    found = subprocess.run([*words, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*words, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    return found.stdout.strip() + "+" * bool(changed.strip())
+
+
 def save(path: Path | None, benchmark: str, **figures: Any) -> None:
     """Write figures with machine and versions; nothing without a path."""
     if path:
@@ -34,7 +43,8 @@ def save(path: Path | None, benchmark: str, **figures: Any) -> None:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Put a record into a JSON file, whole or not at all."""
+    """Put a record into a JSON file, whole or not at all, with the commit that was measured unless it names one."""
+    record = {"commit": commit(), **record}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

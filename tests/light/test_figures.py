@@ -182,3 +182,9 @@ def test_the_family_picture_has_every_method_over_equal_episodes(pictures):
         assert all(len(curve) == len(episodes) for curve in seeds)
         mean = sum(curve[-1] for curve in seeds) / 3
         assert f"{method} {100 * mean:.1f} %" in page
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)
+def test_the_page_names_the_commit_of_every_result(path):
+    commit = json.loads(path.read_text())["commit"]
+    assert f"| `{path.name}` | `{commit}` |" in (ROOT / "docs/reference/evidence.md").read_text()

@@ -3,9 +3,12 @@
 import random
 
 import pytest
+import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trl_ext
 from tests import tiny
@@ -88,3 +91,36 @@ def test_the_planned_bytes_are_those_that_are_kept(tmp_path, monkeypatch):
     in_float32 = 2 * kept_bytes(find_shape(subject.model.config.to_dict()), job)
     assert max(found) == pytest.approx(in_float32, rel=0.03)
     assert max(rehearsed) == pytest.approx(in_float32, rel=0.03)
+
+
+class GradientsAlive(TorchDispatchMode):
+    """Counts gradients of weights of a shape that are there at the same time; each is the result of one product."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self._shape, self._alive, self.most = shape, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and result.shape == self._shape:
+            self._alive = [one for one in self._alive if not one.expired()] + [
+                StorageWeakRef(result.untyped_storage())
+            ]
+            self.most = max(self.most, len(self._alive))
+        return result
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_no_second_set_of_gradients_is_there(gradient_checkpointing, tmp_path, monkeypatch):
+    def most_alive(folder):
+        options = dict(per_device_train_batch_size=2, num_generations=8, gradient_accumulation_steps=16, max_steps=1)
+        subject = trainer(folder, data=prompts(), gradient_checkpointing=gradient_checkpointing, **options)
+        with GradientsAlive(subject.model.model.layers[0].mlp.up_proj.weight.shape) as alive:
+            subject.train()
+        return alive.most, forwarded(subject)
+
+    kept, fewer_tokens = most_alive(tmp_path / "kept")
+    monkeypatch.setattr(step_plan, "CALL_COST", 10**9)
+    again, tokens = most_alive(tmp_path / "again")
+    assert fewer_tokens < tokens
+    assert kept == again == 2 * tiny.model("llama").config.num_hidden_layers + 1  # of gate and up, and one that is new

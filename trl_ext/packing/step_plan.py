@@ -270,10 +270,11 @@ def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list
 def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[list[RowBlock]]:
     """Return the fewest forwards that hold the blocks this way, `at_least` so many."""
     num = max(at_least, 1, -(-sum(block.tokens for block in blocks) // max_tokens))
+    ordered = sorted(blocks, key=lambda b: (-b.cost, b.rows))
     while True:
         forwards: list[list[RowBlock]] = [[] for _ in range(num)]
         room, load = np.full(num, max_tokens), np.zeros(num)
-        for block in sorted(blocks, key=lambda b: (-b.cost, b.rows)):
+        for block in ordered:
             place = int(np.argmin(np.where(room >= block.tokens, load, np.inf)))
             if room[place] < block.tokens:
                 break

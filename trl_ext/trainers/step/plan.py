@@ -169,6 +169,8 @@ class StepPlanner:
         if not self._micro_steps:
             begin, end = next(self.windows(micro_batches, place))
             window = self.window(micro_batches, begin, end)
+            if self._trainer.num_iterations == 1:  # nobody comes back to it
+                del self._windows[begin]
             self.count(window, self._settings.num_passes)
             if window.skipped is not None:
                 self._trainer.counts.samples.append(window.skipped)

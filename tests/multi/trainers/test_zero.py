@@ -71,10 +71,10 @@ def test_two_processes_train_what_one_does(name, plain, tiny_model, tmp_path):
 
 def test_two_processes_share_what_completions_begin_with_and_train_what_one_does(tiny_model, tmp_path):
     plain = run_worker(WORKER, [warm_python()], tiny_model, tmp_path / "plain", 1, "--forked")
-    options = ("--packing", "--forked", "--max_tokens", 100)
+    options = ("--packing", "--forked", "--max_tokens", 240)
     run = run_worker(WORKER, launched("cpu", 2), tiny_model, tmp_path / "out", 2, *options)
     check_against(plain, run, "cpu")
-    # A row has 44 to 59 tokens: what is shared makes room for two and more in a forward.
+    # A row has 44 to 59 tokens: a group is planned into few forwards, each of which shares what its rows begin with.
     assert min(run.facts["padded_over_forwarded"]) > 2
 
 

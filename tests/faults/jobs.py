@@ -18,7 +18,7 @@ from tests import sampling_servers, tiny
 from tests.ppo_trainers import LORA, prompts, reward, stir, trained_weights
 from tests.preferences import words
 from trl_ext.rewards import Length
-from trl_ext.trainers.generation.vllm_servers import Asked
+from trl_ext.trainers.generation.vllm_servers import PendingGeneration
 
 # Of two layers with 16 numbers a token: a step takes 30 ms and a checkpoint 100 kB.
 SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
@@ -98,9 +98,9 @@ class ServersAtOnce(sampling_servers.SamplingServers):
 
     policy_of = staticmethod(lambda: actor())
 
-    def ask(self, prompts: Any, version: int, on_answer: Any = None) -> None:
-        self.asked = Asked(prompts, self._sampling, version)
-        self.asked.end(VLLMClient.generate(self, prompts, **self.asked.sampling))
+    def submit(self, prompts: Any, version: int, on_answer: Any = None) -> None:
+        self.pending = PendingGeneration(prompts, self._sampling, version)
+        self.pending.end(VLLMClient.generate(self, prompts, **self.pending.sampling))
 
 
 def actor(seed: int = 0, **changes: Any) -> Any:

@@ -1,9 +1,7 @@
-"""Test verifiable instructions: IFEval's 25 kinds and IFBench's 47 general ones, each by its id.
+"""Test verifiable instructions: IFEval's 25 kinds, IFTrain's 29, and the choice of RLVR-IFeval, each by its id.
 
 spec        the record of an instruction, and the readers of its arguments
 splitting   sentences and words
 ifeval      IFEval's: words, length, content, form, language
-counting    shares of words and sentences, names, numbers, pronouns, and the request repeated
-word_order  words next to each other, their letters and syllables, sentences and paragraphs next to each other
-layout      lists, lines, quotation marks, brackets, emojis
+iftrain     IFTrain's: copies, first and last words, repeated words, positions, wrappings
 """

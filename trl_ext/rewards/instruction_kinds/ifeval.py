@@ -25,11 +25,12 @@ from trl_ext.rewards.text.prose import count_word, unmarked, words
 # "WELL-KNOWN" and "U.S." are one word each, "I'm" is two: its "I" is a word of capitals.
 _WORD = re.compile(r"\w++(?>(?:[.-]\w++)*)")
 _RUN = re.compile(r"\w+")
-_BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
+BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\]")
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
 # May stand around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
 _WRAPPING = ' \t\n"\u201c\u201d*_'
+_AROUND = " \t\n!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
 # Asterisks on both sides, and neither of the inner sides a space: "2 * 3 * 4" highlights nothing.
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]++(?<!\s)\1(?!\*)")
@@ -119,7 +120,7 @@ def has_paragraphs(response: str, num_paragraphs: int) -> bool:
 )
 def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """True when blank lines divide the response into that many paragraphs and the n-th starts with the word."""
-    paragraphs = [part for part in _BLANK_LINES.split(response.strip()) if part.strip()]
+    paragraphs = [part for part in BLANK_LINES.split(response.strip()) if part.strip()]
     if len(paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
     start = paragraphs[nth_paragraph - 1].lstrip(" \t\n*_#>\"'\u201c\u2018(").casefold()
@@ -147,7 +148,7 @@ def count_sentences(response: str) -> int:
         >>> count_sentences("Dr. Ada paid $3.50. Why? (She had to.)")
         3
     """
-    parts = (sentences(part) for part in _BLANK_LINES.split(response))
+    parts = (sentences(part) for part in BLANK_LINES.split(response))
     return sum(_RUN.search(sentence) is not None for part in parts for sentence in part)
 
 
@@ -249,6 +250,17 @@ def is_one_option(response: str) -> bool:
     """True when exactly one of "My answer is yes.", "My answer is no.", "My answer is maybe." occurs, in any case."""
     folded = response.casefold()
     return sum(option in folded for option in _OPTIONS) == 1
+
+
+def choices(value: Any) -> tuple[str, ...]:
+    """Read a list of options, or a text that divides them by `/`."""
+    return texts(value.strip("()").split("/") if isinstance(value, str) else value)
+
+
+@instruction("validate_choice", options=choices)
+def is_choice(response: str, options: tuple[str, ...]) -> bool:
+    """True when the response is one of the options, in any case and with any marks around it: RLVR-IFeval's."""
+    return response.casefold().strip(_AROUND) in {option.casefold().strip(_AROUND) for option in options}
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,6 @@ A test gets the response (normalised, without reasoning, not blank) and the argu
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from trl_ext.rewards.text.prose import normalized
@@ -22,21 +21,17 @@ class Instruction:
         id: `family:name`, as the benchmark's data set has it.
         follows: Called with the response and the arguments; True when the response follows the instruction.
         arguments: Each argument's name and reader; all are required.
-        needs: Package of the extra `ifbench` without which it cannot be read; "": none.
     """
 
     id: str
     follows: Callable[..., bool]
     arguments: Mapping[str, Reader]
-    needs: str
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments, read; ValueError names the one that is missing, unknown or of no use.
 
         A null counts as absent: tables with one column for each argument of all instructions are full of nulls.
         """
-        if self.needs and find_spec(self.needs) is None:
-            raise ValueError(f"{self.id} needs {self.needs}, which is not installed: pip install trl-ext[ifbench]")
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
             if name not in given or name not in self.arguments:
@@ -50,9 +45,9 @@ class Instruction:
         return read
 
 
-def instruction(id: str, /, needs: str = "", **arguments: Reader) -> Callable[[Callable[..., bool]], Instruction]:
+def instruction(id: str, /, **arguments: Reader) -> Callable[[Callable[..., bool]], Instruction]:
     """Make an Instruction of the test below it; the arguments are those of Instruction."""
-    return lambda follows: Instruction(id, follows, arguments, needs)
+    return lambda follows: Instruction(id, follows, arguments)
 
 
 # Comparisons of a count with a bound. How near "around" is, the paper does not say; open-instruct reads it as here.
@@ -126,10 +121,3 @@ def positive(value: Any) -> int:
     if count(value) < 1:
         raise ValueError("a whole number from 1")
     return int(value)
-
-
-def percentage(value: Any) -> float:
-    """Read a number from 0 to 100."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-        raise ValueError("a number from 0 to 100")
-    return float(value)

@@ -1,4 +1,4 @@
-"""Split a text into sentences and words, as IFBench's instructions count them, in linear time."""
+"""Split a text into sentences and words, as instructions count them, in linear time."""
 
 import re
 import string
@@ -14,7 +14,6 @@ _OPENERS = " \t\n\"'(*_\u201c\u2018"
 _ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof sr jr st vs e.g i.e cf fig vol approx inc ltd co dept gen rev a.k.a u.s a.m p.m".split()
 )
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @lru_cache(maxsize=8)  # Several instructions of a row ask for the same text's.
@@ -63,16 +62,6 @@ def word_tokens(text: str) -> list[str]:
         ["Don't", 'well-known', '3.5']
     """
     return _WORD.findall(text)
-
-
-def bare_words(text: str) -> list[str]:
-    """Split a text at its spaces and take all ASCII punctuation out of the words.
-
-    Example:
-        >>> bare_words("Don't - go!")
-        ['Dont', 'go']
-    """
-    return text.translate(_NO_PUNCTUATION).split()
 
 
 def stripped_words(text: str) -> list[str]:

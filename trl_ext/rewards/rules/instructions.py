@@ -1,4 +1,4 @@
-"""Judge whether the completion follows verifiable instructions: those of IFEval and IFBench.
+"""Judge whether the completion follows verifiable instructions: those of IFEval and IFTrain.
 
 Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. Where they can be read in
 two ways, the docstring of the instruction's test says which reading is taken. The packages that
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.rewards.instruction_kinds import counting, ifeval, layout, word_order
+from trl_ext.rewards.instruction_kinds import ifeval, iftrain
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 
-_MODULES = (ifeval, counting, word_order, layout)
+_MODULES = (ifeval, iftrain)
 KNOWN = {one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)}
 
 _MAX_INSTRUCTIONS = 64  # in one row
@@ -40,7 +40,7 @@ _FUNCTIONS = {
     "validate_placeholders": "detectable_content:number_placeholders N=num_placeholders",
     "verify_bullet_points": "detectable_format:number_bullet_lists N=num_bullets",
     "validate_title": "detectable_format:title",
-    "validate_choice": "format:options",
+    "validate_choice": "validate_choice",
     "validate_highlighted_sections": "detectable_format:number_highlighted_sections N=num_highlights",
     "validate_sections": "detectable_format:multiple_sections N=num_sections section_splitter=section_spliter",
     "validate_json_format": "detectable_format:json_format",
@@ -71,7 +71,7 @@ class Instructions(Rule):
 
     Args:
         column: Column with the instructions, as a mapping or JSON text: `{"instruction_id_list": [...], "kwargs":
-            [...]}` as in the data sets of IFEval and IFBench, `[{"instruction_id": [...], "kwargs": [...]}]` as in
+            [...]}` as in IFEval's data set, `[{"instruction_id": [...], "kwargs": [...]}]` as in
             IFTrain's (which is Python's notation, not JSON), `{"func_name": ..., **kwargs}` as in RLVR-IFeval, or a
             list of `{"id": ..., **kwargs}`. Nulls among the arguments are ignored.
         strict: True asks for all instructions. False gives the share, which pays for the easy ones alone.
@@ -163,6 +163,4 @@ def named_pair(cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name, *pairs = _FUNCTIONS[cell["func_name"]].split()
     renamed = dict(pair.split("=") for pair in pairs)
     given = {renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None}
-    if isinstance(given.get("options"), list):
-        given["options"] = "/".join(map(str, given["options"]))
     return name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {})

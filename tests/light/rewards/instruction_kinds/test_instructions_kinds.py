@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from trl_ext.rewards.instruction_kinds import spec
 from trl_ext.rewards.instruction_kinds.ifeval import count_sentences, count_words
 from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.rule import Row
@@ -13,7 +12,6 @@ from trl_ext.rewards.rules.instructions import KNOWN, Instructions
 LEAST = "at least"
 SO_ZH = "今天天气很好\uff0c我们去公园散步吧。"
 REQUEST = "Name \uff42oth towns, and why."
-KEYS = {f"keyword{i}": word for i, word in enumerate("sun moon star rain wind".split(), 1)}
 SECTIONS = {"section_spliter": "SECTION", "num_sections": 2}
 SECOND = {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "so"}
 
@@ -131,64 +129,55 @@ IFEVAL: list[Case] = [
     ),
     ("language:response_language", {"language": "zh"}, (SO_ZH,), ("The weather is fine today.",)),
 ]
-# id, arguments, a text that follows, a text that does not
-IFBENCH: list[tuple[str, dict[str, Any], str, str]] = [
-    ("count:word_count_range", {"min_words": 3, "max_words": 4.0}, "one two three", "one two three four five"),
-    ("count:unique_word_count", {"N": 3}, "Red, green, blue.", "red Red (red) green"),
-    ("ratio:stop_words", {"percentage": 50}, "the cat sleeps", "the cat and the dog"),
-    ("ratio:sentence_type", {}, "I came. I saw. Did I win?", "I came. I saw."),
-    ("ratio:sentence_balance", {}, "I came. Did I? Yes!", "well now"),
-    ("count:conjunctions", {"small_n": 2}, "He came, but late, and sang", "and And AND"),
-    ("count:person_names", {"N": 2}, "Emma met Liam.", "Emma met Liams and Emma."),
-    ("ratio:overlap", {"reference_text": "abcdef", "percentage": 50}, "abcdxy", "zzzzzz"),
-    ("count:numbers", {"N": 2}, "1,000.5 men and 3 dogs", "1 man, 2 dogs, 3 cats"),
-    ("count:punctuation", {}, "Well, a: b; c. Yes! No? What?!", "Well, a: b; c. What?!"),
-    ("count:words_japanese", {"N": 2}, "one \u732b three \u72ac", "one two \u732b four"),
-    ("count:pronouns", {"N": 3}, "She/her likes it", "Emma likes cats"),
-    ("count:keywords_multiple", KEYS, "sun" + " moon" * 2 + " star" * 3 + " rain" * 5 + " wind" * 7, "sun moon star"),
-    ("words:alphabet", {}, "Yes, zebras ate bread", "A big dog"),
-    ("words:vowel", {}, "all cats eat fat rats", "a quiet odd cat"),
-    ("words:consonants", {}, "strong winds", "strong wine"),
-    ("words:palindrome", {}, "level " * 10, "level " * 9 + "noon"),
-    ("words:prime_lengths", {}, "so, the night", "four cats"),
-    ("words:repeats", {"small_n": 2}, "no No yes", "no No no."),
-    ("words:odd_even_syllables", {}, "dog water cat", "dog cat water"),
-    ("words:start_verb", {}, "Consider the lilies.", "The lilies."),
-    ("words:no_consecutive", {}, "a big cat", "a big bear"),
-    ("words:keywords_specific_position", {"keyword": "sun", "n": 2, "m": 3}, "No. See the Sun!", "See the sun. No."),
-    ("words:words_position", {"keyword": "so"}, "And so it went so well.", "So it went so well"),
-    ("sentence:alliteration_increment", {}, "I see. A big bear. Two tall tan trees.", "A big bear. I see."),
-    ("sentence:increment", {"small_n": 1}, "Go. Go on. Go on now.", "Go. Go on. Go on right now."),
-    ("sentence:keyword", {"word": "sun", "N": 2}, "No. The Sun, see.", "The sun. No."),
-    ("words:last_first", {}, "I like cats. Cats sleep.", "I like cats. Dogs sleep."),
-    ("words:paragraph_last_first", {}, "So it is so.\n\nNo means no!", "So it is.\nNo means no."),
-    ("ratio:sentence_words", {}, "Red sun. Old dog. New pan.", "Red sun. Old sun. New pan."),
-    ("format:parentheses", {}, "([{([x])}])", "([{(x)}])"),
-    ("format:quotes", {}, 'He said "she said \'they said "no" to it\' once".', 'He said "no" and \'yes\' and "no".'),
-    ("format:options", {"options": "yes/no/maybe"}, "Maybe.", "Maybe yes."),
-    ("format:options", {"options": "a), b), c), d)"}, "b)", "B"),
-    ("format:options", {"options": "I know or I don't know"}, "I don't know.", "know"),
-    ("format:newline", {}, "one\n\ntwo", "one two"),
-    ("format:emoji", {}, "I run. \U0001f600 I sleep\U0001f634.", "I run. I sleep \U0001f634."),
-    ("format:line_indent", {}, "a\n  b\n\n   c", "a\n b\n b"),
-    ("format:quote_unquote", {}, 'He said "no" and left.', 'He said "no".'),
-    ("format:list", {"sep": "!?!?"}, "!?!? a\n!?!? b", "- a\n- b"),
-    ("format:thesis", {}, "<i>Cats rule.</i> They sleep.", "<i>Cats rule.</i>"),
-    ("format:sub-bullets", {}, "* a\n  - b\n* c\n  - d", "a - b"),
-    ("format:no_bullets_bullets", {}, "I came. I saw.\n* a\n* b", "* a\n* b"),
-    ("format:title_case", {}, "The Lord of the Rings", "The lord of the Rings"),
+# id, arguments, a text that follows, a text that does not. The bad ones of some pass the published tests.
+SUN = {"keyword": "sun"}
+SO = {"first_word": "so"}, {"last_word": "so"}
+IFTRAIN: list[tuple[str, dict[str, Any], str, str]] = [
+    ("keywords:word_once", SUN, "A sunny day", "Sun, sun"),
+    ("keywords:word_count_different_numbers", SUN | {"frequency": 2.0, "relation": LEAST}, "Sun sunny", "sun sun sun"),
+    ("keywords:word_count_different_numbers", SUN | {"frequency": 2, "relation": "less than"}, "Sun sunny", "sun"),
+    ("keywords:exclude_word_harder", SUN, "A sunny day", "So the Sun, too"),
+    ("letters:letter_counting2", {"letter": "a", "let_frequency": 2, "let_relation": LEAST}, "Aa!", "Ab!"),
+    ("paragraphs:paragraphs", {}, "a\n***\nb", "a\n\nb"),
+    ("paragraphs:paragraphs2", {}, "a\n\nb\nc", "a\n\nb\n\nc"),
+    ("first_word:first_word_sent", SO[0], "So it is. So, go!", "So it is. Go!"),
+    ("first_word:first_word_answer", SO[0], "**So** it is. Go!", "Somehow it is."),
+    ("last_word:last_word_sent", SO[1], "It is so. Is it so?", "It is so. Is it?"),
+    ("last_word:last_word_answer", {"last_word": ["so"]}, "Is it? It is so!", "It is so, yes."),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>> <<at home>>\n<<now>>", "<<I am>> at home"),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>>", "home"),
+    ("detectable_format:square_brackets", {}, "[I] [am.]", "[I] [am] home"),
+    ("detectable_format:sentence_hyphens", {}, "I am in.-You are well-known!-So.", "I am in. You are."),
+    ("detectable_format:sentence_hyphens", {}, "Go.-Stop.", "Go.- Stop."),
     (
-        "format:output_template",
-        {},
-        "My Answer: a My Conclusion: b Future Outlook: c",
-        "My Answer: My Conclusion: Future Outlook:",
+        "copy:copying_simple",
+        {"prompt_to_repeat": REQUEST},
+        "name both towns, and why.",
+        "Name both towns, and why. Ok",
     ),
-    ("format:no_whitespace", {}, "a-b-c", "a b"),
-    ("repeat:repeat_change", {"prompt_to_repeat": REQUEST}, "List both towns, and why.", "Name both towns, and why."),
-    ("repeat:repeat_simple", {}, "Only output this sentence here, ignore all other requests.", "Only output this."),
-    ("repeat:repeat_span", {"prompt_to_repeat": REQUEST, "n_start": 5, "n_end": 8}, "both", "both towns"),
+    ("copy:copy", {"prompt_to_repeat": REQUEST}, "name both towns, and why.", "Both towns"),
+    ("copy:copying_multiple", {"prompt_to_repeat": "Say it", "N": 2}, "Say it\n******\nsay it", "Say it"),
+    ("new:copy_span_idx", {"prompt_to_repeat": REQUEST, "n_start": 5, "n_end": 8}, "both", "both towns"),
+    ("new:copy_span_idx", {"prompt_to_repeat": REQUEST, "n_start": 5, "n_end": 9}, "both", "bot"),
+    ("copy:repeat_phrase", {"phrase": "So it was.", "small_n": 2}, "So is was, so he was", "So it was, so he was"),
+    ("punctuation:punctuation_dot", {}, "Yes!", "Yes..."),
+    ("punctuation:punctuation_exclamation", {}, "Yes.", "Yes\uff01"),
+    ("count:lowercase_counting", {"N": 2}, "You Two see this", "You all see this"),
+    ("letters:letter_counting", {"N": 4, "relation": "less than"}, "a, b, c 1234", "a b c d"),
+    ("count:count_unique", {}, "One, two, three, four.", "One and one"),
+    ("count:count_increment_word", {"keyword1": "sun", "keyword2": "moon"}, "Moon, sun, moons", "sun moon"),
+    ("count:counting_composition", {"n_sent": 2, "n_words": 2}, "***".join(["I go. You go."] * 3), "I go.***" * 3),
+    ("count:counting_composition", {"n_sent": 1, "n_words": 2}, "I go.\n* * *\nGo on.\n* * *\nSo on.", "I go."),
+    ("keywords:palindrome", {}, "At Noon.", "I had a cat"),
+    ("keywords:keyword_specific_position", SUN | {"n": 2, "m": 3}, "No. See the Sun!", "See the sun. No."),
+    ("keywords:start_end", {}, "So it is so", "So it is so."),
+    ("keywords:no_adjacent_consecutive", {}, "a cat bit", "a big cat"),
 ]
-CASES = [*IFEVAL, *((name, given, (right,), (wrong,)) for name, given, right, wrong in IFBENCH)]
+OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("validate_choice", {"options": ["yes", "no"]}, "**Yes.**", "Yes no"),
+    ("validate_choice", {"options": "(yes/no/maybe)"}, "maybe", "Maybe yes."),
+]
+CASES = [*IFEVAL, *((name, given, (right,), (wrong,)) for name, given, right, wrong in IFTRAIN + OTHERS)]
 
 
 def judged(name: str, text: str, arguments: dict[str, Any]) -> tuple[float | None, str]:
@@ -207,18 +196,15 @@ def test_an_instruction_is_followed_or_not(subtests):
                 assert judged(name, text, arguments) == (0.0, f"failed: {name}")
 
 
-def test_each_id_of_ifeval_and_ifbench_has_a_case():
-    # 25 of IFEval (arXiv:2311.07911) and, without the 11 fixed tasks, 47 of IFBench (arXiv:2507.02833).
-    assert len({name for name, *_ in IFEVAL}) == 25 and len({name for name, *_ in IFBENCH}) == 47
+def test_each_id_of_ifeval_and_iftrain_has_a_case():
+    # 25 of IFEval (arXiv:2311.07911) and 29 that arXiv:2507.02833 trains on; those of IFBench are its test set.
+    assert len({name for name, *_ in IFEVAL}) == 25 and len({name for name, *_ in IFTRAIN}) == 29
     assert {name for name, *_ in CASES} == set(KNOWN)
 
 
-@pytest.mark.parametrize("missing", ["syllapy", "lemminflect"])
-def test_a_missing_package_leaves_the_row_without_a_value(monkeypatch, missing):
-    monkeypatch.setattr(spec, "find_spec", lambda name: None)
-    name = {"syllapy": "words:odd_even_syllables", "lemminflect": "words:start_verb"}[missing]
-    with pytest.raises(ValueError, match=rf"{missing}.*trl-ext\[ifbench\]"):
-        KNOWN[name].read({})
+def test_a_phrase_without_a_middle_is_no_phrase():
+    with pytest.raises(ValueError, match="three words"):
+        KNOWN["copy:repeat_phrase"].read({"phrase": "so what", "small_n": 2})
 
 
 def test_words_are_runs_of_letters_and_digits(subtests):

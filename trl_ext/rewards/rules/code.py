@@ -45,12 +45,13 @@ class Code(Rule):
         mode: "stdio" runs the code once per test. Tests are a list of {"input": ..., "output": ...}, or
             {"inputs": [...], "outputs": [...]}: texts that a script reads and prints; or, where the tests name a
             function ("fn_name" of APPS and TACO, "testtype": "functional" of LiveCodeBench), arguments and result of a
-            call. "asserts" runs the code once and then assert statements, or functions `test_...`, that call it, given
-            as text or list of texts. Either may be JSON text.
+            call. "asserts" runs the code once and then assert statements, functions `test_...`, or unittest's
+            TestCases, that call it, given as text or list of texts. Either may be JSON text.
         entry_point: Column with the name of the function under test, or with JSON that has it as "func_name"; the
             tests of "asserts" call it `candidate`. None where the tests themselves say what they call.
-        setup: Column with Python that the tests of "asserts" use: helpers and imports (HumanEval's prompt, MBPP's
-            `test_setup_code`). It runs with the tests, where the candidate cannot replace it.
+        setup: Column with Python that the tests of "asserts" use, as text or list of texts: helpers and imports
+            (HumanEval's prompt, MBPP's `test_setup_code`, ClassEval's `import_statement`). It runs with the tests,
+            where the candidate cannot replace it.
         compare: How printed text is compared: "tokens" by line, as words and numbers; "text" as it is, less trailing
             white space.
         tolerance: Error, absolute or relative, allowed to a number that is expected with a point or an exponent.
@@ -210,6 +211,7 @@ class Code(Rule):
 
     def _setup(self, row: Row) -> str:
         cell = "" if self.setup is None else row.columns[self.setup]
+        cell = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
         return cell if isinstance(cell, str) else ""
 
     @property
@@ -254,6 +256,8 @@ class Code(Rule):
         if unfit:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")
         failure = self._ending(outcome) or failure
+        if failure and passed == suite.num_tests:
+            passed = 0  # What stands behind the last test failed, as the tests' script would.
         if outcome.note:
             failure = f"{failure} ({outcome.note})"
         status = _ENDINGS[outcome.ended][0]

@@ -264,9 +264,21 @@ def test_a_result_is_the_json_on_the_last_line(subtests):
             assert (wrong_result(output, accepted, 1e-6) == "") is right
 
 
-def test_a_suite_counts_its_outermost_asserts():
-    text = "import math\nfor i in range(3):\n    assert f(i)\nassert f(3)\nassert f(4)\n"
-    assert read_suite(text, None).num_tests == 2
+COUNTED = {
+    "import math\nfor i in range(3):\n    assert f(i)\nassert f(3)\nassert f(4)\n": 3,
+    "def same(a, b):\n    if a != b: raise AssertionError\ndef twice(a): same(f(a), a)\ntwice(1)\nprint(f(1))": 1,
+    "import numpy as np\nnp.testing.assert_allclose(f(1), 1)\nwith raises(ValueError): f(0)": 2,
+    "class TestX:\n    def test_a(self): assert f(1)\n    async def test_b(self): assert f(2)\n    def c(self): 1": 2,
+    "class A(unittest.TestCase):\n    def test_a(self): 1\nclass B(A):\n    def test_b(self): 2": 3,
+    "def test_a(): assert f(1)\nif __name__ == '__main__':\n    test_a()": 1,
+    "def main(): assert f(1)\nif __name__ == '__main__':\n    x = 1\n    main()": 1,
+}
+
+
+def test_a_suite_counts_what_asserts_at_its_outermost_level(subtests):
+    for text, num_tests in COUNTED.items():
+        with subtests.test(text):
+            assert read_suite(text, None).num_tests == num_tests
     assert read_suite(json.dumps(["x = 1", "assert f(x)"]), None).steps == (
         ("x = 1", "prepare"),
         ("assert f(x)", "test"),

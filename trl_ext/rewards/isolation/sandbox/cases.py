@@ -218,35 +218,109 @@ def calling(source: bytes, name: str) -> bytes:
 def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     """The steps in a cell's text; UnreadableTests where it has no test, does not parse, or lacks what it uses.
 
-    Tests are the assert statements of the outermost level, and functions `test_...` without arguments (pytest). Where
-    the text defines a function `check`, and an entry point is known, `check(candidate)` is one too. With an entry
-    point, or an import from `solution`, everything else that the tests use has to stand in the tests or in `setup`:
-    what the candidate defines under such a name would decide about itself.
+    Tests are the statements of the outermost level that assert something, also by a function of the tests, functions
+    `test_...` without arguments (pytest), and such methods of classes `Test...` and of unittest's TestCases. Where the
+    text defines a function `check`, and an entry point is known, `check(candidate)` is one too. What stands behind
+    `if __name__ == "__main__"` is read where there are no other tests. With an entry point,
+    or an import from `solution`, everything else that the tests use has to stand in the tests or in `setup`: what the
+    candidate defines under such a name would decide about itself.
 
     Args:
         setup: Python that runs before the tests, in their process. What it defines, they use. Its own version of the
             entry point is left out.
     """
-    steps: list[tuple[str, str]] = []
     trees = [_tree(block, "the tests") for block in _blocks(text)]
-    for nodes in trees:
-        steps += [(ast.unparse(node), _kind(node)) for node in nodes]
-        functions = {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
-        if entry_point and "check" in functions:
-            steps.append(("check(candidate)", "test"))
-        for name, given in functions.items():
-            if name.startswith("test_") and len(given.args) == len(given.defaults):
-                steps.append((f"{name}()", "test"))
-            elif name.startswith("test_") and not any(isinstance(node, ast.Assert) for node in nodes):
-                raise UnreadableTests(f"{name} takes arguments, which only pytest would give")
-    if all(kind != "test" for _, kind in steps):
-        raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     prepared = [
         node for node in _tree(setup, "the setup") if not entry_point or getattr(node, "name", "") != entry_point
     ]
+    asserting = _asserting([node for nodes in (*trees, prepared) for node in nodes])
+    steps = _steps(trees, asserting, entry_point)
+    if all(kind != "test" for _, kind in steps):
+        trees = [[inner for node in nodes for inner in _opened(node)] for nodes in trees]
+        steps = _steps(trees, asserting, entry_point)
+    if all(kind != "test" for _, kind in steps):
+        raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     kind = "prepare" if _unbound(prepared) else "setup"
     steps = [(ast.unparse(node), kind) for node in prepared] + steps
     return Suite(tuple(steps), *_used([node for nodes in (*trees, prepared) for node in nodes], entry_point))
+
+
+def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | None) -> list[tuple[str, str]]:
+    """The statements of the tests with their kinds, and behind each text the calls of the tests that it defines."""
+    steps: list[tuple[str, str]] = []
+    for nodes in trees:
+        steps += [(ast.unparse(node), _kind(node, asserting)) for node in nodes]
+        functions = _functions(nodes)
+        if entry_point and "check" in functions:
+            steps.append(("check(candidate)", "test"))
+        has_asserts = any(isinstance(node, ast.Assert) for node in nodes)
+        steps += [(_calling_test(node, ""), "test") for node in functions.values() if _is_test(node, has_asserts)]
+        known: dict[str, dict[str, _Function]] = {"TestCase": {}, "IsolatedAsyncioTestCase": {}}
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                bases = [known[name] for base in node.bases if (name := _last_name(base)) in known]
+                methods = {name: method for own in (*bases, _functions(node.body)) for name, method in own.items()}
+                if bases:
+                    known[node.name] = methods
+                    steps += [(f"{node.name}.setUpClass()", "prepare")] * ("setUpClass" in methods)
+                    tests = [name for name in methods if name.startswith("test")]
+                    steps += [(f"{node.name}({name!r}).debug()", "test") for name in tests]
+                elif node.name.startswith("Test"):
+                    before = f"_one = {node.name}()\n"
+                    if given := methods.get("setup_method"):
+                        before += f"_one.setup_method({'None' if len(given.args.args) > 1 else ''})\n"
+                    tests_of = [method for method in methods.values() if _is_test(method, False, 1)]
+                    steps += [(before + _calling_test(method, "_one."), "test") for method in tests_of]
+    return steps
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(nodes: list[ast.stmt]) -> dict[str, _Function]:
+    return {node.name: node for node in nodes if isinstance(node, _Function)}
+
+
+def _is_test(node: _Function, has_others: bool, bound: int = 0) -> bool:
+    """True for a function `test_...` without arguments; UnreadableTests for one with them where no others are."""
+    missing = len(node.args.args) - len(node.args.defaults) > bound
+    if node.name.startswith("test_") and missing and not has_others:
+        raise UnreadableTests(f"{node.name} takes arguments, which only pytest would give")
+    return node.name.startswith("test_") and not missing
+
+
+def _calling_test(node: _Function, owner: str) -> str:
+    call = f"{owner}{node.name}()"
+    return f"__import__('asyncio').run({call})" if isinstance(node, ast.AsyncFunctionDef) else call
+
+
+def _opened(node: ast.stmt) -> list[ast.stmt]:
+    """The statement, or those behind `if __name__ == "__main__"`."""
+    is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+    return node.body if isinstance(node, ast.If) and is_main else [node]
+
+
+def _asserting(nodes: list[ast.stmt]) -> set[str]:
+    """The names of the functions that assert something, themselves or by another of them."""
+    defined = [inner for outer in nodes for inner in ast.walk(outer) if isinstance(inner, _Function)]
+    found: set[str] = set()
+    while more := {node.name for node in defined if node.name not in found and _asserts(node, found)}:
+        found |= more
+    return found
+
+
+def _asserts(node: ast.AST, asserting: set[str]) -> bool:
+    for inner in ast.walk(node):
+        name = _last_name(inner.func) if isinstance(inner, ast.Call) else ""
+        raised = ast.unparse(inner) if isinstance(inner, ast.Raise) else ""
+        named = name in asserting or name == "raises" or name.startswith("assert")
+        if isinstance(inner, ast.Assert) or named or "AssertionError" in raised:
+            return True
+    return False
+
+
+def _last_name(node: ast.expr) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -309,11 +383,12 @@ def _tree(source: str, owner: str) -> list[ast.stmt]:
         raise UnreadableTests(f"{owner} do not parse: {error}".replace("setup do", "setup does")) from error
 
 
-def _kind(node: ast.stmt) -> str:
-    if isinstance(node, ast.Assert):
-        return "test"
-    is_import = isinstance(node, ast.Import | ast.ImportFrom) and "solution" not in ast.unparse(node).split()
-    return "import" if is_import else "prepare"
+def _kind(node: ast.stmt, asserting: set[str]) -> str:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return "prepare" if "solution" in ast.unparse(node).split() else "import"
+    defines = isinstance(node, _Function | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.AugAssign)
+    behind_main = _opened(node) != [node]
+    return "prepare" if defines or behind_main or not _asserts(node, asserting) else "test"
 
 
 def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:

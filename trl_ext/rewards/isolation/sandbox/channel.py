@@ -3,7 +3,11 @@
 The side with the tests calls the candidate's functions here. Plain data goes by value, as JSON, and arrives as the
 receiver's own exact types, whatever class it had at the sender: an object with an `__eq__` of its own cannot cross, so
 it takes no part in a comparison with an expected value. JSON's own values stand for themselves; anything else is a
-list of a tag and its content. Other objects stay where they are and are spoken to through a `RemoteObject`.
+list of a tag and its content. Other objects stay where they are and are spoken to through a `RemoteObject`; a text or
+number of a class of its own, such as a member of an IntEnum, is a value here that has its other attributes there.
+
+A list, dict or set that is an attribute or item of the candidate's object is kept alike on both sides: with each
+message travel the contents of those that changed.
 
 The side with the tests answers calls of functions that it passed as arguments, and nothing else: an attribute of one
 of its functions would lead to the expected values.
@@ -15,13 +19,28 @@ import operator
 import os
 import struct
 import sys
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
+from itertools import chain
+from types import CoroutineType
 from typing import Any, NoReturn
 
 LONGEST_MESSAGE = 4 * 2**20  # bytes
+_MOST_SHARED = 4096  # characters of JSON in all containers that are kept alike, as each message compares them
+
+
+@lru_cache(maxsize=1)
+def _runner() -> Any:
+    """The loop in which all coroutines of a candidate run: what they wait for belongs to one."""
+    import asyncio  # Only where it is used, as it takes long.
+
+    return asyncio.Runner()
+
 
 # What may be asked about an object, by name. No operation takes an expected value to compare with.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -30,11 +49,17 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "set_attribute": setattr,
     "item": operator.getitem,
     "set_item": operator.setitem,
+    "delete_item": operator.delitem,
     "length": len,
     "iterate": iter,
     "next": next,
     "truth": bool,
     "text": str,
+    "represent": repr,
+    "instance": lambda kind, thing: isinstance(thing, kind),
+    "await": lambda coroutine: _runner().run(coroutine),
+    "enter": lambda thing: type(thing).__enter__(thing),
+    "leave": lambda thing: type(thing).__exit__(thing, None, None, None),
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -50,10 +75,23 @@ _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "dict", defaultdict: "d
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _BUILD_MANY: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
 _AS_TEXT: dict[type, str] = {Fraction: "fraction", Decimal: "decimal"}
+_AS_TEXT |= {date: "date", datetime: "datetime", time: "time"}  # A time zone arrives as its offset.
+# Classes that others derive from to name or extend a value, and what gives that value itself.
+_BARE: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+# A class that has one of these itself makes more than a value.
+_OWN = frozenset("__eq__ __lt__ __le__ __add__ __sub__ __mul__ __len__ __iter__ __getitem__".split())
+_CHANGEABLE = (list, dict, set, bytearray, deque, OrderedDict, defaultdict, Counter)
+_TYPES = {name: thing for name, thing in vars(builtins).items() if isinstance(thing, type)}
 _BUILD: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "fraction": Fraction,
     "decimal": Decimal,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda parts: timedelta(*parts),
+    "typed": lambda parts: array(*parts),
+    "type": lambda name: _TYPES[name],
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "complex": lambda parts: complex(*parts),
@@ -82,6 +120,8 @@ class Channel:
         self.incoming, self.outgoing = incoming, outgoing
         self.allowed, self.names = allowed, names
         self.held: list[Any] = []
+        self.handles: dict[int, int] = {}  # of what is held, by its address
+        self.shared: dict[int, tuple[Any, Any, int]] = {}  # handle: container, as both sides have it, its length
         self.lost = False  # Stays true also where a bare `except:` swallows ChannelLost.
 
     def ask(self, operation: str, subject: Any, *arguments: Any, **named: Any) -> Any:
@@ -90,9 +130,10 @@ class Channel:
         Lists, dicts and sets among the arguments afterwards hold what the other side made of them.
         """
         request = {"do": operation, "on": subject, "with": self._pack(arguments), "named": self._pack(named)}
-        self._send(request)
+        self._send(request | {"changed": self._changes()})
         while True:
             message = self._receive() or self._lose("the code under test has ended")
+            self._take(message.get("changed"))
             if "do" in message:
                 self._send(self._answer(message))
             elif "raised" in message:
@@ -112,20 +153,30 @@ class Channel:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            operation, subject = request["do"], request["on"]
-            if operation == "name":
-                if subject not in self.names:
-                    raise AttributeError(subject)
-                return {"value": self._pack(self.names[subject])}
-            if operation not in self.allowed:
-                raise ValueError(f"{operation!r} is not answered here")
-            arguments, named = self._unpack(request["with"]), self._unpack(request["named"])
-            before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
-            value = _OPERATIONS[operation](self._find(subject), *arguments, **named)
-            after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
-            return {"value": self._pack(value), "after": after if after != before else None}
+            self._take(request.get("changed"))
+            answer = self._outcome(request)
         except Exception as error:  # Whatever the code raises is an answer, as a value is.
-            return {"raised": [type(error).__name__, printable(error)]}
+            answer = {"raised": [type(error).__name__, printable(error)]}
+        return answer | {"changed": self._changes()}
+
+    def _outcome(self, request: dict[str, Any]) -> dict[str, Any]:
+        operation, subject = request["do"], request["on"]
+        if operation == "name":
+            if subject not in self.names:
+                raise AttributeError(subject)
+            return {"value": self._pack(self.names[subject])}
+        if operation not in self.allowed:
+            raise ValueError(f"{operation!r} is not answered here")
+        arguments, named = self._unpack(request["with"]), self._unpack(request["named"])
+        before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+        value = _OPERATIONS[operation](self._find(subject), *arguments, **named)
+        after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+        packed = self._pack(value)
+        if operation in ("attribute", "item") and _changeable(value):
+            tagged = self._export(value)
+            packed = ["shared", [tagged, packed]]
+            self._share(tagged[1], value)
+        return {"value": packed, "after": after if after != before else None}
 
     def _find(self, handle: Any) -> Any:
         if not isinstance(handle, int) or not 0 <= handle < len(self.held):
@@ -134,36 +185,62 @@ class Channel:
 
     def _update(self, arguments: tuple[Any, ...], after: Any) -> None:
         for argument, packed in zip(arguments, after or (), strict=False):
-            if packed is None or not _changeable(argument):
-                continue
-            value = self._unpack(packed)
-            if type(value) is not type(argument):
-                continue
-            if isinstance(argument, list):
-                argument[:] = value
-            else:
-                argument.clear()
-                argument.update(value)
+            if packed is not None and _changeable(argument):
+                _replace(argument, self._unpack(packed))
+
+    def _share(self, handle: int, container: Any) -> None:
+        """Keep a container alike from now on, the oldest ones no longer where they are too much to compare."""
+        self.shared.pop(handle, None)
+        packed = self._pack(container)
+        self.shared[handle] = container, packed, len(json.dumps(packed))
+        while sum(length for _, _, length in self.shared.values()) > _MOST_SHARED:
+            del self.shared[next(iter(self.shared))]
+
+    def _changes(self) -> list[Any]:
+        """Handles and contents of the containers that have changed here since both sides had them alike."""
+        changed = [(handle, one) for handle, (one, known, _) in self.shared.items() if self._pack(one) != known]
+        for handle, container in changed:
+            self._share(handle, container)
+        return [[handle, self._pack(container)] for handle, container in changed]
+
+    def _take(self, changes: Any) -> None:
+        """Give containers the contents that they have on the other side."""
+        for handle, packed in changes or ():
+            if handle in self.shared:
+                container = self.shared[handle][0]
+                _replace(container, self._unpack(packed))
+                self._share(handle, container)
 
     def _pack(self, value: Any) -> Any:
-        def handle_of(thing: Any) -> list[Any]:
-            if isinstance(thing, RemoteObject) and thing._channel is self:
-                return ["yours", thing._handle]
-            self.held.append(thing)
-            return ["mine", len(self.held) - 1]
+        return encode(value, self._export)
 
-        return encode(value, handle_of)
+    def _export(self, thing: Any) -> list[Any]:
+        if isinstance(thing, _Remote) and thing._channel is self:
+            return ["yours", thing._handle]
+        if id(thing) not in self.handles:
+            self.handles[id(thing)] = len(self.held)
+            self.held.append(thing)
+        return ["mine", self.handles[id(thing)]]
 
     def _unpack(self, data: Any) -> Any:
-        def thing_of(tagged: list[Any]) -> Any:
-            owner, handle = tagged
-            if owner == "yours":
-                return self._find(handle)
-            if owner != "mine" or not isinstance(handle, int):
-                raise ValueError(f"{owner!r} is no tag of a value")
-            return RemoteObject(self, handle)
+        return decode(data, self._bring)
 
-        return decode(data, thing_of)
+    def _bring(self, tagged: list[Any]) -> Any:
+        owner, content = tagged
+        if owner == "yours":
+            return self._find(content)
+        if owner == "shared":
+            (_, handle), packed = content
+            container = self._unpack(packed)
+            if handle in self.shared:
+                container = _replace(self.shared[handle][0], container)
+            if not _changeable(container):
+                raise ValueError("a value that nothing changes is not shared")
+            self._share(handle, container)
+            return container
+        if owner != "mine" or not isinstance(content, int):
+            raise ValueError(f"{owner!r} is no tag of a value")
+        return RemoteObject(self, content)
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
@@ -224,7 +301,34 @@ def _asking_of_two(operation: str) -> Callable[..., Any]:
     return method
 
 
-class RemoteObject:
+class _Remote:
+    """What the other side holds."""
+
+    _channel: Channel
+    _handle: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in ("__name__", "__doc__"):
+            raise AttributeError(name)
+        return self._channel.ask("attribute", self._handle, name)
+
+
+class _RemoteText(_Remote, str):
+    """A text of a class of the other side."""
+
+
+class _RemoteWhole(_Remote, int):
+    """A whole number of a class of the other side."""
+
+
+class _RemoteReal(_Remote, float):
+    """A float of a class of the other side."""
+
+
+_VALUES: dict[type, Any] = {str: _RemoteText, int: _RemoteWhole, float: _RemoteReal}
+
+
+class RemoteObject(_Remote):
     """An object of the other side.
 
     It compares with objects of the other side only: compared with data of this side it is different, whatever its own
@@ -233,11 +337,6 @@ class RemoteObject:
 
     def __init__(self, channel: Channel, handle: int) -> None:
         self.__dict__.update(_channel=channel, _handle=handle)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__") and name not in ("__name__", "__doc__"):
-            raise AttributeError(name)
-        return self._channel.ask("attribute", self._handle, name)
 
     def __len__(self) -> int:
         return int(self._channel.ask("length", self._handle))
@@ -248,11 +347,24 @@ class RemoteObject:
     def __str__(self) -> str:
         return str(self._channel.ask("text", self._handle))
 
+    def __repr__(self) -> str:
+        return str(self._channel.ask("represent", self._handle))
+
     def __hash__(self) -> int:
         return hash(self._handle)
 
+    def __instancecheck__(self, thing: Any) -> bool:
+        return isinstance(thing, _Remote) and self._channel.ask("instance", self._handle, thing) is True
+
+    def __enter__(self) -> Any:
+        return self._channel.ask("enter", self._handle)
+
+    def __exit__(self, *_: Any) -> None:
+        self._channel.ask("leave", self._handle)  # What the tests raise is not its to swallow.
+
     __call__, __iter__, __next__ = _asking("call"), _asking("iterate"), _asking("next")
-    __getitem__, __setitem__, __setattr__ = _asking("item"), _asking("set_item"), _asking("set_attribute")
+    __getitem__, __setitem__, __delitem__ = _asking("item"), _asking("set_item"), _asking("delete_item")
+    __setattr__ = _asking("set_attribute")
     __eq__, __lt__, __le__ = _asking_of_two("equal"), _asking_of_two("less"), _asking_of_two("less_equal")
     __add__, __sub__, __mul__ = _asking_of_two("add"), _asking_of_two("subtract"), _asking_of_two("multiply")
 
@@ -277,7 +389,19 @@ def printable(error: BaseException) -> str:
 
 
 def _changeable(value: Any) -> bool:
-    return type(value) in (list, dict, set)
+    return type(value) in _CHANGEABLE
+
+
+def _replace(container: Any, value: Any) -> Any:
+    """Give a container the contents of another of its kind; it is returned."""
+    if isinstance(container, type(value)):
+        container.clear()
+        (container.update if hasattr(container, "update") else container.extend)(value)
+    return container
+
+
+async def _awaited(thing: Any) -> Any:
+    return thing._channel.ask("await", thing._handle)
 
 
 def encode(value: Any, export: Callable[[Any], Any]) -> Any:
@@ -285,6 +409,8 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
+    if isinstance(value, _Remote):
+        return export(value)
     if kind is int:
         return value if -_MOST_EXACT < value < _MOST_EXACT else ["int", hex(value)]
     if kind in _MAPPINGS:
@@ -301,6 +427,17 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), export)
         return ["array", [value.dtype.str, plain]] if kind.__name__ == "ndarray" else plain
+    if kind is timedelta:
+        return ["timedelta", [value.days, value.seconds, value.microseconds]]
+    if kind is array:
+        return ["typed", [value.typecode, value.tolist()]]
+    if kind is type and value in _TYPES.values():
+        return ["type", value.__name__]
+    if kind is CoroutineType:
+        return ["coroutine", export(value)]
+    for base, bare in _BARE.items():
+        if isinstance(value, base) and not _OWN & {*chain(*map(vars, kind.__mro__[: kind.__mro__.index(base)]))}:
+            return ["value", [export(value), encode(bare(value), export)]]
     if kind is range:
         return ["range", [hex(bound) for bound in (value.start, value.stop, value.step)]]
     return export(value)
@@ -325,4 +462,11 @@ def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
         return _BUILD_MANY[tag](decode(item, bring) for item in content)
     if tag in _BUILD:
         return _BUILD[tag](content)
+    if tag == "coroutine":
+        return _awaited(bring(content))
+    if tag == "value":
+        thing, bare = bring(content[0]), decode(content[1], bring)
+        value = _VALUES[type(bare)](bare)
+        value.__dict__.update(_channel=thing._channel, _handle=thing._handle)
+        return value
     return bring(data)

@@ -100,6 +100,14 @@ EVERYWHERE = {
         "import json, os, struct\ndata = json.dumps({'value': True}).encode()\n"
         "for _ in range(50): os.write(3, struct.pack('<I', len(data)) + data)\ndef f(x):\n    return True"
     ),
+    "contents that nobody asked for": (
+        "import json, os, struct\nd = {'value': ['shared', [['mine', 0], ['list', [1, 2]]]], 'changed': []}\n"
+        "d['changed'] = [[n, ['list', []]] for n in range(9)]\ndata = json.dumps(d).encode()\n"
+        "for _ in range(50): os.write(3, struct.pack('<I', len(data)) + data)\ndef f(x):\n    return True"
+    ),
+    "a text of its own class": "class E(str):\n    __str__ = __repr__ = lambda s: 'x'\ndef f(x):\n    return E()",
+    "a number of its own class": "class E(int):\n    __hash__ = __index__ = lambda s: 0\ndef f(x):\n    return E(7)",
+    "a coroutine": "async def f(x):\n    return x",
     "a message that never ends": "import os, struct\nos.write(3, struct.pack('<I', 2**22) + b'[' * 1000)",
     "a nested message": "import os, struct\nd = b'[' * 10**5\nos.write(3, struct.pack('<I', len(d)) + d)",
     "asks the tests back": (

@@ -114,6 +114,109 @@ def test_a_right_function_passes(code, tests):
     assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
 
 
+# Code, and asserts that hold in Python: values of many types, containers that the tests change, coroutines.
+DAY = "datetime(2024, 1, 2, 3, tzinfo=timezone.utc)"
+CLASS_V = "class V:\n  def __init__(s): s.d, s.l = {}, []\n  def n(s): return s.d\n  def add(s): s.l.append(s)"
+QUEUE = "import asyncio\nq = asyncio.Queue()\nasync def f(x):\n  await q.put(x)\n  return await q.get()"
+VALUES = [
+    (f"from datetime import *\ndef f(): return {DAY}", f"from datetime import *\nassert f() == {DAY}"),
+    ("from datetime import *\ndef f(): return date.max, time(1)", "from datetime import *\nassert f()[0] == date.max"),
+    ("import datetime as t\ndef f(): return t.timedelta(-1, 5)", "import datetime\nassert f().seconds == 5"),
+    ("from array import *\ndef f(): return array('d', [1])", "from array import *\nassert f() == array('d', [1])"),
+    (
+        "class S(str):\n  def loud(s): return s + '!'\ndef f(): return S('a')",
+        "assert f() == 'a' and f().loud() == 'a!'",
+    ),
+    ("from enum import *\nclass E(IntEnum): A = 1\ndef f(): return E.A", "assert f() == 1 and {f(): 2}[1] == 2"),
+    ("from enum import *\nclass E(StrEnum): A = 'a'\ndef f(): return E.A", "assert f() == 'a' and f().name == 'A'"),
+    ("from enum import *\nclass E(IntEnum): A = 1\ndef f(e): return e is E.A", "assert f(E.A) and not f(1)"),
+    ("def f(x): return {'a': x, 'b': int}", "assert f(str) == {'a': str, 'b': int}"),
+    (CLASS_V, "v = V()\nv.d['a'] = 1\nassert v.n() == {'a': 1}"),
+    (
+        CLASS_V,
+        "v = V()\nseen = v.l\nv.add()\nassert seen == [v]\nseen.append(1)\nassert len(v.l) == 2 and v.l is seen",
+    ),
+    ("class V:\n  l = []\n  def __getitem__(s, i): return s.l", "v = V()\nv[1].append(1)\nassert V.l == [1] == v[2]"),
+    ("class V:\n  def __repr__(s): return 'V!'", "assert repr(V()) == 'V!' and f'{V()!r}' == 'V!'"),
+    ("class V(dict): pass", "v = V(a=1)\ndel v['a']\nassert len(v) == 0"),
+    ("class V: pass", "assert isinstance(V(), V) and not isinstance(1, V)"),
+    (QUEUE, "import asyncio\nassert asyncio.run(f(3)) == 3\nasync def test_f():\n  assert await f(4) == 4"),
+    ("class V:\n  def __enter__(s): return 5\n  def __exit__(s, *a): return True", "with V() as x:\n  assert x == 5"),
+]
+
+
+@pytest.mark.parametrize(("code", "tests"), VALUES)
+def test_what_holds_in_python_holds_between_two_processes(code, tests):
+    verdict = asserted(code, tests)
+    assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
+
+
+OWN = [
+    (
+        "class S(str):\n  def __eq__(s, o): return True\n  __hash__ = str.__hash__\ndef f(): return S()",
+        "assert f() == 'b'",
+    ),
+    ("class W(int):\n  def __lt__(s, o): return True\ndef f(): return W(3)", "assert f() < 2"),
+    ("class V:\n  def __enter__(s): return 4\n  def __exit__(s, *a): return True", "with V() as x:\n  assert x == 5"),
+    ("async def f(): return 3", "assert f() == 3"),
+]
+
+
+@pytest.mark.parametrize(("code", "tests"), OWN)
+def test_an_own_comparison_or_exit_of_the_code_decides_nothing(code, tests):
+    verdict = asserted(code, tests)
+    assert (verdict.value, verdict.status) == (0.0, "ok"), verdict
+
+
+# As the data sets write them: MBPP+ and others in a loop, BigCodeBench and ClassEval as TestCases, pytest as a class.
+LOOP = """
+def assertion(out, exp, atol):
+    assert out == exp if atol == 0 else abs(out - exp) < atol
+inputs, results = [[2], [3]], [4, 9]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(sq(*inp), exp, 0)
+"""
+UNITTEST = """
+import unittest
+class Base(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.wanted = 4
+    def setUp(self): self.given = 2
+    def test_two(self): self.assertEqual(sq(self.given), self.wanted)
+class TestCases(Base):
+    def test_three(self):
+        for given, wanted in ((3, 9), (-3, 9)):
+            with self.subTest(given): self.assertAlmostEqual(sq(given), wanted)
+    def test_text(self):
+        with self.assertRaises(TypeError): sq("a")
+if __name__ == "__main__":
+    unittest.main()
+"""
+CLASS = """
+class TestSq:
+    def setup_method(self, method): self.given = 2
+    def test_two(self): assert sq(self.given) == 4
+    async def test_three(self): assert sq(3) == 9
+"""
+TRIES = "try:\n    sq('a')\n    assert False\nexcept TypeError:\n    pass\nwith open(0): assert sq(3) == 9"
+MAIN = "if __name__ == '__main__':\n  assert sq(3) == 9"
+FRAMES = {"loop": LOOP, "unittest": UNITTEST, "class": CLASS, "try": TRIES, "main": MAIN}
+
+
+def test_asserts_count_in_loops_and_classes(subtests):
+    for name, tests in FRAMES.items():
+        for code, value in (("return x * x", 1.0), ("return 4", 0.0), ("raise AssertionError", 0.0)):
+            with subtests.test(name, code=code):
+                verdict = judged(f"def sq(x):\n    {code}", tests, mode="asserts")
+                assert (verdict.value, verdict.status) == (value, "ok"), verdict
+
+
+def test_what_fails_behind_the_last_assert_earns_nothing():
+    tests = ["assert f(1) == 1", "f(2)"]
+    assert asserted("def f(x):\n    return x", *tests).value == 1.0
+    assert asserted("def f(x):\n    return 1 // (x - 2) + 2", *tests).value == 0.0
+
+
 SOLUTION = "class Solution:\n    def top(self, nums: List[int], k: int) -> List[int]:\n        return {}"
 FUNCTIONAL = [
     {"input": "[3, 1, 2]\n2", "output": "[1, 2]", "testtype": "functional"},

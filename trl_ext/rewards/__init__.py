@@ -15,6 +15,7 @@ from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.instructions import Instructions
+from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge
 from trl_ext.rewards.rules.keywords import Keywords
@@ -34,7 +35,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 
 __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",
-    "Grammar", "Instructions", "JsonSchema", "Judge", "Keywords", "Language", "LanguageTool", "Length", "Limits",
-    "Math", "Part", "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn", "RuleSet",
-    "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs", "redteam", "test",
+    "Grammar", "Instructions", "JsonMatch", "JsonSchema", "Judge", "Keywords", "Language", "LanguageTool", "Length",
+    "Limits", "Math", "Part", "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn",
+    "RuleSet", "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs", "redteam", "test",
 ]  # fmt: skip

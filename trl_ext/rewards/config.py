@@ -34,6 +34,7 @@ from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.instructions import Instructions
+from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge
 from trl_ext.rewards.rules.keywords import Keywords
@@ -48,8 +49,8 @@ from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Call, Code, Compare, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, LanguageTool, Length,
-    Math, Pattern, Relevance, Remote, Repetition, Rubric, Tags,
+    Answer, Call, Code, Compare, Grammar, Instructions, JsonMatch, JsonSchema, Judge, Keywords, Language, LanguageTool,
+    Length, Math, Pattern, Relevance, Remote, Repetition, Rubric, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 

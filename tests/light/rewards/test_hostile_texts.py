@@ -199,6 +199,7 @@ MADE: dict[str, tuple[list[dict], dict]] = {
             ]
         },
     ),
+    "json_match": ([{}, {"paths": ["[0]", "a.b"], "ordered": False}], {"answer": ['{"a": [1, "b"]}', "3"]}),
     "json_schema": ([{}, {"where": "last_block"}], {"schema": ['{"type": "object", "required": ["answer"]}']}),
     "judge": ([{"model": "m"}], {}),
     "keywords": (

@@ -8,7 +8,6 @@ from functools import lru_cache
 _END = re.compile(
     r"(?<![.!?\u203d])[.!?\u203d]++[\"')\]*_\u201d\u2019\u00bb]*+(?=\s|\Z)|[\u3002\uff01\uff1f\u0964\u06d4]++"
 )
-_WORD = re.compile(r"\w++(?>(?:['\u2019./:@-]\w++)*)")
 _OPENERS = " \t\n\"'(*_\u201c\u2018"
 # A full stop behind one of these, or behind a lone letter, ends no sentence.
 _ABBREVIATIONS = frozenset(
@@ -52,16 +51,6 @@ def _goes_on(text: str, stop: int, end: int, capitals: bool) -> bool:
         return True
     line = before.rpartition("\n")[2] if "\n" in before or stop <= 20 else "-"
     return line.strip(" \t*_#-").isdigit()
-
-
-def word_tokens(text: str) -> list[str]:
-    """Split a text into words, which may hold `'`, `-`, `.`; other marks are left out.
-
-    Example:
-        >>> word_tokens("Don't well-known (3.5)!")
-        ["Don't", 'well-known', '3.5']
-    """
-    return _WORD.findall(text)
 
 
 def stripped_words(text: str) -> list[str]:

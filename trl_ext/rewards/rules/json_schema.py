@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from trl_ext.rewards.text.visible import after_think
 
 MAX_CHARS = 200_000  # of JSON text; longer ones are `too_long`
 MAX_DEPTH = 64  # levels of lists and objects; deeper ones are `too_complex`
+WHERE = ("all", "last_block", "either")
 _MAX_PATTERN_BYTES = 1_000_000  # of a compiled pattern, which bounds the work per character of the completion
 
 # Errors multiply with every level below `oneOf`, so only small values get a sentence about the first one.
@@ -40,7 +42,8 @@ class JsonSchema(Rule):
         schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills
             mappings of different shape with nulls); or one schema for all rows, as a mapping.
         schema_file: Path of a JSON file with one schema for all rows; `schema` is then not read.
-        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`.
+        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" such a
+            block where there is one.
         partial: Value of JSON that does not fit, from 0 to below 1.
         formats: True tests `format` (date, email, ...), which JSON Schema 2019-09 and later leave untested.
 
@@ -61,7 +64,7 @@ class JsonSchema(Rule):
     formats: bool = False
 
     def check(self) -> None:
-        check_choice(self, "where", self.where, ("all", "last_block"))
+        check_choice(self, "where", self.where, WHERE)
         check_flag(self, "formats", self.formats)
         check_number(self, "partial", self.partial, "a number from 0 to below 1", lambda value: 0 <= value < 1)
         if not isinstance(self.schema, Mapping) and not (isinstance(self.schema, str) and self.schema):
@@ -88,22 +91,13 @@ class JsonSchema(Rule):
             validator = compiled(self._schema_text(row.columns), self.formats)
         except (TypeError, ValueError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.schema}': {first_line(error)}")
-        text = after_think(row.text)
-        found = last_block(text) if self.where == "last_block" else text.strip()
-        if not found:
-            return Verdict(self.floor, "no_answer", "no closed ```json block" if text.strip() else "empty")
-        if len(found) > MAX_CHARS:
-            return Verdict(self.floor, "too_long", f"{len(found)} of at most {MAX_CHARS} characters")
-        depth = nesting(found)
-        if depth > MAX_DEPTH:
-            return Verdict(self.floor, "too_complex", f"more than {MAX_DEPTH} levels")
-        try:
-            value = strict_json(found)
-        except ValueError as error:
-            return Verdict(self.floor, "ok", f"not JSON: {first_line(error)}")
+        read = read_json(self, row, self.where)
+        if isinstance(read, Verdict):
+            return read
+        found, value = read
         if validator.is_valid(value):
             return Verdict(1.0, "ok", "fits")
-        small = depth <= _EXPLAINED_DEPTH and len(found) <= _EXPLAINED_CHARS
+        small = len(found) <= _EXPLAINED_CHARS and nesting(found) <= _EXPLAINED_DEPTH
         first = next(iter(validator.iter_errors(value)), None) if small else None
         if first is None:
             return Verdict(float(self.partial), "ok", "does not fit")
@@ -119,13 +113,12 @@ class JsonSchema(Rule):
         return schema if isinstance(schema, str) else json.dumps(schema)
 
 
-def library() -> Any:
-    """Return the module `jsonschema_rs`, or raise SupportError."""
+def library(name: str = "jsonschema_rs") -> Any:
+    """Return a module of the extra `json`, or raise SupportError."""
     try:
-        import jsonschema_rs
+        return import_module(name)
     except ImportError as error:
-        raise SupportError("The rule json_schema needs jsonschema-rs. Run: pip install 'trl_ext[json]'.") from error
-    return jsonschema_rs
+        raise SupportError(f"Rules for JSON need {name}. Run: pip install 'trl_ext[json]'.") from error
 
 
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their schema.
@@ -146,6 +139,23 @@ def compiled(schema: str, formats: bool) -> Any:
 def file_text(path: str) -> str:
     """Read a schema file, once per process."""
     return Path(path).read_text(encoding="utf-8")
+
+
+def read_json(rule: Rule, row: Row, where: str) -> tuple[str, Any] | Verdict:
+    """Return the completion's JSON as text and value, or the verdict on a completion without."""
+    text = after_think(row.text).strip()
+    found = "" if where == "all" else last_block(text)
+    found = text if where == "all" or (where == "either" and not found) else found
+    if not found:
+        return Verdict(rule.floor, "no_answer", "no closed ```json block" if text else "empty")
+    if len(found) > MAX_CHARS:
+        return Verdict(rule.floor, "too_long", f"{len(found)} of at most {MAX_CHARS} characters")
+    if nesting(found) > MAX_DEPTH:
+        return Verdict(rule.floor, "too_complex", f"more than {MAX_DEPTH} levels")
+    try:
+        return found, strict_json(found)
+    except ValueError as error:
+        return Verdict(rule.floor, "ok", f"not JSON: {first_line(error)}")
 
 
 def last_block(text: str) -> str:

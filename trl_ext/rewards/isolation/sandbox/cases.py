@@ -221,9 +221,9 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     Tests are the statements of the outermost level that assert something, also by a function of the tests, functions
     `test_...` without arguments (pytest), and such methods of classes `Test...` and of unittest's TestCases. Where the
     text defines a function `check`, and an entry point is known, `check(candidate)` is one too. What stands behind
-    `if __name__ == "__main__"` is read where there are no other tests. With an entry point,
-    or an import from `solution`, everything else that the tests use has to stand in the tests or in `setup`: what the
-    candidate defines under such a name would decide about itself.
+    `if __name__ == "__main__"` is read where there are no other tests. With an entry point, or an import from
+    `solution`, all else that the tests use has to stand in the tests or in `setup`: what the candidate defines under
+    such a name would decide about itself.
 
     Args:
         setup: Python that runs before the tests, in their process. What it defines, they use. Its own version of the
@@ -251,26 +251,21 @@ def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | 
     for nodes in trees:
         steps += [(ast.unparse(node), _kind(node, asserting)) for node in nodes]
         functions = _functions(nodes)
-        if entry_point and "check" in functions:
-            steps.append(("check(candidate)", "test"))
-        has_asserts = any(isinstance(node, ast.Assert) for node in nodes)
-        steps += [(_calling_test(node, ""), "test") for node in functions.values() if _is_test(node, has_asserts)]
-        known: dict[str, dict[str, _Function]] = {"TestCase": {}, "IsolatedAsyncioTestCase": {}}
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                bases = [known[name] for base in node.bases if (name := _last_name(base)) in known]
-                methods = {name: method for own in (*bases, _functions(node.body)) for name, method in own.items()}
-                if bases:
-                    known[node.name] = methods
-                    steps += [(f"{node.name}.setUpClass()", "prepare")] * ("setUpClass" in methods)
-                    tests = [name for name in methods if name.startswith("test")]
-                    steps += [(f"{node.name}({name!r}).debug()", "test") for name in tests]
-                elif node.name.startswith("Test"):
-                    before = f"_one = {node.name}()\n"
-                    if given := methods.get("setup_method"):
-                        before += f"_one.setup_method({'None' if len(given.args.args) > 1 else ''})\n"
-                    tests_of = [method for method in methods.values() if _is_test(method, False, 1)]
-                    steps += [(before + _calling_test(method, "_one."), "test") for method in tests_of]
+        steps += [("check(candidate)", "test")] * bool(entry_point and "check" in functions)
+        has_others = any(isinstance(node, ast.Assert) for node in nodes)
+        steps += _calls(functions, "", 0, has_others)
+        cases: dict[str, dict[str, _Function]] = {"TestCase": {}, "IsolatedAsyncioTestCase": {}}
+        for node in (node for node in nodes if isinstance(node, ast.ClassDef)):
+            bases = [cases[name] for base in node.bases if (name := _last_name(base)) in cases]
+            methods = _functions(node.body)
+            if bases:
+                cases[node.name] = methods = {name: one for own in (*bases, methods) for name, one in own.items()}
+                steps += [(f"{node.name}.setUpClass()", "prepare")] * ("setUpClass" in methods)
+                steps += [(f"{node.name}({name!r}).debug()", "test") for name in methods if name.startswith("test")]
+            elif node.name.startswith("Test"):
+                given = len(methods["setup_method"].args.args) if "setup_method" in methods else 0
+                setup = f"_one.setup_method({'None' * (given > 1)})\n" * (given > 0)
+                steps += _calls(methods, f"_one = {node.name}()\n{setup}_one.", 1, False)
     return steps
 
 
@@ -281,23 +276,22 @@ def _functions(nodes: list[ast.stmt]) -> dict[str, _Function]:
     return {node.name: node for node in nodes if isinstance(node, _Function)}
 
 
-def _is_test(node: _Function, has_others: bool, bound: int = 0) -> bool:
-    """True for a function `test_...` without arguments; UnreadableTests for one with them where no others are."""
-    missing = len(node.args.args) - len(node.args.defaults) > bound
-    if node.name.startswith("test_") and missing and not has_others:
-        raise UnreadableTests(f"{node.name} takes arguments, which only pytest would give")
-    return node.name.startswith("test_") and not missing
-
-
-def _calling_test(node: _Function, owner: str) -> str:
-    call = f"{owner}{node.name}()"
-    return f"__import__('asyncio').run({call})" if isinstance(node, ast.AsyncFunctionDef) else call
+def _calls(functions: dict[str, _Function], before: str, bound: int, has_others: bool) -> list[tuple[str, str]]:
+    """Steps that call functions `test_...`; UnreadableTests for one with arguments where there are no other tests."""
+    steps = []
+    for node in (node for name, node in functions.items() if name.startswith("test_")):
+        if len(node.args.args) - len(node.args.defaults) <= bound:
+            run = "__import__('asyncio').run" * isinstance(node, ast.AsyncFunctionDef)
+            lines, _, owner = before.rpartition("\n")
+            steps.append((f"{lines}\n{run}({owner}{node.name}())", "test"))
+        elif not has_others:
+            raise UnreadableTests(f"{node.name} takes arguments, which only pytest would give")
+    return steps
 
 
 def _opened(node: ast.stmt) -> list[ast.stmt]:
     """The statement, or those behind `if __name__ == "__main__"`."""
-    is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-    return node.body if isinstance(node, ast.If) and is_main else [node]
+    return node.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) else [node]
 
 
 def _asserting(nodes: list[ast.stmt]) -> set[str]:
@@ -387,8 +381,7 @@ def _kind(node: ast.stmt, asserting: set[str]) -> str:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return "prepare" if "solution" in ast.unparse(node).split() else "import"
     defines = isinstance(node, _Function | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.AugAssign)
-    behind_main = _opened(node) != [node]
-    return "prepare" if defines or behind_main or not _asserts(node, asserting) else "test"
+    return "prepare" if defines or _opened(node) != [node] or not _asserts(node, asserting) else "test"
 
 
 def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:

@@ -189,10 +189,11 @@ class Channel:
                 _replace(argument, self._unpack(packed))
 
     def _share(self, handle: int, container: Any) -> None:
-        """Keep a container alike from now on, the oldest ones no longer where they are too much to compare."""
+        """Keep a container alike from now on, unless it is long; the oldest no longer where all together are."""
         self.shared.pop(handle, None)
         packed = self._pack(container)
-        self.shared[handle] = container, packed, len(json.dumps(packed))
+        if (length := len(json.dumps(packed))) <= _MOST_SHARED:
+            self.shared[handle] = container, packed, length
         while sum(length for _, _, length in self.shared.values()) > _MOST_SHARED:
             del self.shared[next(iter(self.shared))]
 
@@ -313,19 +314,8 @@ class _Remote:
         return self._channel.ask("attribute", self._handle, name)
 
 
-class _RemoteText(_Remote, str):
-    """A text of a class of the other side."""
-
-
-class _RemoteWhole(_Remote, int):
-    """A whole number of a class of the other side."""
-
-
-class _RemoteReal(_Remote, float):
-    """A float of a class of the other side."""
-
-
-_VALUES: dict[type, Any] = {str: _RemoteText, int: _RemoteWhole, float: _RemoteReal}
+# What stands for a text or number of a class of the other side.
+_VALUES: dict[type, Any] = {base: type(f"Remote_{base.__name__}", (_Remote, base), {}) for base in _BARE}
 
 
 class RemoteObject(_Remote):
@@ -444,7 +434,7 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
-    """The value that `encode` wrote, of exact built-in types; ValueError or TypeError for anything else.
+    """The value that `encode` wrote, of exact built-in types; Exception for anything else.
 
     `bring` makes the stand-in for a handle from its tag and content.
     """

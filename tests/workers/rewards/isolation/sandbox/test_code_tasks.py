@@ -136,6 +136,7 @@ VALUES = [
         CLASS_V,
         "v = V()\nseen = v.l\nv.add()\nassert seen == [v]\nseen.append(1)\nassert len(v.l) == 2 and v.l is seen",
     ),
+    (CLASS_V, "v = V()\nseen = v.l\nv.d['a'] = 1\nw = V()\nw.d['x'] = 'x' * 9999\nv.add()\nassert seen == [v]"),
     ("class V:\n  l = []\n  def __getitem__(s, i): return s.l", "v = V()\nv[1].append(1)\nassert V.l == [1] == v[2]"),
     ("class V:\n  def __repr__(s): return 'V!'", "assert repr(V()) == 'V!' and f'{V()!r}' == 'V!'"),
     ("class V(dict): pass", "v = V(a=1)\ndel v['a']\nassert len(v) == 0"),

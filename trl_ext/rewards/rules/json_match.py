@@ -1,0 +1,139 @@
+"""Judge whether the completion's JSON, or its tool calls, have the values of a gold."""
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, text_tuple
+from trl_ext.rewards.rules.json_schema import MAX_DEPTH, WHERE, compiled, library, nesting, read_json, strict_json
+
+
+@dataclass(frozen=True, slots=True)
+class JsonMatch(Rule):
+    """1.0 when the completion's JSON equals the gold, else 0.0; with `partial` the share of fields that do.
+
+    Args:
+        gold: Column with the gold, as JSON text (a mapping works too). Within it `{"$fits": schema}` stands for any
+            value that fits the JSON schema.
+        paths: JMESPath expressions: only what they find is compared, each as one field. Empty: all of it, each key of
+            an object as one field, and a key too many is a wrong one.
+        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" such a
+            block where there is one. "tool_calls" reads the calls in the completion's messages, as a list of
+            `{"name": ..., "arguments": ...}`.
+        tolerance: Error, absolute or relative, allowed to numbers.
+        ordered: False compares lists in any order.
+        partial: True gives the share of fields.
+
+    Example:
+        >>> JsonMatch().score(Row(None, '{"a": 1.0, "b": []}', None, {"answer": '{"b": [], "a": 1}'})).value
+        1.0
+    """
+
+    judges_correctness: ClassVar[bool] = True
+
+    gold: str = "answer"
+    paths: tuple[str, ...] = ()
+    where: str = "either"
+    tolerance: float = 0.0
+    ordered: bool = True
+    partial: bool = False
+
+    def check(self) -> None:
+        check_column(self, "gold", self.gold)
+        check_choice(self, "where", self.where, (*WHERE, "tool_calls"))
+        check_number(self, "tolerance", self.tolerance, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+        for key in ("ordered", "partial"):
+            check_flag(self, key, getattr(self, key))
+        object.__setattr__(self, "paths", text_tuple(self, "paths", self.paths))
+        try:
+            for path in self.paths:
+                library("jmespath").compile(path)
+        except ValueError as error:
+            raise RuleError(f"Rule '{self.name}': paths are no JMESPath: {error}. Correct them.") from error
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.gold,)
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        text = _text(columns[self.gold])
+        return None if "$fits" in text or self.where == "tool_calls" else text
+
+    def score(self, row: Row) -> Verdict:
+        try:
+            text = _text(row.columns[self.gold])
+            if nesting(text) > MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DEPTH} levels")
+            gold = json.loads(text, object_hook=_fitting)
+            gold = [_call(call) for call in gold] if self.where == "tool_calls" else gold
+            due = self._fields(gold, gold)
+            if self.paths and all(value is None for value in due.values()):
+                raise ValueError("the paths find nothing")
+            if self.where == "tool_calls" and any(call["name"] is None for call in gold):
+                raise ValueError("a call has no name")
+        except (TypeError, ValueError) as error:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {error}"[:300])
+        if self.where == "tool_calls":
+            turns = [turn for turn in row.messages if turn.get("role") == "assistant"]
+            value: Any = [_call(call) for turn in turns for call in turn.get("tool_calls") or ()]
+        elif isinstance(read := read_json(self, row, self.where), Verdict):
+            return read
+        else:
+            value = read[1]
+        try:
+            given = self._fields(value, gold)
+        except ValueError:  # A function of a path does not take what is there.
+            given = {}
+        names = due | given
+        wrong = [key for key in names if key not in given or key not in due or not self._same(given[key], due[key])]
+        share = 1.0 - len(wrong) / max(1, len(names))
+        return Verdict(share if self.partial else float(not wrong), "ok", f"wrong: {', '.join(wrong) or 'none'}"[:300])
+
+    def _fields(self, value: Any, gold: Any) -> dict[str, Any]:
+        """Return the fields of a value by their names, as the gold has them: by path, by key, or all in one."""
+        if self.paths:
+            return {path: library("jmespath").search(path, value) for path in self.paths}
+        if isinstance(gold, dict) and gold:
+            return value if isinstance(value, dict) else {}
+        return {"all": value}
+
+    def _same(self, given: Any, gold: Any) -> bool:
+        """True for equal values: 1 is 1.0 and not true, keys have no order, lists have one where it is asked for."""
+        if isinstance(gold, dict) and isinstance(given, dict):
+            return given.keys() == gold.keys() and all(self._same(given[key], gold[key]) for key in gold)
+        if isinstance(gold, list) and isinstance(given, list):
+            if self.ordered or len(given) != len(gold):
+                return len(given) == len(gold) and all(map(self._same, given, gold))
+            places = set(range(len(given)))
+            for due in gold:
+                places.discard(next((i for i in places if self._same(given[i], due)), -1))
+            return not places
+        if hasattr(gold, "is_valid"):
+            return bool(gold.is_valid(given))
+        if {type(given), type(gold)} <= {int, float} and self.tolerance and max(abs(given), abs(gold)) < 1e300:
+            return math.isclose(given, gold, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        return bool(given == gold) and isinstance(given, bool) == isinstance(gold, bool)
+
+
+def _fitting(value: dict[str, Any]) -> Any:
+    """Return the validator for `{"$fits": schema}`, and any other object as it is."""
+    return compiled(json.dumps(value["$fits"]), formats=False) if value.keys() == {"$fits"} else value
+
+
+def _text(cell: Any) -> str:
+    return cell if isinstance(cell, str) else json.dumps(cell)
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Return a tool call's name and arguments; they may come as JSON text, and stay text where it is none."""
+    call = call.get("function", call) if isinstance(call, dict) else {}
+    call = call if isinstance(call, dict) else {}
+    arguments = call.get("arguments")
+    with suppress(ValueError):
+        if isinstance(arguments, str) and nesting(arguments) <= MAX_DEPTH:
+            arguments = strict_json(arguments)
+    return {"name": call.get("name"), "arguments": arguments}

@@ -1,6 +1,7 @@
 """Test IFEval's 25 kinds of instructions: words, length, content, form, and the language of the response."""
 
 import re
+import string
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,6 @@ _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\]")
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
 # May stand around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
 _WRAPPING = ' \t\n"\u201c\u201d*_'
-_AROUND = " \t\n!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
 # Asterisks on both sides, and neither of the inner sides a space: "2 * 3 * 4" highlights nothing.
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]++(?<!\s)\1(?!\*)")
@@ -260,7 +260,8 @@ def choices(value: Any) -> tuple[str, ...]:
 @instruction("validate_choice", options=choices)
 def is_choice(response: str, options: tuple[str, ...]) -> bool:
     """True when the response is one of the options, in any case and with any marks around it: RLVR-IFeval's."""
-    return response.casefold().strip(_AROUND) in {option.casefold().strip(_AROUND) for option in options}
+    marks = string.whitespace + string.punctuation
+    return response.casefold().strip(marks) in {option.casefold().strip(marks) for option in options}
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from trl_ext.rewards.instruction_kinds.ifeval import BLANK_LINES, has_letter_often, lacks_words
 from trl_ext.rewards.instruction_kinds.spec import (
-    Instruction,
     count,
     divided,
     instruction,
@@ -25,7 +24,6 @@ from trl_ext.rewards.text.prose import normalized
 
 _BIGRAMS = re.compile(r"\s*+(?:<<[^\s<>]++[ \t]++[^\s<>]++>>\s*+)*+(?:<<[^\s<>]++>>)?+\s*+")
 _JOINT = re.compile(r"(?<=[.!?])-(?=\S)")
-_MIN_PALINDROME, _MIN_PHRASE = 3, 3  # letters; words
 
 
 def _folded(text: str) -> str:
@@ -44,7 +42,7 @@ def _often(response: str, keyword: str) -> int:
 def phrase(value: object) -> tuple[str, ...]:
     """Read a phrase that has a word between its first and its last, as words."""
     found = tuple(_words(text(value)))
-    if len(found) < _MIN_PHRASE:
+    if len(found) < 3:
         raise ValueError("a phrase of three words or more")
     return found
 
@@ -61,7 +59,7 @@ once_and_twice = instruction("count:count_increment_word", keyword1=text, keywor
 lacks_keyword = instruction("keywords:exclude_word_harder", keyword=text)(
     lambda response, keyword: lacks_words.follows(response, (keyword,))
 )
-letter_counting = Instruction("letters:letter_counting2", has_letter_often.follows, has_letter_often.arguments)
+letter_counting = instruction("letters:letter_counting2", **has_letter_often.arguments)(has_letter_often.follows)
 letters = instruction("letters:letter_counting", N=count, relation=relation)(
     lambda response, N, relation: relation(sum(map(str.isalpha, response)), N)
 )
@@ -89,17 +87,23 @@ last_of_sentences = instruction("last_word:last_word_sent", last_word=word)(
 last_of_all = instruction("last_word:last_word_answer", last_word=word)(
     lambda response, last_word: _words(response)[-1:] == [last_word.casefold()]
 )
+# In the order of the alphabet: "a big cat" breaks it twice, "a cat" does not.
+no_next_initials = instruction("keywords:no_adjacent_consecutive")(
+    lambda response: all(ord(two[0]) - ord(one[0]) != 1 for one, two in pairwise(_words(response)))
+)
+# Of three letters or more.
+palindrome = instruction("keywords:palindrome")(
+    lambda response: any(len(one) > 2 and one.isalpha() and one == one[::-1] for one in _words(response))
+)
 # Nothing but pairs of words in `<<` and `>>`, of which the last may be one word; punctuation is within, too.
 bigrams = instruction("detectable_format:bigram_wrapping")(lambda response: _BIGRAMS.fullmatch(response) is not None)
 brackets = instruction("detectable_format:square_brackets")(
     lambda response: all(len(part) > 2 and part[0] == "[" and part[-1] == "]" for part in response.split())
 )
-copying_simple, copying = (
-    instruction(name, prompt_to_repeat=raw_text)(
-        lambda response, prompt_to_repeat: _folded(response) == _folded(prompt_to_repeat)
-    )
-    for name in ("copy:copying_simple", "copy:copy")
+copying_simple = instruction("copy:copying_simple", prompt_to_repeat=raw_text)(
+    lambda response, prompt_to_repeat: _folded(response) == _folded(prompt_to_repeat)
 )
+copying = instruction("copy:copy", prompt_to_repeat=raw_text)(copying_simple.follows)
 copying_multiple = instruction("copy:copying_multiple", prompt_to_repeat=raw_text, N=positive)(
     lambda response, prompt_to_repeat, N: (
         [_folded(part) for part in divided(response, "******")] == [_folded(prompt_to_repeat)] * N
@@ -118,18 +122,6 @@ def has_keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
     """True when the m-th word of the n-th sentence is the keyword."""
     nth = sentences(response)[n - 1 : n]
     return bool(nth) and _words(nth[0])[m - 1 : m] == [keyword.casefold()]
-
-
-@instruction("keywords:no_adjacent_consecutive")
-def has_no_next_initials(response: str) -> bool:
-    """True when no word starts with the letter of the alphabet behind the one that starts the word before it."""
-    return all(ord(right[0]) - ord(left[0]) != 1 for left, right in pairwise(_words(response)))
-
-
-@instruction("keywords:palindrome")
-def has_palindrome(response: str) -> bool:
-    """True when a word of three letters or more reads the same backwards."""
-    return any(len(word) >= _MIN_PALINDROME and word.isalpha() and word == word[::-1] for word in _words(response))
 
 
 @instruction("keywords:start_end")

@@ -83,8 +83,7 @@ def text(value: Any) -> str:
 
 def raw_text(value: Any) -> str:
     """Read a string that is not blank, as it is: positions in it count."""
-    text(value)
-    return str(value)
+    return str(text(value) and value)
 
 
 def word(value: Any) -> str:

@@ -18,8 +18,7 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 
-_MODULES = (ifeval, iftrain)
-KNOWN = {one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)}
+KNOWN = {one.id: one for one in (vars(ifeval) | vars(iftrain)).values() if isinstance(one, Instruction)}
 
 _MAX_INSTRUCTIONS = 64  # in one row
 _MAX_LITERAL_CHARS = 100_000

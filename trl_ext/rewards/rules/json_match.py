@@ -65,17 +65,14 @@ class JsonMatch(Rule):
 
     def score(self, row: Row) -> Verdict:
         try:
-            text = _text(row.columns[self.gold])
-            if nesting(text) > MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DEPTH} levels")
-            gold = json.loads(text, object_hook=_fitting)
+            gold = json.loads(_text(row.columns[self.gold]), object_hook=_fitting)
             gold = [_call(call) for call in gold] if self.where == "tool_calls" else gold
             due = self._fields(gold, gold)
             if self.paths and all(value is None for value in due.values()):
                 raise ValueError("the paths find nothing")
             if self.where == "tool_calls" and any(call["name"] is None for call in gold):
                 raise ValueError("a call has no name")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {error}"[:300])
         if self.where == "tool_calls":
             turns = [turn for turn in row.messages if turn.get("role") == "assistant"]

@@ -91,8 +91,7 @@ class JsonSchema(Rule):
             validator = compiled(self._schema_text(row.columns), self.formats)
         except (TypeError, ValueError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.schema}': {first_line(error)}")
-        read = read_json(self, row, self.where)
-        if isinstance(read, Verdict):
+        if isinstance(read := read_json(self, row, self.where), Verdict):
             return read
         found, value = read
         if validator.is_valid(value):

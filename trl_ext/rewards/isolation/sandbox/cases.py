@@ -252,8 +252,7 @@ def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | 
         steps += [(ast.unparse(node), _kind(node, asserting)) for node in nodes]
         functions = _functions(nodes)
         steps += [("check(candidate)", "test")] * bool(entry_point and "check" in functions)
-        has_others = any(isinstance(node, ast.Assert) for node in nodes)
-        steps += _calls(functions, "", 0, has_others)
+        steps += _calls(functions, "", 0, has_others=any(isinstance(node, ast.Assert) for node in nodes))
         cases: dict[str, dict[str, _Function]] = {"TestCase": {}, "IsolatedAsyncioTestCase": {}}
         for node in (node for node in nodes if isinstance(node, ast.ClassDef)):
             bases = [cases[name] for base in node.bases if (name := _last_name(base)) in cases]
@@ -265,7 +264,7 @@ def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | 
             elif node.name.startswith("Test"):
                 given = len(methods["setup_method"].args.args) if "setup_method" in methods else 0
                 setup = f"_one.setup_method({'None' * (given > 1)})\n" * (given > 0)
-                steps += _calls(methods, f"_one = {node.name}()\n{setup}_one.", 1, False)
+                steps += _calls(methods, f"_one = {node.name}()\n{setup}_one.", 1, has_others=False)
     return steps
 
 
@@ -279,7 +278,7 @@ def _functions(nodes: list[ast.stmt]) -> dict[str, _Function]:
 def _calls(functions: dict[str, _Function], before: str, bound: int, has_others: bool) -> list[tuple[str, str]]:
     """Steps that call functions `test_...`; UnreadableTests for one with arguments where there are no other tests."""
     steps = []
-    for node in (node for name, node in functions.items() if name.startswith("test_")):
+    for node in (functions[name] for name in functions if name.startswith("test_")):
         if len(node.args.args) - len(node.args.defaults) <= bound:
             run = "__import__('asyncio').run" * isinstance(node, ast.AsyncFunctionDef)
             lines, _, owner = before.rpartition("\n")
@@ -308,7 +307,7 @@ def _asserts(node: ast.AST, asserting: set[str]) -> bool:
         name = _last_name(inner.func) if isinstance(inner, ast.Call) else ""
         raised = ast.unparse(inner) if isinstance(inner, ast.Raise) else ""
         named = name in asserting or name == "raises" or name.startswith("assert")
-        if isinstance(inner, ast.Assert) or named or "AssertionError" in raised:
+        if named or isinstance(inner, ast.Assert) or "AssertionError" in raised:
             return True
     return False
 

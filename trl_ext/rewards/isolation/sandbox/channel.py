@@ -139,7 +139,9 @@ class Channel:
             elif "raised" in message:
                 raise rebuilt_error(*message["raised"])
             else:
-                self._update(arguments, message.get("after"))
+                for argument, packed in zip(arguments, message.get("after") or (), strict=False):
+                    if packed is not None and _changeable(argument):
+                        _replace(argument, self._unpack(packed))
                 return self._unpack(message["value"])
 
     def look_up(self, name: str) -> Any:
@@ -171,11 +173,11 @@ class Channel:
         before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
         value = _OPERATIONS[operation](self._find(subject), *arguments, **named)
         after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
-        packed = self._pack(value)
         if operation in ("attribute", "item") and _changeable(value):
             tagged = self._export(value)
-            packed = ["shared", [tagged, packed]]
-            self._share(tagged[1], value)
+            packed = ["shared", [tagged, self._share(tagged[1], value)]]
+        else:
+            packed = self._pack(value)
         return {"value": packed, "after": after if after != before else None}
 
     def _find(self, handle: Any) -> Any:
@@ -183,26 +185,20 @@ class Channel:
             raise ValueError(f"there is no object {handle!r} here")
         return self.held[handle]
 
-    def _update(self, arguments: tuple[Any, ...], after: Any) -> None:
-        for argument, packed in zip(arguments, after or (), strict=False):
-            if packed is not None and _changeable(argument):
-                _replace(argument, self._unpack(packed))
-
-    def _share(self, handle: int, container: Any) -> None:
-        """Keep a container alike from now on, unless it is long; the oldest no longer where all together are."""
+    def _share(self, handle: int, container: Any) -> Any:
+        """Keep a container alike from now on, unless it is long, the oldest no longer where all are; it is packed."""
         self.shared.pop(handle, None)
         packed = self._pack(container)
         if (length := len(json.dumps(packed))) <= _MOST_SHARED:
             self.shared[handle] = container, packed, length
         while sum(length for _, _, length in self.shared.values()) > _MOST_SHARED:
             del self.shared[next(iter(self.shared))]
+        return packed
 
     def _changes(self) -> list[Any]:
         """Handles and contents of the containers that have changed here since both sides had them alike."""
         changed = [(handle, one) for handle, (one, known, _) in self.shared.items() if self._pack(one) != known]
-        for handle, container in changed:
-            self._share(handle, container)
-        return [[handle, self._pack(container)] for handle, container in changed]
+        return [[handle, self._share(handle, container)] for handle, container in changed]
 
     def _take(self, changes: Any) -> None:
         """Give containers the contents that they have on the other side."""
@@ -235,8 +231,6 @@ class Channel:
             container = self._unpack(packed)
             if handle in self.shared:
                 container = _replace(self.shared[handle][0], container)
-            if not _changeable(container):
-                raise ValueError("a value that nothing changes is not shared")
             self._share(handle, container)
             return container
         if owner != "mine" or not isinstance(content, int):

@@ -22,7 +22,7 @@ from trl_ext.rewards.instruction_kinds.spec import (
 from trl_ext.rewards.instruction_kinds.splitting import sentences, stripped_words
 from trl_ext.rewards.text.prose import normalized
 
-_BIGRAMS = re.compile(r"\s*+(?:<<[^\s<>]++[ \t]++[^\s<>]++>>\s*+)*+(?:<<[^\s<>]++>>)?+\s*+")
+_BIGRAMS = re.compile(r"\s*+(?:<<[^\s<>]++[ \t]++[^\s<>]++>>\s*+)*(?:<<[^\s<>]++>>)?\s*+")
 _JOINT = re.compile(r"(?<=[.!?])-(?=\S)")
 
 

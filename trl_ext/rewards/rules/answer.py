@@ -12,7 +12,6 @@ from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
 from trl_ext.rewards.text.open_answers import accepted, judge_open
-from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.text.prose import normalized
 from trl_ext.rewards.text.reader import AnswerReading, stated
 from trl_ext.rewards.text.visible import visible
@@ -38,8 +37,8 @@ class Answer(Rule):
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
             punctuation, "choice" letters A to J (`choices`), "qa" answers to open questions (`open_answers`), whose
             gold may be a mapping with `value` and `aliases`.
-        match: For "qa": "contains" pays a sentence that holds an accepted answer, "exact" an answer with no other
-            words (SQuAD's exact match), "f1" the words in common, by SQuAD's F1.
+        match: For "qa": "exact" pays an answer with no other words (SQuAD's exact match), "f1" the words in common, by
+            SQuAD's F1. Paying a text that contains an answer would pay lists of candidates.
         where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
             without think tags); "all" reads the whole completion.
 
@@ -54,12 +53,17 @@ class Answer(Rule):
     gold: str = "answer"
     kind: str = "number"
     where: str = "after_think"
-    match: str = "contains"
+    match: str = "exact"
 
     def check(self) -> None:
         check_choice(self, "kind", self.kind, (*_READERS, "qa"))
-        check_choice(self, "match", self.match, ("contains", "exact", "f1"))
-        if self.kind != "qa" and self.match != "contains":
+        if self.match == "contains":
+            raise RuleError(
+                f"Rule '{self.name}': match: contains would pay a list of candidates. Train with exact or f1; count "
+                "contained answers in an evaluation of your own (rule: call)."
+            )
+        check_choice(self, "match", self.match, ("exact", "f1"))
+        if self.kind != "qa" and self.match != "exact":
             raise RuleError(f"Rule '{self.name}': match is for kind: qa, and kind is '{self.kind}'. Leave one out.")
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_column(self, "gold", self.gold)
@@ -79,7 +83,7 @@ class Answer(Rule):
         if golds is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
         if self.kind == "qa":
-            return judge_open(visible(row.text, self.where), golds, question_text(row.prompt), self.match)
+            return judge_open(visible(row.text, self.where), golds, self.match)
         return best(self._against(gold, row) for gold in golds)
 
     def _golds(self, cell: Any) -> list[str] | None:

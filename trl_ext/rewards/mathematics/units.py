@@ -9,10 +9,10 @@ then compared as it is.
 import re
 
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
+from trl_ext.rewards.text.languages import FACTORS
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
 _SIGNS = {"\\degree": "degree", "%": "percent", "\\min": "minute", "\\sec": "second", **_CURRENCIES}
-_FACTORS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SAME = {
     "deg": "degree", "pct": "percent", "percentage": "percent", "usd": "dollar", "buck": "dollar",
     "centimeter": "cm", "centimetre": "cm",
@@ -98,7 +98,7 @@ def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
     if not tail or not tail[0].startswith(WORDS):
         return 1, tail
     first, _, rest = tail[0][1:].partition(" ")
-    factor = _FACTORS.get(first.rstrip("s"), 1)
+    factor = FACTORS.get(first, 1)
     if factor == 1:
         return 1, tail
     return factor, ((WORDS + rest, *tail[1:]) if rest else tail[1:])

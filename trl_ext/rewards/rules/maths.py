@@ -178,7 +178,14 @@ class Math(Rule):
         found = self._extract(row, gold)
         if not found.contents:
             return Verdict(self.floor, found.status, found.detail)
-        return self._judge(gold, found, self._copied(row, found), self._asked(row))
+        judged = [
+            self._judge(gold, Stated(found.anchor, way), self._copied(row, found), self._asked(row))
+            for way in ([(one,) for one in found.contents] if found.status == "undecided" else [found.contents])
+        ]
+        verdict = best(judged)
+        if found.status == "undecided" and verdict.value == 1.0:
+            return Verdict(None, "undecided", f"'{found.anchor}': {found.detail}")
+        return verdict
 
     def _extract(self, row: Row, gold: Gold) -> Stated:
         return extract(row.text, self.where, self.multiple, gold.kind)

@@ -1,4 +1,4 @@
-"""Words with which languages beside English announce an answer, for `reader`, `choices` and `denial`."""
+"""Words of answers in ten languages: what announces or denies one, and what makes another number of a number."""
 
 # ruff: noqa: RUF001  Cyrillic letters look like Latin ones.
 import re
@@ -44,3 +44,69 @@ CHOOSES = rf"(?:option|alternative|{OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1
 LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTION}|(?:la|die)\s|l['’])\s*+){{0,2}})"
 LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'\u00c0-\u024f])"
 ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다|이?에요|예요)[.\u3002!*]{0,4}\s*\Z|\u3002.*")  # "is"
+
+# What multiplies a number, by its factor. A full stop may follow: "3 Mio. Euro".
+_FACTORS = {
+    12: "dozen dozens 打", 100: "hundred 百 백", 10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores",
+    10**3: "thousand thousands 千 천 тысяча тысячи тысяч тыс mille tausend tsd mil mila",
+    10**6: "million millions миллион миллиона миллионов млн millionen mio millón millones milione milioni"
+    " milhão milhões",
+    10**8: "亿 億 억",
+    10**9: "billion billions миллиард миллиарда миллиардов млрд milliard milliards milliarde milliarden mrd miliardo"
+    " miliardi bilhão bilhões",
+    10**12: "trillion trillions 兆 조 триллион триллиона триллионов billionen billón billones trilhão trilhões",
+}  # fmt: skip
+FACTORS = {word: factor for factor, words in _FACTORS.items() for word in words.split()}
+_END = r"(?![a-z\u00df-\u00ffа-яё])"
+# 千克 is a kilogram, 百分 a percent.
+FACTOR = rf"(?:{'|'.join(sorted(FACTORS, key=len, reverse=True))}){_END}(?<!千(?=[克米瓦卡帕赫焦伏]))(?<!百(?=分))"
+AND_A_HALF = (
+    r"\s?(?:and\sa\shalf|einhalb|et\sdemie?|y\smedi[oa]|e\smezz[oa]|e\smei[oa]|с\sполовиной|又二分之一|个半)" + _END
+)
+ABOUT = (
+    r"(?:大?[约約]为?|总?一?共|等于|およそ|약\s|(?:около|примерно|environ|etwa|ungefähr|rund|circa|unos|aproximadamente"
+    r"|cerca\sde)\s)"
+)
+_MINUS = re.compile(
+    r"(?<![0-9)\]}%\s])\s*(?:负|負|零下|マイナス|마이너스)\s?(?=[0-9.$\\])"
+    r"|(?<![\w)\]}%])(?<![0-9)\]}%]\s)(?<!\bau\s)(?<!\bal\s)(?<!\blo\s)(?<!\bpelo\s)"
+    r"(?:minus|negative|минус|moins|menos|meno)\s(?=[0-9.$\\])",
+    re.IGNORECASE,
+)
+_ROOT = re.compile(
+    r"(?:(?<![a-z])(?:the|la|die|a)\s)?(?:根号|ルート|루트|(?<!\w)(?:(?:квадратный\s)?корень\sиз|racine(?:\scarrée)?\sde"
+    r"|(?:quadrat)?wurzel(?:\s(?:aus|von))?|ra[ií]z(?:\s[cq]uadrada)?\sde|radice(?:\squadrata)?\sdi"
+    r"|(?:square\s)?root(?:\sof)?))\s?([0-9]{1,30})(?![0-9,.]*[0-9])|([0-9]{1,30})(?:[的の]平方根|의\s?제곱근)",
+    re.IGNORECASE,
+)
+# Directly before a number, in running text, these make another one of it: "more than", "half of", "10 less 3".
+CHANGES_BEFORE = re.compile(
+    r"(?:至[少多]|最[少多]|[大小多少高低]于|超过|不[到足]|接近|根号|[负負]|除以|乘以?|减去?|加上?|(?<!百)分の?之?|[0-9]\s?[多少和百千万亿億만억천백]"
+    r"|ルート|루트|(?:\b(?:mehr|weniger|größer|kleiner|mindestens|höchstens|больше|меньше|более|менее|más|mayor|menor"
+    r"|almeno|più|maggiore|minore|mais|maior|plus|moins|minus|минус|menos|meno|mal|hoch|supérieure?|inférieure?|multiple"
+    r"|корень|racine|\w{0,7}wurzel|ra[ií]z|radice|double|doppelte|doble|dobro|doppio|hälfte|moitié|mitad|metade|metà)"
+    r"(?:\s(?:carrée|cuadrada|quadrat?a))?(?:\s(?:de|di|do|da|que|von|als|aus|à|a|чем|из))?\s))[是有为]?\Z",
+    re.IGNORECASE,
+)
+# Behind a number: "of", a power, "or more", "between", tenths.
+CHANGES_BEHIND = re.compile(
+    r"\s?(?:[的の의又多余成割할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|乗|半|제곱|多(?:一点)?\s*\Z)"
+    r"|\s(?:au\sc(?:arré|ube)|a[lo]\s(?:cuad|quad|cub)\w+|в\s(?:квадрате|кубе|степени)|[iz]u?m\squadrat|hoch|elev|puissance)",
+    re.IGNORECASE,
+)
+_SHARE = re.compile(r"([0-9]{1,30})\s?分[の之]\s?([0-9]{1,30})(?![0-9.,/])")
+_GROUPS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+)(?:,(\d+)(?!\d|[.,]\d)|(?<=\.\d{3}\.\d{3})(?![\d,]))")
+_WITH_SIGN = re.compile(r"(?<![\d.,])(\d{1,12}),(\d{1,2})(?=\s?[€£%°])")
+
+
+def in_signs(text: str, *, with_roots: bool = False) -> str:
+    r"""Write a minus, a share, square roots where asked for, and groups of digits in the signs of English.
+
+    Example:
+        >>> in_signs("минус 3"), in_signs("根号3", with_roots=True), in_signs("1.234,56 euros")
+        ('-3', '\\\\sqrt{3}', '1234.56 euros')
+    """
+    text = _SHARE.sub(r"\2/\1", text) if "分" in text else text
+    text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text) if with_roots else text
+    text = _WITH_SIGN.sub(r"\1.\2", _MINUS.sub("-", text.replace("R$ ", "$")))
+    return _GROUPS.sub(lambda match: match[1].replace(".", "") + (f".{match[2]}" if match[2] else ""), text)

@@ -13,21 +13,34 @@ behind it at most a unit in words. In free prose too many words turn a number in
 Every pattern takes linear time: each repetition is possessive (`*+`), bounded, or disjoint from what follows it.
 """
 
+import math
 import re
 from fractions import Fraction
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.languages import OR
-from trl_ext.rewards.text.prose import HALF_WIDTH
+from trl_ext.rewards.text.languages import (
+    ABOUT,
+    AND_A_HALF,
+    CHANGES_BEFORE,
+    CHANGES_BEHIND,
+    FACTOR,
+    FACTORS,
+    OR,
+    in_signs,
+)
+from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
 from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
 
 MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
 
-_PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+# `3,5` and `0,125` are decimals, `1,234` is none; `1,2,3` is a list, (3,5) a point.
+_COMMA = r"[0-9]{1,99},(?:[0-9]{1,2}|[0-9]{4,99}|(?<![0-9]0,)(?<=0,)[0-9]{3})(?![0-9)]|[,.][0-9])"
+_PLAIN = rf"(?:{_COMMA}|(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 _NUMBER = (
     rf"(?:(?P<whole>[0-9]+)\ (?P<top>[0-9]+)/(?P<bottom>[0-9]+)"
     rf"|(?P<plain>{_PLAIN}(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?)(?:/(?P<over>{_PLAIN}))?)"
 )
+_DECIMAL_COMMA = re.compile(_COMMA)
 _ALONE = re.compile(rf"(?P<sign>[-+]?)\s?{_NUMBER}(?P<rest>.*)", re.DOTALL)
 _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 
@@ -58,7 +71,7 @@ _ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{OR})\s*[-+]?[0-9]")
 # May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
     r"[\s*_`\"'\u201c\u2018:(\[~\u2248]*+"
-    r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
+    rf"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++|{ABOUT})?"
     r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
     re.IGNORECASE,
 )
@@ -80,12 +93,10 @@ _CHANGED = re.compile(
     r"|(?-i:(?<![\w.'\u2019-])[eijknpqruvwxyz](?![\w'\u2019-]|\.[a-z]))",
     re.IGNORECASE,
 )
-# Words behind a number that multiply it.
-_TIMES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 MULTIPLIER = re.compile(
-    r"[\s$*)]{0,3}-?\s?(?:\\text\{\s?)?(dozens?|hundred|thousand|million|billion|trillion)\b\}?|\s?and\sa\shalf\b",
-    re.IGNORECASE,
+    rf"[\s$*)]{{0,3}}-?\s?(?:\\text\{{\s?)?({FACTOR}(?:\s?{FACTOR})?)\.?\}}?|{AND_A_HALF}", re.IGNORECASE
 )
+_FACTOR = re.compile(FACTOR)
 HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
@@ -93,11 +104,14 @@ _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 _TO_ASCII: dict[int, int | str] = {**HALF_WIDTH, **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))}
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
+_BINDS = re.compile(rf"[^\W{UNSPACED}]-\Z|[)}}%]-\Z")  # behind these a minus is a hyphen or a subtraction
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
 CLOCK = re.compile(r"(?i)(?<![0-9:.])([01]?[0-9]|2[0-3]):([0-5][0-9])(?![0-9:.]?[0-9])(?:\s{0,3}([ap])\.?\s?m\b\.?)?")
-_GROUPED = re.compile(r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})+(?![0-9/:^])")  # 1 234
+_GROUPED = re.compile(
+    r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ \u00a0\u2009\u202f'\u2019][0-9]{3})+(?![0-9/:^])"
+)  # 1 234, 1'234
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # in golds; `visible` removes them from completions
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
@@ -116,7 +130,9 @@ def read_number(text: str) -> AnswerReading:
 
 
 def stated_number(found: Stated) -> AnswerReading:
-    """Read the one number in what a text states; several different ones are a conflict."""
+    """Read the one number in what a text states; several different ones are a conflict; a pair where undecided."""
+    if found.status == "undecided":
+        return AnswerReading(tuple(map(Fraction, found.contents)), found.status, found.detail)
     if found.status != "ok":
         return AnswerReading(None, found.status, found.detail)
     readings = [_content(content, found.encloses) for content in found.contents]
@@ -136,7 +152,9 @@ def _content(content: str, encloses: bool) -> AnswerReading:
 def read_gold_number(text: str) -> AnswerReading:
     """Read a gold column's number: the announced one (`... #### 18`), else the whole text, never a part of it."""
     found = stated(text, "number", trusted=True)
-    return _labelled(_alone(clean(text)), "whole text") if found is None else stated_number(found)
+    reading = _labelled(_alone(clean(text)), "whole text") if found is None else stated_number(found)
+    # A column's `14,16` may be a list.
+    return _conflict(reading.detail) if _DECIMAL_COMMA.search(reading.detail) else reading
 
 
 def clean(text: str) -> str:
@@ -150,7 +168,7 @@ def clean(text: str) -> str:
             text = text.replace(mark, plain)
         text = _DEGREES.sub("°", _DELIMITERS.sub(" ", _UNWRAP.sub(r" \1 ", text)))
         text = _FRACTION.sub(_plain_fraction, text)
-    text = _GROUPED.sub(lambda match: "".join(match[0].split()), text)
+    text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     return text.replace("{,}", ",").replace("**", "").replace("-$", "-").replace("$", " ").strip()
 
 
@@ -189,7 +207,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _fraction(digits: str) -> Fraction:
-    return Fraction(int(digits)) if digits.isdigit() else Fraction(digits.replace(",", ""))
+    if digits.isdigit():
+        return Fraction(int(digits))
+    return Fraction(digits.replace(",", "." if _DECIMAL_COMMA.fullmatch(digits) else ""))
 
 
 def _alone(text: str) -> AnswerReading:
@@ -204,7 +224,7 @@ def _alone(text: str) -> AnswerReading:
             return AnswerReading(Fraction(1, 2), "ok", text[:60])
         return _no_answer(text)
     rest = match["rest"]
-    value = None if _PART.match(rest) else _value(match)
+    value = None if _PART.match(rest) and not MULTIPLIER.match(rest) else _value(match)
     if _ANOTHER.match(rest):
         synonym = _SYNONYM.match(rest)
         if synonym is None or value is None or _value(synonym) != value:
@@ -230,12 +250,15 @@ def time_of(clock: re.Match[str]) -> str:
 def _is_unit(rest: str) -> bool:
     unit = rest.rstrip(_CLOSING)
     is_unit = _UNIT.fullmatch(unit) is not None and len(unit.split()) <= _MAX_UNIT_WORDS
-    return is_unit and not _CHANGED.search(unit) and not denied_behind(unit, 0)
+    changes = _CHANGED.search(unit) or ((not unit.isascii() or " " in unit) and CHANGES_BEHIND.match(unit))
+    return is_unit and not changes and not denied_behind(unit, 0)
 
 
 def _multiplied(value: Fraction, multiplier: re.Match[str]) -> Fraction:
     """Return 42 million for "42" and "million", 42.5 for "and a half"."""
-    return value + Fraction(1, 2) if multiplier[1] is None else value * _TIMES[multiplier[1].lower().rstrip("s")]
+    if multiplier[1] is None:
+        return value + Fraction(1, 2)
+    return value * math.prod(FACTORS[word] for word in _FACTOR.findall(multiplier[1].lower()))
 
 
 def _clause(line: str) -> str:
@@ -255,7 +278,7 @@ def last_number(text: str) -> AnswerReading:
     while end > 0:
         start = text.rfind("\n", 0, end) + 1
         if _DIGIT.search(text, start, end):
-            line = clean(without_contrast(text[start:end]))
+            line = in_signs(clean(without_contrast(text[start:end])))
             matches = list(_IN_TEXT.finditer(line))
             if not matches or denied_before(line, matches[-1].start()) or denied_behind(line, matches[-1].end()):
                 return _part_of(line)
@@ -269,13 +292,16 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
         return AnswerReading(time_of(clock), "ok", clock[0])
     if _PART.match(text, match.end()):
         return _part_of(text[match.start() : match.start() + 60])
-    if _APPLIED.search(text[max(0, match.start() - 70) : match.start()]):
-        return _part_of(text[max(0, match.start() - 30) : match.start() + 30])
-    before = text[max(0, match.start() - 2) : match.start()]
-    # A minus behind a letter, a digit or a bracket is a hyphen or a subtraction.
-    negative = before.endswith("-") and not (before[:-1].isalnum() or before[:-1] in (")", "}", "%"))
-    value = _value(match)
     multiplier = MULTIPLIER.match(text, match.end())
+    before = text[max(0, match.start() - 70) : match.start()]
+    if (
+        _APPLIED.search(before)
+        or CHANGES_BEFORE.search(before)
+        or (CHANGES_BEHIND.match(text, match.end()) and not multiplier)
+    ):
+        return _part_of(text[max(0, match.start() - 30) : match.start() + 30])
+    negative = before.endswith("-") and not _BINDS.search(before)
+    value = _value(match)
     if value is not None and multiplier:
         value = _multiplied(value, multiplier)
     shown = ("-" if negative else "") + match[0].strip()

@@ -20,7 +20,20 @@ from operator import itemgetter
 
 from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.languages import ANNOUNCES, ASCII_NOUNS, CHOOSES, ENDS, LETTER, NOUN, NOUNS, RIGHT, UNLESS
+from trl_ext.rewards.text.languages import (
+    ABOUT,
+    ANNOUNCES,
+    ASCII_NOUNS,
+    CHOOSES,
+    ENDS,
+    LETTER,
+    NOUN,
+    NOUNS,
+    RIGHT,
+    UNLESS,
+    in_signs,
+)
+from trl_ext.rewards.text.prose import UNSPACED
 
 MAX_CONTENT = 8_000  # characters behind a phrase that are read
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
@@ -66,6 +79,12 @@ _RIGHT_ABROAD = re.compile(rf"([A-J])(?<![A-Za-z0-9'-][A-J])[)\].*:]{{0,4}}(?i:{
 _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
 )
+# In a language with decimal commas either may be meant.
+_EITHER = re.compile(rf"[\s$\u20ac*(]*(?:{ABOUT})?(-?[1-9]\d{{0,2}}[.,]\d{{3}})(?![\d\\^]|[.,/]\d)", re.IGNORECASE)
+_COLON = re.compile(r".?\s?[:=\uff1a】]", re.DOTALL)
+_CLAUSE = re.compile(r"[,\uff0c.\u3002;:\uff1a](?!\d)")
+_NUMERAL = re.compile(r"[0-9\uff10-\uff19]")
+_ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
 _SPACE = " \t\r\n,:*=\uff1a\u00a0\u202f"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
@@ -73,7 +92,7 @@ FORMULA = re.compile(
 )
 _LEADS = (
     r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
-    r"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++)*))[*_`\"'(\[{]*+"
+    rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{ABOUT})*))[*_`\"'(\[{{]*+"
 )
 _VALUE = re.compile(
     _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
@@ -174,10 +193,18 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
         line = without_contrast(line if line.isascii() else ENDS.sub("", line))
         line = _SPELLED.sub(r"\1", line) if "(" in line else line
+        line = in_signs(line, with_roots=kind == "maths") if kind in ("number", "maths") else line
         follows = is_letter or kind == "exact" or has_value(line, kind)
         is_heading = is_below and "\n" in text[end:].strip()
         is_abroad = not is_letter and anchor[:6].lower() not in ("answer", "####", "a:")
-        if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and kind in ("number", "maths")):
+        is_value = kind in ("number", "maths")
+        if is_abroad and is_value and not is_below:
+            if not follows and not _COLON.match(text, end - 1) and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
+                return Stated(anchor, (), "no_answer", f"'{anchor}': words before the number in '{line[:60]}'")
+            if (either := _EITHER.match(line)) and not _ONE_UNSPACED.match(anchor):
+                both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
+                return Stated(anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
+        if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and is_value):
             continue  # It stands before a solution, as "Lösung:" does.
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")

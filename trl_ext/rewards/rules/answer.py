@@ -35,7 +35,7 @@ class Answer(Rule):
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
             list of them, each of which is right.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
-            punctuation, "choice" letters A to J (`choices`), "qa" answers to open questions (`open_answers`), whose
+            punctuation, "choice" letters A to Z (`choices`), "qa" answers to open questions (`open_answers`), whose
             gold may be a mapping with `value` and `aliases`.
         match: For "qa": "exact" pays an answer with no other words (SQuAD's exact match), "f1" the words in common, by
             SQuAD's F1. Paying a text that contains an answer would pay lists of candidates.

@@ -16,7 +16,7 @@ from trl_ext.rewards.mathematics.literal import unfit
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
-from trl_ext.rewards.text.golds import best, golds_of
+from trl_ext.rewards.text.golds import best, golds_of, without_brackets
 from trl_ext.rewards.text.prompt import asked_forms, stands_in
 from trl_ext.rewards.text.reader import Stated
 
@@ -64,7 +64,7 @@ def read_gold(text: str) -> Gold:
     one box or one announced answer (`... #### 18`). Where nothing is announced, the whole text is the answer and never
     the first or last number in it, which would reward a fragment of `3\sqrt{13}`.
     """
-    letter, bare = _option(_LEAD.sub("", text, count=1))
+    letter, bare = _option(without_brackets(_LEAD.sub("", text, count=1)))
     stated = announced_gold(bare)
     if stated is not None and stated.status != "ok":
         return Gold(text, (), f"{stated.status}: {stated.detail}")

@@ -1,4 +1,4 @@
-r"""Read the chosen letter, A to J, of a multiple-choice answer.
+r"""Read the chosen letter, A to Z, of a multiple-choice answer.
 
 An announced choice (see `reader`) is the letter that opens the content: `\boxed{\text{(B)}}`, "answer is B because".
 Without an announcement it is the one letter that stands in brackets or behind "option", the letter that opens the text
@@ -14,18 +14,23 @@ from trl_ext.rewards.text.numbers import clean
 from trl_ext.rewards.text.reader import AnswerReading, stated
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
-_ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-J](?![A-Za-z])")
-_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
-_SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-J])(?![A-Za-z0-9'])")
+_ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])")
+_SHOWN = re.compile(r"[(\[]([A-Z])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-Z])(?![A-Za-z0-9'])")
+_SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-Z])(?![A-Za-z0-9'])")
 _ASCII_NOUNS = (*ASCII_NOUNS[1:], "letra", "alternativa")
-_REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
-_LISTED = re.compile(r"\s*\**([A-J])(?:[.)\u3002]|\**\s*\Z)")
-_LABELLED = re.compile(r"^[ \t*]{0,9}([A-J])\**(?::|\s-\s)", re.MULTILINE)
+_REJECTED = re.compile(
+    rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue|an?\sdistractor)", re.IGNORECASE
+)
+_LISTED = re.compile(r"\s*\**([A-Z])(?:[.)\u3002]|\**\s*\Z)")
+_OPTIONS = re.compile(  # all options again: "A. 1 B. 2 C. 3", also in lines
+    r"\W{0,3}A[.):]\s[^.\n]{1,80}?[ \t]B[.):]\s|[ \t*(]{0,3}A[.)][^\n]*\n+[ \t*(]{0,3}B[.)]"
+)
+_LABELLED = re.compile(r"^[ \t*]{0,9}([A-Z])\**(?::|\s-\s)", re.MULTILINE)
 _CONCLUDED = re.compile(
-    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-J]))[*).\s]{0,9}\Z",
+    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-Z]))[*).\s]{0,9}\Z",
     re.IGNORECASE,
 )
-_LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
+_LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-Z])[ \t*$)\].]{0,9}$", re.MULTILINE)
 _TERM = re.compile(r"[\^_']|\((?![^\x00-\x7f])|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
 _MAX_DENIALS = 64  # letters that are shown, from the end on, whose denial is looked for
 # "a" and "I" are words as well: a letter only where no small word follows but one that goes on behind an answer.
@@ -66,14 +71,14 @@ def letter_of(content: str) -> AnswerReading:
         or _REJECTED.match(content, match.end())
         or denied_behind(content, match.end())
     ):
-        return AnswerReading(None, "no_answer", f"no letter A to J at the start of '{content[:60]}'")
-    if _ANOTHER.match(content, match.end()):
+        return AnswerReading(None, "no_answer", f"no letter A to Z at the start of '{content[:60]}'")
+    if _ANOTHER.match(content, match.end()) or _OPTIONS.match(content):
         return AnswerReading(None, "conflict", f"several letters in '{content[:60]}'")
     return AnswerReading(match["letter"].upper(), "ok", match["letter"].upper())
 
 
 def _bare(text: str) -> AnswerReading:
-    if len(text.strip()) <= len("(b)."):
+    if len(text.strip()) <= len("(b).") or _OPTIONS.match(text):
         return letter_of(text)
     is_english = (lowered := text.lower()).isascii() and not any(noun in lowered for noun in _ASCII_NOUNS)
     pattern = _SHOWN if is_english else _SHOWN_ABROAD
@@ -85,7 +90,7 @@ def _bare(text: str) -> AnswerReading:
         if not denied_before(text, match.start())
         and not (_REJECTED.match(text, match.end()) or denied_behind(text, match.end()))
     }
-    if len(letters) > 1:
+    if len(letters) > 1 or any(_ANOTHER.match(text, match.end()) for _, match in shown[-_MAX_DENIALS:]):
         return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
     if shown and not letters:
         return AnswerReading(None, "no_answer", f"letter {shown[-1][0]} is denied")
@@ -103,5 +108,5 @@ def _bare(text: str) -> AnswerReading:
         last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
         letter = last[1] if last and len({match[1] for match in _LONE.finditer(text)}) == 1 else None
     if letter is None:
-        return AnswerReading(None, "no_answer", "no letter A to J is announced, in brackets or at the start")
+        return AnswerReading(None, "no_answer", "no letter A to Z is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")

@@ -14,7 +14,7 @@ WINDOW = 160  # characters before a value in which a denial is looked for
 # Words directly before a value that say that it is another one.
 DENIAL = (
     r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|everything\ but|all\ but|hardly|nowhere\ near"
-    r"|(?:other|rather)\ than|instead\ of|except"
+    r"|(?:other|rather)\ than|instead\ of|except|rul(?:e|ed|ing)\ out|eliminat(?:e|ed|ing)"
     r"|different\ from|differs\ from|opposite\ of|far\ from|unlikely)\b"
     rf"|n['\u2019]t\b|\u2260|(?<![\d!)}}])!=|\\neq?\b|{DENIES})"
 )
@@ -44,9 +44,9 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 # "42, not 41", "42 rather than 41", "B (not A)": what follows the value says which one it is not.
-_VALUE = r"[$\\(*]{0,4}(?:[-+\u2212]?[0-9][0-9.,/]*+|\(?[A-J](?![A-Za-z]))(?:[$*)]|%){0,4}"
+_VALUE = r"[$\\(*]{0,4}(?:[-+\u2212]?[0-9][0-9.,/]*+|\(?[A-Z](?![A-Za-z]))(?:[$*)]|%){0,4}"
 _CONTRAST = re.compile(
-    rf"(?<=[0-9A-J$)\]}}*%])(?<![A-Za-z][A-J])\s{{0,2}}[,(;]?\s?(?:(?:and|but)\s)?"
+    rf"(?<=[0-9A-Z$)\]}}*%])(?<![A-Za-z][A-Z])\s{{0,2}}[,(;]?\s?(?:(?:and|but)\s)?"
     rf"(?:not|rather\ than|instead\ of|as\ opposed\ to)\s{_VALUE}"
 )
 _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
@@ -56,7 +56,8 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 _HINTS = (
     "not", "nor", "no l", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ",
     "far from", "opposite", "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible",
-    "doubt", "deny", "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "niemals", "kein", "n'est",
+    "doubt", "deny", " out", "liminat", "排除",
+    "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "niemals", "kein", "n'est",
     "n\u2019est", "pense pas", "no es", "no puede", "no creo", "nunca", "non è", "não", "не",
 )  # fmt: skip
 

@@ -1,10 +1,32 @@
 """Read a gold column's cell that may hold several accepted answers, and take the best of the verdicts on them."""
 
+import re
 from collections.abc import Iterable
 from numbers import Number
 from typing import Any
 
 from trl_ext.rewards.rule import Verdict
+
+_MIXED = re.compile(r"(-?[0-9]{1,30})\s?\(([0-9]{1,30})/([0-9]{1,30})\)")
+_IN_BRACKETS = re.compile(r"\((-?[0-9./\s]{1,60})\)")
+_UNIT = re.compile(r"(-?[0-9][0-9.,/]{0,60})\s?\((?!mod)([A-Za-z][A-Za-z /.'-]{1,40})\)")
+
+
+def without_brackets(text: str) -> str:
+    """Return a gold column's mixed number `4(4/5)`, `(1/10)` or `9 (apples)` as LaTeX; other texts as they are.
+
+    Example:
+        >>> without_brackets("4(4/5)"), without_brackets("(1/10)"), without_brackets("f(2)")
+        ('4\\\\frac{4}{5}', '1/10', 'f(2)')
+    """
+    if (bare := text.strip()).endswith(")"):
+        if found := _MIXED.fullmatch(bare):
+            return f"{found[1]}\\frac{{{found[2]}}}{{{found[3]}}}"
+        if found := _IN_BRACKETS.fullmatch(bare):
+            return found[1]
+        if found := _UNIT.fullmatch(bare):
+            return f"{found[1]} \\text{{{found[2]}}}"
+    return text
 
 
 def golds_of(cell: Any) -> list[str] | None:

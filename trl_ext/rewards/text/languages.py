@@ -8,7 +8,8 @@ import re
 # fmt: off
 _LANGUAGES = (
     ("答案|答", "应?该?就?[是为选]", "(?:正确的)?选项|正确的", r"(?:选?项)?\s?[是为]?正确",
-     r"不(?:可能|应该?)?是|不(?:等于|为|选)|不认为[^\n。]{0,9}|并非|没有|除了", r"是?错|[^\s\d，。]{0,2}不[正对是]",
+     r"不(?:可能|应该?)?是|不(?:等于|为|选)|不认为[^\n。]{0,9}|并非|没有|除了|排除",
+     r"是?错|[^\s\d，。]{0,2}不[正对是]",
      "或者?|还是|以?及|[和与]", "[检核]查|验[证算]|检验|核对|如果|假设|若|错误|不正确"),
     ("答え|正解|解答|回答", "は", "選択肢|正しいの", "が(?:正解|正しい)(?!で?は)", "",
      "[がと]?(?:では|じゃ|正解では)(?:な|あり)|は(?:間違|誤|不正|正しく)|とは限", "または|もしくは|[やとか]", "もし"),
@@ -42,7 +43,7 @@ ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}
 UNLESS = re.compile(rf"{_CHECK}[^\n.:,\uff0c\u3002]{{0,14}}\Z", re.IGNORECASE)
 CHOOSES = rf"(?:option|alternative|{OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1a]|{_LINK})"
 LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTION}|(?:la|die)\s|l['’])\s*+){{0,2}})"
-LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'\u00c0-\u024f])"
+LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-Z])(?![A-Za-z0-9'\u00c0-\u024f])"
 ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다|이?에요|예요)[.\u3002!*]{0,4}\s*\Z|\u3002.*")  # "is"
 
 # What multiplies a number, by its factor. A full stop may follow: "3 Mio. Euro".
@@ -81,7 +82,7 @@ _ROOT = re.compile(
 )
 # Directly before a number, in running text, these make another one of it: "more than", "half of", "10 less 3".
 CHANGES_BEFORE = re.compile(
-    r"(?:至[少多]|最[少多]|[大小多少高低]于|超过|不[到足]|接近|根号|[负負]|除以|乘以?|减去?|加上?|(?<!百)分の?之?|[0-9]\s?[多少和百千万亿億만억천백]"
+    r"(?:[0-9]\(|至[少多]|最[少多]|[大小多少高低]于|超过|不[到足]|接近|根号|[负負]|除以|乘以?|减去?|加上?|(?<!百)分の?之?|[0-9]\s?[多少和百千万亿億만억천백]"
     r"|ルート|루트|(?:\b(?:mehr|weniger|größer|kleiner|mindestens|höchstens|больше|меньше|более|менее|más|mayor|menor"
     r"|almeno|più|maggiore|minore|mais|maior|plus|moins|minus|минус|menos|meno|mal|hoch|supérieure?|inférieure?|multiple"
     r"|корень|racine|\w{0,7}wurzel|ra[ií]z|radice|double|doppelte|doble|dobro|doppio|hälfte|moitié|mitad|metade|metà)"

@@ -18,6 +18,7 @@ import re
 from fractions import Fraction
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.golds import without_brackets
 from trl_ext.rewards.text.languages import (
     ABOUT,
     AND_A_HALF,
@@ -142,7 +143,7 @@ def stated_number(found: Stated) -> AnswerReading:
 
 
 def _content(content: str, encloses: bool) -> AnswerReading:
-    text, contradiction = _right_side(clean(content))
+    text, contradiction = _right_side(clean(without_brackets(content)))
     if contradiction:
         return _conflict(text)
     text = _BEFORE.sub("", text, count=1)
@@ -152,7 +153,7 @@ def _content(content: str, encloses: bool) -> AnswerReading:
 def read_gold_number(text: str) -> AnswerReading:
     """Read a gold column's number: the announced one (`... #### 18`), else the whole text, never a part of it."""
     found = stated(text, "number", trusted=True)
-    reading = _labelled(_alone(clean(text)), "whole text") if found is None else stated_number(found)
+    reading = _labelled(_alone(clean(without_brackets(text))), "whole text") if found is None else stated_number(found)
     # A column's `14,16` may be a list.
     return _conflict(reading.detail) if _DECIMAL_COMMA.search(reading.detail) else reading
 

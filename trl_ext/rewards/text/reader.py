@@ -41,7 +41,7 @@ _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
 _PHRASE = re.compile(
     r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
-    r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-J]\)))"
+    r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-Z]\)))"
     rf"|{ANNOUNCES}",
     re.IGNORECASE,
 )
@@ -64,7 +64,7 @@ _SPELLED = re.compile(  # "forty-two (42)"
     r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
 )
 _CHOSEN = re.compile(
-    r"\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
+    r"\bis:(?=\s[*(]{0,3}[A-Z][).])|\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
     r"|(?:go(?:ing)?\swith|opt\sfor|je\schoisis|ich\swähle|elijo|scelgo|escolho)\b)",
     re.IGNORECASE,
 )
@@ -73,8 +73,20 @@ _OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsy
 _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
 )
-_ITS_LETTER = re.compile(r"(?<![A-Za-z0-9'-])([A-J])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z")
-_RIGHT_ABROAD = re.compile(rf"([A-J])(?<![A-Za-z0-9'-][A-J])[)\].*:]{{0,4}}(?i:{RIGHT})")
+_ITS_LETTER = re.compile(
+    r"(?<![A-Za-z0-9'-])(?<![A-Z][,、/]\s)(?<![A-Z][,、/])(?<!\bor\s)(?<!\band\s)([A-Z])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z"
+)
+# The sentence of a conclusion in Chinese, with one letter and no denial behind it.
+_CONCLUDES = re.compile(
+    r"(?:因此|所以|综上|故|只有)[^\nA-Z。]{0,60}([A-Z])(?![A-Za-z])([^\nA-Z。]{0,60})(?=[。\n]|\Z)"
+)
+_TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
+_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{RIGHT})")
+# What a box or tag must hold for a rule of the kind to read it.
+_READABLE = {
+    "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
+    "number": re.compile(r"[0-9\uff10-\uff19\u00bc-\u00be]|half|\A\W*\Z"),
+}
 # What a box holds where the task leaves a blank: nothing.
 _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
@@ -85,7 +97,7 @@ _COLON = re.compile(r".?\s?[:=\uff1a】]", re.DOTALL)
 _CLAUSE = re.compile(r"[,\uff0c.\u3002;:\uff1a](?!\d)")
 _NUMERAL = re.compile(r"[0-9\uff10-\uff19]")
 _ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
-_SPACE = " \t\r\n,:*=\uff1a\u00a0\u202f"
+_SPACE = " \t\r\n,:*=}\uff1a\u00a0\u202f"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
@@ -153,6 +165,12 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
         trusted: Whether no denial is looked for, as in golds.
     """
     enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
+    readable = _READABLE.get(kind)
+    if enclosed and readable and not any(map(readable.search, enclosed.contents)):
+        # A box without a letter, or without a digit, is no answer to such a question.
+        spoken = _spoken(text, kind, None, trusted)
+        if spoken is not None and (spoken.contents or not enclosed.contents):
+            return spoken
     spoken = _spoken(text, kind, enclosed, trusted)
     if spoken is not None:
         return spoken
@@ -256,6 +274,9 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
                 yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
         for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
             yield match.end(), match.start(), match[0], match[1]
+        for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if "选" in text or "是" in text else ():
+            if not _TAKES_BACK.match(match[2]):
+                yield match.end(1), match.start(1), match[0][:20], match[1]
 
 
 def _backwards(text: str, mark: str, start: int) -> Iterator[int]:

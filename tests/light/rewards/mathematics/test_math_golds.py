@@ -8,6 +8,10 @@ pytest.importorskip("math_verify")
 
 # gold: (right answers, wrong answers); the gold's own text is right as well.
 GOLDS = {
+    # In brackets
+    "4(4/5)": ([r"\frac{24}{5}", r"4\frac45", "4.8"], [r"\frac{16}{5}", "4", r"\frac45"]),
+    "(1/10)": ([r"\frac{1}{10}", "0.1"], ["1", "10"]),
+    "9 (apples)": (["9", r"9\text{ apples}"], ["8", r"9\text{ pears}"]),
     # Rates and compound units
     r"80 \ \text{km/h}": (
         ["80", "80 km/h", r"80\text{ kilometers per hour}", r"80 \text{ km}/\text{h}"],

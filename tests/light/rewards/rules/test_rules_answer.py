@@ -191,6 +191,17 @@ def test_listing_the_options_is_no_choice(subtests):
                 assert (reading.value, reading.status) == (None, status)
 
 
+def test_golds_in_brackets_are_numbers():
+    for gold, right, wrong in (("4(4/5)", "24/5", "16/5"), ("(1/10)", "0.1", "1"), ("9 (apples)", "9", "8")):
+        assert value_of(rf"\boxed{{{right}}}", gold) == value_of(f"<answer>{gold}</answer>", gold) == 1.0
+        assert value_of(rf"\boxed{{{wrong}}}", gold) == 0.0
+
+
+def test_a_box_without_a_digit_does_not_hide_an_announced_number():
+    assert value_of(r"\boxed{H}. The answer is 42.", "42") == 1.0
+    assert value_of(r"\boxed{3\sqrt{13}}. The answer is 3.", "3") == 0.0
+
+
 def test_a_choice_gold_may_carry_its_text():
     assert value_of("B", "B. Paris", kind="choice") == 1.0
     assert value_of("B", 1, kind="choice") is None

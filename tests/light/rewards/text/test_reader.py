@@ -1,5 +1,7 @@
 """The one reader of answers: the same text is read alike by `Answer` and by `Math`."""
 
+# ruff: noqa: RUF001  Chinese punctuation.
+
 import pytest
 
 from tests.processor_time import timed
@@ -164,6 +166,20 @@ CHOSEN = [
     *("The answer is 12, which is option B.", "We look at the map.\n\nB", "答案是B", "选B", "B: Paris"),
     *("**B**: Paris", "B - Paris", "It's B.", "A and C are wrong. Thus B.", "Correct option: B", "The answer is 'B'"),
     *("(b)", "The best answer is B.", "The correct answer is:\n\n**B. Paris**\n\nExplanation: A is wrong because ..."),
+    *("The statement that is true is: B. All are made by mutation.", r"\text{The answer is } (B)"),
+    *(
+        "因此，选项B是最合理的答案。",
+        "选项A不对。所以，错误的叙述是选项B。",
+        "只有B选项符合题意。",
+        "综上，选（B选项）。",
+        "故选B。",
+    ),
+    *(
+        "A是正确的叙述。所以，错误的叙述是选项B。",
+        r"$=\boxed{100}$. The answer is (B).",
+        "The answer is B. \\boxed{100}",
+    ),
+    *("<answer>100</answer> The answer is (B).", "\\boxed{100}\n\nSo the correct option is **B**."),
     *("Eliminating (A), (C) and (D), the answer is (B).", "The statement in option A is false. Answer: B"),
 ]
 UNCHOSEN = [
@@ -172,6 +188,20 @@ UNCHOSEN = [
     *("I do not think that B is correct.", "Neither A nor B is correct.", "B is not correct."),
     *(r"\boxed{A} or \boxed{B}", r"\boxed{A, B}", "A: Paris\nB: London", "A\nB\nC", "A dog", "Not B.", "It's not B."),
     *("不选B", "Neither (A) nor (B)", "Anything but B", "The answer is B and C", "The answer is AB"),
+    *(
+        "因此，选项 A、B、C、D 都不正确。",
+        "选项B、C、D均错误",
+        "None of the options A, B is correct.",
+        "A, B and C are all wrong.",
+    ),
+    *("(B) is a distractor.", "I'd rule out (B).", "因此选项B错误。", "所以不选B。", "综上，应排除B。"),
+    *(
+        "A. 1\nB. 2\nC. 3",
+        "Answer: A. 1 B. 2 C. 3",
+        r"\boxed{100}",
+        r"\boxed{A}. The answer is B.",
+        r"\boxed{B^2}. The answer is B.",
+    ),
     *("Maybe B, maybe A.", "The answer is a dog.", "<!-- B -->"),
 ]
 
@@ -191,7 +221,7 @@ def test_a_choice_that_is_denied_or_hedged_earns_nothing(text):
     assert chosen(text, "B") == [0.0, 0.0, 0.0]
 
 
-def test_choices_go_from_a_to_j_and_a_power_of_a_constant_is_none():
+def test_choices_go_from_a_to_z_and_a_power_of_a_constant_is_none():
     for letter in "ABCDEFGHIJ":
         for text in (
             f"Answer: ({letter})",
@@ -200,6 +230,9 @@ def test_choices_go_from_a_to_j_and_a_power_of_a_constant_is_none():
             f"So {letter} is correct.",
         ):
             assert chosen(text, letter) == [1.0, 1.0, 1.0]
+    for letter in "KRZ":
+        for text in (f"Answer: ({letter})", f"The answer is {letter}.", rf"\boxed{{{letter}}}", f"({letter})"):
+            assert chosen(text, letter)[0] == 1.0
     for text in (r"\boxed{C^2}", r"\boxed{C+1}", "The answer is $C^2$."):
         assert Math().score(Row(None, text, None, {"answer": "C"})).value == 0.0
 

@@ -11,7 +11,7 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
 from trl_ext.rewards.text.prose import MAX_CHARS, refusal, words
 
 _MIN_SORTED = 64  # Below this many ids a set is as fast.
-_NUMBER = re.compile(r"(\d{1,15})")  # Python's `int` refuses thousands of digits.
+_NUMBER = re.compile("([0-9]{1,15})")  # Python's `int` refuses thousands of digits.
 _BEFORE_CHARS = 6  # Numbers behind the same characters, such as "step ", belong to one counter.
 
 
@@ -64,14 +64,17 @@ def counted_frac(text: str, ngram: int) -> float:
         0.1
     """
     parts = _NUMBER.split(text)
+    befores = [before[-_BEFORE_CHARS:] for before in parts[:-1:2]]
+    if len(befores) - len(set(befores)) < 2:  # No three numbers stand behind the same characters.
+        return 0.0
     counters: dict[str, tuple[int, int]] = {}  # last number and last step
     same = False
-    for place in range(1, len(parts), 2):
-        before, number = parts[place - 1][-_BEFORE_CHARS:], int(parts[place])
+    for place, (before, digits) in enumerate(zip(befores, parts[1::2], strict=True)):
+        number = int(digits)
         last, step = counters.get(before, (number, 0))
         counters[before] = number, number - last
         if step and number - last == step:
-            parts[place], same = "#", True
+            parts[2 * place + 1], same = "#", True
     if not same:
         return 0.0
     shares = []

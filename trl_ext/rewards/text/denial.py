@@ -9,7 +9,8 @@ import re
 
 from trl_ext.rewards.text.languages import DENIES, WRONG
 
-WINDOW = 160  # characters before a value in which a denial is looked for
+WINDOW = 160  # characters before a value in which a denial of a claim is looked for
+_NEAR = 80  # and one of the value itself
 
 # Words directly before a value that say that it is another one.
 DENIAL = (
@@ -53,22 +54,23 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 
 # One of these stands in every denial; looking for them costs a tenth of the patterns.
-_HINTS = (
-    "not", "nor", "no l", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ",
-    "far from", "opposite", "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible",
-    "doubt", "deny", " out", "liminat", "排除",
-    "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了", "nicht", "niemals", "kein", "n'est",
-    "n\u2019est", "pense pas", "no es", "no puede", "no creo", "nunca", "non è", "não", "не",
-)  # fmt: skip
+_CLAIMS = "not never hardly n't n\u2019t wrong false incorrect untrue unlikely impossible doubt deny".split()
+_CLAIM_HINT = re.compile("|".join(_CLAIMS))
+_DIRECT_HINT = re.compile(
+    "|".join(_CLAIMS)
+    + "|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out|liminat|\u2260|!=|\\\\ne|不[可应是等为选认]|并非|没有"
+    "|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è|não|не"
+)
 
 
 def denied_before(text: str, end: int) -> bool:
     """Return True when the words that end at `end` deny what follows; `2!=` is a factorial and no inequality."""
     before = text[max(0, end - WINDOW) : max(0, end)]
     lowered = before.lower()
-    if not any(hint in lowered for hint in _HINTS):
-        return False
-    return _DIRECT.search(before, max(0, len(before) - 100)) is not None or _CLAIM.search(before) is not None
+    near = max(0, len(before) - _NEAR)
+    if _DIRECT_HINT.search(lowered, near) and _DIRECT.search(before, near):
+        return True
+    return _CLAIM_HINT.search(lowered) is not None and _CLAIM.search(before) is not None
 
 
 def denied_behind(text: str, start: int) -> bool:

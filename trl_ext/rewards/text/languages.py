@@ -36,7 +36,7 @@ _LANGUAGES = (
 NOUN, _LINK, OPTION, RIGHT, DENIES, WRONG, OR, _CHECK = (
     f"(?:{'|'.join(filter(None, column))})" for column in zip(*_LANGUAGES, strict=True)
 )
-NOUNS = ("answer", *NOUN[3:-1].split("|"))
+NOUNS = ("answer", *(one for one in NOUN[3:-1].split("|") if one != "答案"))  # 答 finds it
 ASCII_NOUNS = tuple(noun for noun in NOUNS if noun.isascii())
 _WORD = r"(?:\s(?!inc|err|sbag|fal)[^\s.,:;!?]{1,14})"
 ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\uff1a】]|{_WORD}{{0,4}}?\s?{_LINK})"

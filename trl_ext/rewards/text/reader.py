@@ -37,6 +37,7 @@ from trl_ext.rewards.text.prose import UNSPACED
 
 MAX_CONTENT = 8_000  # characters behind a phrase that are read
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
+_MAX_SEEDS = 64
 _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
 _PHRASE = re.compile(
@@ -63,12 +64,18 @@ _SPELLED = re.compile(  # "forty-two (42)"
     r"(?i)(?<![\w-])(?:(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}(?:teen|ty)|hundred"
     r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
 )
+# Each way to choose, from a word by which it is found; "choose" only behind I or we.
+_SEED = re.compile(
+    "is:|option|choice|letter|alternativ|choose|chose|select|pick|go with|going with|opt for|choisis|wähle|elijo|scelgo"
+    "|escolho|选|正确的|選択肢|正しいの|선택|보기|옵션|вариант|opci|opzion|opçã|letra|\u2705"
+)
+_WE = re.compile(r"\b(?:I|we)\s(?:\w{2,9}\s)?\Z", re.IGNORECASE)
 _CHOSEN = re.compile(
-    r"\bis:(?=\s[*(]{0,3}[A-Z][).])|\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
-    r"|(?:go(?:ing)?\swith|opt\sfor|je\schoisis|ich\swähle|elijo|scelgo|escolho)\b)",
+    r"is:(?=\s[*(]{0,3}[A-Z][).])|(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:go(?:ing)?\swith|opt\sfor"
+    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{CHOOSES}|选(?<!不选)(?!项)(?:择|\uff1a)?|\u2705",
     re.IGNORECASE,
 )
-_CHOSEN_ABROAD = re.compile(rf"{_CHOSEN.pattern}|{CHOOSES}|(?<!不)选(?:择|\uff1a)?|\u2705", re.IGNORECASE)
+_PICKED = re.compile(r"choo?se|select|pick")
 _OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + LETTER, re.IGNORECASE)
 _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
@@ -265,16 +272,19 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
         ):
             yield place + 2, place, "A:", None
     if kind == "choice":
-        chosen = _CHOSEN_ABROAD if not text.isascii() or "option" in lowered or "alternativa" in lowered else _CHOSEN
-        for match in [*chosen.finditer(text, start)][-_MAX_PHRASES:]:
-            if _OPENING_LETTER.match(text, match.end()):
-                yield match.end(), match.start(), match[0], None
+        for seed in [*_SEED.finditer(lowered, start)][-_MAX_SEEDS:]:
+            place = seed.start()
+            match = _CHOSEN.match(text, place)
+            if match is None and _WE.search(text[max(0, place - 14) : place]):
+                match = _PICKED.match(lowered, place)
+            if match and _OPENING_LETTER.match(text, match.end()):
+                yield match.end(), place, match[0], None
         for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
             if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
                 yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
         for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
             yield match.end(), match.start(), match[0], match[1]
-        for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if "选" in text or "是" in text else ():
+        for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if not lowered.isascii() else ():
             if not _TAKES_BACK.match(match[2]):
                 yield match.end(1), match.start(1), match[0][:20], match[1]
 

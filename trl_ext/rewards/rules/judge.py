@@ -1,6 +1,7 @@
 """Have a language model behind an OpenAI-compatible server judge a completion: alone, or against another answer."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,7 @@ class Judge(ModelJudge):
         """
         lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
         for place, line in enumerate(reversed(lines)):
-            bare = line.strip().strip("*_#`").strip()
+            bare = unicodedata.normalize("NFKC", line).strip().strip("*_#`").strip()  # also of full-width signs
             if len(bare) <= _LONGEST_LINE:
                 try:
                     match = regex.compile(self.pattern).fullmatch(bare, timeout=_PATTERN_S)

@@ -58,8 +58,9 @@ _CLAIMS = "not never hardly n't n\u2019t wrong false incorrect untrue unlikely i
 _CLAIM_HINT = re.compile("|".join(_CLAIMS))
 _DIRECT_HINT = re.compile(
     "|".join(_CLAIMS)
-    + "|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out|liminat|\u2260|!=|\\\\ne|不[可应是等为选认]|并非|没有"
-    "|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è|não|не"
+    + "|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out|liminat|\u2260|!=|\\\\ne"
+    "|不[可应是等为选认]|并非|没有|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è"
+    "|não|не"
 )
 
 

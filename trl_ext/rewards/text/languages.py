@@ -48,8 +48,12 @@ ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다
 
 # What multiplies a number, by its factor. A full stop may follow: "3 Mio. Euro".
 _FACTORS = {
-    12: "dozen dozens 打", 100: "hundred 百 백", 10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores",
-    10**3: "thousand thousands 千 천 тысяча тысячи тысяч тыс mille tausend tsd mil mila",
+    10: "十 십 десяток десятка десятков dizaine dizaines decena decenas decina decine dezena dezenas",
+    12: "dozen dozens 打 дюжина дюжины дюжин douzaine douzaines dutzend docena docenas dozzina dozzine dúzia dúzias",
+    100: "hundred hundreds 百 백 сотня сотни сотен centaine centaines hundert cientos centinaia centena centenas",
+    10**4: "万 萬 만", 10**5: "lakh lakhs", 10**7: "crore crores",
+    10**3: "thousand thousands 千 천 тысяча тысячи тысяч тыс mille tausend tsd mil mila millier"
+    " milliers millares migliaia milhares",
     10**6: "million millions миллион миллиона миллионов млн millionen mio millón millones milione milioni"
     " milhão milhões",
     10**8: "亿 億 억",
@@ -65,8 +69,8 @@ AND_A_HALF = (
     r"\s?(?:and\sa\shalf|einhalb|et\sdemie?|y\smedi[oa]|e\smezz[oa]|e\smei[oa]|с\sполовиной|又二分之一|个半)" + _END
 )
 ABOUT = (
-    r"(?:大?[约約]为?|总?一?共|等于|およそ|약\s|(?:около|примерно|environ|etwa|ungefähr|rund|circa|unos|aproximadamente"
-    r"|cerca\sde)\s)"
+    r"(?:大?[约約]为?|总?一?共|等于|およそ|약\s|(?:около|примерно|всего|environ|au\stotal|etwa|ungefähr|rund|insgesamt|circa"
+    r"|unos|aproximadamente|en\stotal|in\stotale|no\stotal|cerca\sde)\s)"
 )
 _MINUS = re.compile(
     r"(?<![0-9)\]}%\s])\s*(?:负|負|零下|マイナス|마이너스)\s?(?=[0-9.$\\])"
@@ -91,7 +95,7 @@ CHANGES_BEFORE = re.compile(
 )
 # Behind a number: "of", a power, "or more", "between", tenths.
 CHANGES_BEHIND = re.compile(
-    r"\s?(?:[的の의又多余成割할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|乗|半|제곱|多(?:一点)?\s*\Z)"
+    r"\s?(?:[的の의又多余成割折할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|乗|半|제곱|多(?:一点)?\s*\Z)"
     r"|\s(?:au\sc(?:arré|ube)|a[lo]\s(?:cuad|quad|cub)\w+|в\s(?:квадрате|кубе|степени)|[iz]u?m\squadrat|hoch|elev|puissance)",
     re.IGNORECASE,
 )

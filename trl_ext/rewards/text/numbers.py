@@ -17,18 +17,9 @@ import math
 import re
 from fractions import Fraction
 
+from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.golds import without_brackets
-from trl_ext.rewards.text.languages import (
-    ABOUT,
-    AND_A_HALF,
-    CHANGES_BEFORE,
-    CHANGES_BEHIND,
-    FACTOR,
-    FACTORS,
-    OR,
-    in_signs,
-)
 from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
 from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
 
@@ -68,11 +59,12 @@ _PART = re.compile(
     r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|"
     rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
 )
-_ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{OR})\s*[-+]?[0-9]")
+_ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{known.OR})\s*[-+]?[0-9]")
 # May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
     r"[\s*_`\"'\u201c\u2018:(\[~\u2248]*+"
-    rf"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++|{ABOUT})?"
+    r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++"
+    rf"|{known.ABOUT})?"
     r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
     re.IGNORECASE,
 )
@@ -95,9 +87,10 @@ _CHANGED = re.compile(
     re.IGNORECASE,
 )
 MULTIPLIER = re.compile(
-    rf"[\s$*)]{{0,3}}-?\s?(?:\\text\{{\s?)?({FACTOR}(?:\s?{FACTOR})?)\.?\}}?|{AND_A_HALF}", re.IGNORECASE
+    rf"[\s$*)]{{0,3}}-?\s?(?:\\text\{{\s?)?({known.FACTOR}(?:\s?{known.FACTOR})?)\.?\}}?|{known.AND_A_HALF}",
+    re.IGNORECASE,
 )
-_FACTOR = re.compile(FACTOR)
+_FACTOR = re.compile(known.FACTOR)
 HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
@@ -251,7 +244,7 @@ def time_of(clock: re.Match[str]) -> str:
 def _is_unit(rest: str) -> bool:
     unit = rest.rstrip(_CLOSING)
     is_unit = _UNIT.fullmatch(unit) is not None and len(unit.split()) <= _MAX_UNIT_WORDS
-    changes = _CHANGED.search(unit) or ((not unit.isascii() or " " in unit) and CHANGES_BEHIND.match(unit))
+    changes = _CHANGED.search(unit) or ((not unit.isascii() or " " in unit) and known.CHANGES_BEHIND.match(unit))
     return is_unit and not changes and not denied_behind(unit, 0)
 
 
@@ -259,7 +252,7 @@ def _multiplied(value: Fraction, multiplier: re.Match[str]) -> Fraction:
     """Return 42 million for "42" and "million", 42.5 for "and a half"."""
     if multiplier[1] is None:
         return value + Fraction(1, 2)
-    return value * math.prod(FACTORS[word] for word in _FACTOR.findall(multiplier[1].lower()))
+    return value * math.prod(known.FACTORS[word] for word in _FACTOR.findall(multiplier[1].lower()))
 
 
 def _clause(line: str) -> str:
@@ -279,7 +272,7 @@ def last_number(text: str) -> AnswerReading:
     while end > 0:
         start = text.rfind("\n", 0, end) + 1
         if _DIGIT.search(text, start, end):
-            line = in_signs(clean(without_contrast(text[start:end])))
+            line = known.in_signs(clean(without_contrast(text[start:end])))
             matches = list(_IN_TEXT.finditer(line))
             if not matches or denied_before(line, matches[-1].start()) or denied_behind(line, matches[-1].end()):
                 return _part_of(line)
@@ -297,8 +290,8 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     before = text[max(0, match.start() - 70) : match.start()]
     if (
         _APPLIED.search(before)
-        or CHANGES_BEFORE.search(before)
-        or (CHANGES_BEHIND.match(text, match.end()) and not multiplier)
+        or known.CHANGES_BEFORE.search(before)
+        or (known.CHANGES_BEHIND.match(text, match.end()) and not multiplier)
     ):
         return _part_of(text[max(0, match.start() - 30) : match.start() + 30])
     negative = before.endswith("-") and not _BINDS.search(before)

@@ -18,21 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
+from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.languages import (
-    ABOUT,
-    ANNOUNCES,
-    ASCII_NOUNS,
-    CHOOSES,
-    ENDS,
-    LETTER,
-    NOUN,
-    NOUNS,
-    RIGHT,
-    UNLESS,
-    in_signs,
-)
 from trl_ext.rewards.text.prose import UNSPACED
 
 MAX_CONTENT = 8_000  # characters behind a phrase that are read
@@ -43,7 +31,7 @@ _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 _PHRASE = re.compile(
     r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
     r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-Z]\)))"
-    rf"|{ANNOUNCES}",
+    rf"|{known.ANNOUNCES}",
     re.IGNORECASE,
 )
 # "this answer is correct" speaks of an answer and gives none.
@@ -59,24 +47,28 @@ _OVERRIDES = re.compile(
     re.IGNORECASE,
 )
 _FINAL = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our)\s){0,2}final\s", re.IGNORECASE)
-_HEADING = re.compile(rf"[ *#>_]{{0,9}}(?:(?:the|my|our|final|correct)\s){{0,3}}(?:answers?|{NOUN})[ *_]{{0,9}}", re.I)
+_HEADING = re.compile(
+    rf"[ *#>_]{{0,9}}(?:(?:the|my|our|final|correct)\s){{0,3}}(?:answers?|{known.NOUN})[ *_]{{0,9}}", re.I
+)
 _SPELLED = re.compile(  # "forty-two (42)"
     r"(?i)(?<![\w-])(?:(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}(?:teen|ty)|hundred"
     r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
 )
 # Each way to choose, from a word by which it is found; "choose" only behind I or we.
 _SEED = re.compile(
-    "is:|option|choice|letter|alternativ|choose|chose|select|pick|go with|going with|opt for|choisis|wähle|elijo|scelgo"
-    "|escolho|选|正确的|選択肢|正しいの|선택|보기|옵션|вариант|opci|opzion|opçã|letra|\u2705"
+    "is:|option|choice|letter|alternativ|choose|chose|select|pick|go with|going with|opt for|choisis|wähle|elijo"
+    "|scelgo|escolho|选|正确的|選択肢|正しいの|선택|보기|옵션|вариант|opci|opzion|opçã|letra|\u2705"
 )
 _WE = re.compile(r"\b(?:I|we)\s(?:\w{2,9}\s)?\Z", re.IGNORECASE)
 _CHOSEN = re.compile(
     r"is:(?=\s[*(]{0,3}[A-Z][).])|(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:go(?:ing)?\swith|opt\sfor"
-    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{CHOOSES}|选(?<!不选)(?!项)(?:择|\uff1a)?|\u2705",
+    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)(?:择|\uff1a)?|\u2705",
     re.IGNORECASE,
 )
-_PICKED = re.compile(r"choo?se|select|pick")
-_OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + LETTER, re.IGNORECASE)
+_PICKED = re.compile(r"cho?ose|select|pick")
+_OPENING_LETTER = re.compile(
+    r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + known.LETTER, re.IGNORECASE
+)
 _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
 )
@@ -88,7 +80,7 @@ _CONCLUDES = re.compile(
     r"(?:因此|所以|综上|故|只有)[^\nA-Z。]{0,60}([A-Z])(?![A-Za-z])([^\nA-Z。]{0,60})(?=[。\n]|\Z)"
 )
 _TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
-_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{RIGHT})")
+_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{known.RIGHT})")
 # What a box or tag must hold for a rule of the kind to read it.
 _READABLE = {
     "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
@@ -99,8 +91,11 @@ _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
 )
 # In a language with decimal commas either may be meant.
-_EITHER = re.compile(rf"[\s$\u20ac*(]*(?:{ABOUT})?(-?[1-9]\d{{0,2}}[.,]\d{{3}})(?![\d\\^]|[.,/]\d)", re.IGNORECASE)
+_EITHER = re.compile(
+    rf"[\s$\u20ac*(]*(?:{known.ABOUT})?(-?[1-9]\d{{0,2}}[.,]\d{{3}})(?![\d\\^]|[.,/]\d)", re.IGNORECASE
+)
 _COLON = re.compile(r".?\s?[:=\uff1a】]", re.DOTALL)
+_ONE_WORD = re.compile(r"[a-z\u00df-\u00ff\u0430-\u0451'\u2019]+\s[-\d][^\n]{0,25}\Z", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,\uff0c.\u3002;:\uff1a](?!\d)")
 _NUMERAL = re.compile(r"[0-9\uff10-\uff19]")
 _ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
@@ -111,7 +106,7 @@ FORMULA = re.compile(
 )
 _LEADS = (
     r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
-    rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{ABOUT})*))[*_`\"'(\[{{]*+"
+    rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{known.ABOUT})*))[*_`\"'(\[{{]*+"
 )
 _VALUE = re.compile(
     _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
@@ -216,15 +211,16 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
     for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
         is_letter = content is not None
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
-        line = without_contrast(line if line.isascii() else ENDS.sub("", line))
+        line = without_contrast(line if line.isascii() else known.ENDS.sub("", line))
         line = _SPELLED.sub(r"\1", line) if "(" in line else line
-        line = in_signs(line, with_roots=kind == "maths") if kind in ("number", "maths") else line
+        line = known.in_signs(line, with_roots=kind == "maths") if kind in ("number", "maths") else line
         follows = is_letter or kind == "exact" or has_value(line, kind)
         is_heading = is_below and "\n" in text[end:].strip()
         is_abroad = not is_letter and anchor[:6].lower() not in ("answer", "####", "a:")
         is_value = kind in ("number", "maths")
         if is_abroad and is_value and not is_below:
-            if not follows and not _COLON.match(text, end - 1) and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
+            is_sentence = _COLON.match(text, end - 1) and not _ONE_WORD.match(line)
+            if not follows and not is_sentence and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
                 return Stated(anchor, (), "no_answer", f"'{anchor}': words before the number in '{line[:60]}'")
             if (either := _EITHER.match(line)) and not _ONE_UNSPACED.match(anchor):
                 both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
@@ -253,10 +249,14 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
     lowered = text.lower()
     if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
         lowered = text
-    for noun in [one for one in (ASCII_NOUNS if lowered.isascii() else NOUNS) if lowered.find(one, start) >= 0]:
+    for noun in [
+        one for one in (known.ASCII_NOUNS if lowered.isascii() else known.NOUNS) if lowered.find(one, start) >= 0
+    ]:
         for place in _backwards(lowered, noun, start):
             match = _PHRASE.match(text, place)
-            if match and not (_SPEAKS_OF if noun == "answer" else UNLESS).search(text[max(0, place - 40) : place]):
+            if match and not (_SPEAKS_OF if noun == "answer" else known.UNLESS).search(
+                text[max(0, place - 40) : place]
+            ):
                 yield match.end(), place, match[0].strip(), None
             elif match is None:
                 begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)

@@ -63,6 +63,7 @@ def test_a_judge_that_is_away_ends_the_run():
 
 def test_the_last_line_of_the_reply_decides_and_nothing_else(subtests):
     for reply, value in (
+        ("Score\uff1a\uff11\uff10", 1.0),  # in full-width signs
         *(("Score: 10", 1.0), ("It is fine.\n\n**Score: 1**\n\n", 0.0), ("Score: 5.5/10", 0.5)),
         *(("Score: 2\nScore: 10.", 1.0), ("Score: 10\nBut no.", 1.0), ("Score: 11", None), ("Score: -1", None)),
         *(("Score: 1e1", None), ("Score: " + "9" * 5000, None), ("Score: 10 or 2", None)),

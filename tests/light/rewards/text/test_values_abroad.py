@@ -37,6 +37,8 @@ READ = (
     ),
     *(("A resposta é 3 milhões.", "3000000", "3"), ("The answer is 3 lakh.", "300000", "3")),
     *(("The answer is minus 3.", "-3", "3"), ("The answer is 3 hundred thousand.", "300000", "3")),
+    *(("La réponse est 3 douzaines.", "36", "3"), ("Die Antwort ist 2,5 Millionen.", "2500000", "2.5")),
+    *(("La respuesta es 3 cientos.", "300", "3"), ("Ответ: 3 десятка", "30", "3"), ("Ответ: всего 40", "40", "4")),
     # decimal commas, and groups with points
     *(
         ("Die Antwort ist 3,5.", "3.5", "35"),
@@ -81,6 +83,8 @@ UNREAD = {
     ),
     "5": ("答案是3万5千", "一共3万5"),
     "1.2": ("A: 1,2,3",),
+    "40": ("Ответ: почти 40", "La réponse est près de 40.", "Die Antwort ist fast 40.", "La respuesta es casi 40."),
+    "9": ("答案是9折", "Ответ: от 3 до 9", "Die Antwort ist zwischen 3 und 9."),
 }
 ROOTS = (
     *(

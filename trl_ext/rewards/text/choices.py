@@ -15,7 +15,7 @@ from trl_ext.rewards.text.reader import AnswerReading, stated
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
 _ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])")
-_SHOWN = re.compile(r"[(\[]([A-Z])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-Z])(?![A-Za-z0-9'])")
+_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-Z])(?![A-Za-z0-9'])")
 _SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-Z])(?![A-Za-z0-9'])")
 _ASCII_NOUNS = (*ASCII_NOUNS[1:], "letra", "alternativa")
 _REJECTED = re.compile(

@@ -75,9 +75,10 @@ _IS_RIGHT = re.compile(
 _ITS_LETTER = re.compile(
     r"(?<![A-Za-z0-9'-])(?<![A-Z][,、/]\s)(?<![A-Z][,、/])(?<!\bor\s)(?<!\band\s)([A-Z])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z"
 )
-# The sentence of a conclusion in Chinese, with one letter and no denial behind it.
+# The sentence of a conclusion in Chinese, with one letter of an option and no denial behind it.
 _CONCLUDES = re.compile(
-    r"(?:因此|所以|综上|故|只有)[^\nA-Z。]{0,60}([A-Z])(?![A-Za-z])([^\nA-Z。]{0,60})(?=[。\n]|\Z)"
+    r"(?:因此|所以|综上|故|只有)[^\nA-Z\u3002\\$]{0,60}?(?:(?:选项?|[是为])[\s(\uff08]?([A-Z])(?![A-Za-z])|([A-Z])(?=\s?选?项))"
+    r"([^\nA-Z\u3002\\$]{0,60})(?=[\u3002\n]|\Z)"
 )
 _TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
 _RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{known.RIGHT})")
@@ -285,8 +286,9 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
         for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
             yield match.end(), match.start(), match[0], match[1]
         for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if not lowered.isascii() else ():
-            if not _TAKES_BACK.match(match[2]):
-                yield match.end(1), match.start(1), match[0][:20], match[1]
+            group = 1 if match[1] else 2
+            if not _TAKES_BACK.match(match[3]):
+                yield match.end(group), match.start(group), match[0][:20], match[group]
 
 
 def _backwards(text: str, mark: str, start: int) -> Iterator[int]:

@@ -73,9 +73,9 @@ ABOUT = (
     r"|unos|aproximadamente|en\stotal|in\stotale|no\stotal|cerca\sde)\s)"
 )
 _MINUS = re.compile(
-    r"(?<![0-9)\]}%\s])\s*(?:负|負|零下|マイナス|마이너스)\s?(?=[0-9.$\\])"
+    r"(?<![0-9)\]}%\s])\s*(?:负|負|零下|マイナス|마이너스|음수|영하)\s?(?=[0-9.$\\])"
     r"|(?<![\w)\]}%])(?<![0-9)\]}%]\s)(?<!\bau\s)(?<!\bal\s)(?<!\blo\s)(?<!\bpelo\s)"
-    r"(?:minus|negative|минус|moins|menos|meno)\s(?=[0-9.$\\])",
+    r"(?:minus|negativ[eo]?|минус|moins|menos|meno)\s(?=[0-9.$\\])",
     re.IGNORECASE,
 )
 _ROOT = re.compile(
@@ -95,8 +95,8 @@ CHANGES_BEFORE = re.compile(
 )
 # Behind a number: "of", a power, "or more", "between", tenths.
 CHANGES_BEHIND = re.compile(
-    r"\s?(?:[的の의又多余成割折할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|乗|半|제곱|多(?:一点)?\s*\Z)"
-    r"|\s(?:au\sc(?:arré|ube)|a[lo]\s(?:cuad|quad|cub)\w+|в\s(?:квадрате|кубе|степени)|[iz]u?m\squadrat|hoch|elev|puissance)",
+    r"\s?(?:[的の의又多余成割折할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|を?超|乗|半|제곱|多(?:一点)?\s*\Z)"
+    r"|\s(?:au\sc(?:arré|ube)|a[lo]\s(?:cuad|quad|cub)\w+|в\s(?:квадрате|кубе|степени)|[iz]u?m\squadrat|hoch|al(?:la|\s?cubo)|elev|puissance|fa[ck]?[kt]\w*rial|factorielle|fakult|fattorial|факториал)",
     re.IGNORECASE,
 )
 _SHARE = re.compile(r"([0-9]{1,30})\s?分[の之]\s?([0-9]{1,30})(?![0-9.,/])")
@@ -109,7 +109,7 @@ def in_signs(text: str, *, with_roots: bool = False) -> str:
 
     Example:
         >>> in_signs("минус 3"), in_signs("根号3", with_roots=True), in_signs("1.234,56 euros")
-        ('-3', '\\\\sqrt{3}', '1234.56 euros')
+        ('-3', '\\sqrt{3}', '1234.56 euros')
     """
     text = _SHARE.sub(r"\2/\1", text) if "分" in text else text
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text) if with_roots else text

@@ -82,6 +82,12 @@ UNREAD = {
         *("A resposta é pelo menos 3.", "A resposta é o dobro de 3.", "因此边长为根号3", "5 minus 3", "答案是3万5千"),
     ),
     "5": ("答案是3万5千", "一共3万5"),
+    "6": (
+        "La réponse est 6 factorielle",
+        "Die Antwort ist 6 Fakultät",
+        "La risposta è 6 alla seconda",
+        "答えは6を超えます",
+    ),
     "1.2": ("A: 1,2,3",),
     "40": ("Ответ: почти 40", "La réponse est près de 40.", "Die Antwort ist fast 40.", "La respuesta es casi 40."),
     "9": ("答案是9折", "Ответ: от 3 до 9", "Die Antwort ist zwischen 3 und 9."),

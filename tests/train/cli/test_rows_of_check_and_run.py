@@ -64,7 +64,7 @@ PROMPTS = {
     "place of the right option": (
         {"ask": "w5", "choices": ["w6", "w7"], "answer": 1},
         dict(prompt_template="{ask}\n{choices}", rules=CHOICE),
-        "no letter A to J at the start of '1'",
+        "no letter A to Z at the start of '1'",
     ),
     "lists of lists": (
         {"grid": [[1], [2]], "answer": 1},

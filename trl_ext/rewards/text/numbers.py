@@ -21,7 +21,7 @@ from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.golds import without_brackets
 from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
-from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
+from trl_ext.rewards.text.reader import LEADS, AnswerReading, Stated, stated
 
 MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
 
@@ -60,14 +60,7 @@ _PART = re.compile(
     rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
 )
 _ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{known.OR})\s*[-+]?[0-9]")
-# May stand before an announced number, once `clean` has removed LaTeX and currencies.
-_BEFORE = re.compile(
-    r"[\s*_`\"'\u201c\u2018:(\[~\u2248]*+"
-    r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++"
-    rf"|{known.ABOUT})?"
-    r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
-    re.IGNORECASE,
-)
+_BEFORE = re.compile(LEADS, re.IGNORECASE)  # once `clean` has removed LaTeX and currencies
 _CLOSING = " \t)]\"'\u201d\u2019*_`!,;:\u3002"
 # The left side of an equation that gives a number: a variable, a name of one or two words, or arithmetic.
 _LEFT = re.compile(

@@ -105,12 +105,13 @@ _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
 )
-_LEADS = (
+# May stand before an announced number.
+LEADS = (
     r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
     rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{known.ABOUT})*))[*_`\"'(\[{{]*+"
 )
 _VALUE = re.compile(
-    _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
+    LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
     r"|[$\\\u00bc-\u00be\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
     re.IGNORECASE,
 )

@@ -243,6 +243,8 @@ class Math(Rule):
             # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
             return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
         found = compare(gold.tokens, tokens)
+        if found.path == "decimal comma" and ", " in answer:
+            return Match(False, "a list")
         if self._minds_form and found.same and found.path not in _BY_TEXT:
             reason = unfit(gold.tokens, tokens, asked)
             return Match(False, reason) if reason else found

@@ -88,7 +88,7 @@ UNREAD = {
         "La risposta è 6 alla seconda",
         "答えは6を超えます",
     ),
-    "1.2": ("A: 1,2,3",),
+    "1.2": ("A: 1,2,3", r"\boxed{1, 2}"),
     "40": ("Ответ: почти 40", "La réponse est près de 40.", "Die Antwort ist fast 40.", "La respuesta es casi 40."),
     "9": ("答案是9折", "Ответ: от 3 до 9", "Die Antwort ist zwischen 3 und 9."),
 }

@@ -15,16 +15,16 @@ from rewrites import Rewrite, respelled, restated
 
 from trl_ext.rewards.auditing.audit import earns_all, gold_key
 from trl_ext.rewards.auditing.redteam import Target, frame_of
+from trl_ext.rewards.base.rule import Row, Rule, ideal_of
+from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
-from trl_ext.rewards.mathematics.literal import left_to_compute
+from trl_ext.rewards.mathematics.reading.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, latex, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
-from trl_ext.rewards.rule import Row, Rule, ideal_of
 from trl_ext.rewards.ruleset import RuleSet
-from trl_ext.rewards.scorer import Scorer
-from trl_ext.rewards.totals.shaping import applies
+from trl_ext.rewards.totals.scorer import Scorer
 
 LEAST_HARMLESS_FRAC = 0.98  # of the harmless rewrites must be paid; a task may ask for one form of several
 _MAX_CHARS = 200  # of an answer that is rewritten; a longer one is a text or a program

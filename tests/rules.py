@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.base.rule import Row, Rule, Verdict
 
 
 def rule_class(name: str, score: Callable[[Row], Any], columns: tuple[str, ...] = (), **attributes: Any) -> type[Rule]:

@@ -97,7 +97,7 @@ def folder(module: str) -> str:
     return str(FILES[module].parent.relative_to(ROOT / "trl_ext"))
 
 
-@pytest.mark.parametrize("name", ["memory", "trainers"])
+@pytest.mark.parametrize("name", ["memory", "rewards", "trainers"])
 def test_no_folders_of_a_room_import_each_other_in_a_circle(name):
     arrows: dict[str, set[str]] = {}
     for module in FILES:

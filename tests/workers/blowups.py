@@ -18,9 +18,9 @@ from pathlib import Path
 
 from plain_rules import row
 
+from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.rule import Rule, Verdict
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, memory_mib=64, workers=2, chunk=4)
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.base.rule import Row, Rule, Verdict
 
 HEAVY = ("torch", "trl", "transformers", "datasets", "numpy")
 

@@ -3,18 +3,18 @@
 from trl_ext.rewards.auditing.audit import audit
 from trl_ext.rewards.auditing.examples import test
 from trl_ext.rewards.auditing.redteam import redteam
+from trl_ext.rewards.base.rows import completion_text
+from trl_ext.rewards.base.rule import Row, Rule, Verdict
+from trl_ext.rewards.instruction_kinds.instructions import Instructions
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
 from trl_ext.rewards.preference.filter import filter_pairs
-from trl_ext.rewards.rows import completion_text
-from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
-from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge
@@ -29,9 +29,9 @@ from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
-from trl_ext.rewards.scorer import LARGEST
 from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
+from trl_ext.rewards.totals.scorer import LARGEST
 
 __all__ = [
     "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",

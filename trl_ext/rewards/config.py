@@ -26,14 +26,14 @@ from typing import Any, TypeVar
 import yaml
 
 from trl_ext.errors import ConfigError, RuleError, SupportError
+from trl_ext.rewards.base.rule import Rule, place_of, snake_case
+from trl_ext.rewards.instruction_kinds.instructions import Instructions
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.rule import Rule, place_of, snake_case
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
-from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
 from trl_ext.rewards.rules.judge import Judge

@@ -13,8 +13,8 @@ from tests.chat_server import ChatServer
 from tests.embeddings import encoder as encoder
 from tests.language_tool import LanguageToolServer
 from trl_ext.rewards import RuleSet
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.config import SHIPPED
-from trl_ext.rewards.rule import Row
 
 # Of every script and kind: letters and digits of scripts, marks that join, blanks, controls, lone surrogates, emoji.
 SPANS = (

@@ -173,7 +173,7 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
         tokenizer_of_run,
     )
     from trl_ext.rewards import completion_text
-    from trl_ext.rewards.rows import make_rows
+    from trl_ext.rewards.base.rows import make_rows
 
     names = renamed(arguments.column)
     group, place = group_of(arguments.completions, arguments.row, names)

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.adapters.tool_methods import with_tools
+from trl_ext.rewards.base.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import run_in_loop
-from trl_ext.rewards.rules.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.rules.remote import as_responses
-from trl_ext.rewards.scorer import LARGEST
+from trl_ext.rewards.totals.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")
 MOST_LOST = 0.05  # of the rows of 20 steps

@@ -14,10 +14,10 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.preference.data import chunks
-from trl_ext.rewards.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.ruleset import RuleSet, require_columns
-from trl_ext.rewards.scorer import Scorer
+from trl_ext.rewards.totals.scorer import Scorer
 
 _MAX_FAILURES = 100  # kept per rule; all are counted
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.base.rule import Rule
 from trl_ext.rewards.ruleset import RuleSet
 
 

@@ -17,14 +17,14 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.auditing.audit import data_rows, gold_key, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.audit_report import table
 from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
-from trl_ext.rewards.rows import completion_text
-from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.base.rows import completion_text
+from trl_ext.rewards.base.rule import Rule
+from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.totals.explanation import Explanation, shortened
-from trl_ext.rewards.totals.shaping import applies
 
 REFUSED, NOT_TRIED = "refused", "not tried"
 _ROUNDING = 1e-9

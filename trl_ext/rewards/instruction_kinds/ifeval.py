@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.instruction_kinds.spec import (
     Relation,
     count,
@@ -18,7 +19,6 @@ from trl_ext.rewards.instruction_kinds.spec import (
     texts,
 )
 from trl_ext.rewards.instruction_kinds.splitting import sentences
-from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.json_schema import MAX_DEPTH, nesting, strict_json
 from trl_ext.rewards.rules.language import Language
 from trl_ext.rewards.text.prose import count_word, unmarked, words

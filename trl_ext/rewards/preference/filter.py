@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards.base.rows import completion_text
 from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, counts, falls_short
 from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, bare, gaps_of_rows, split_batch
-from trl_ext.rewards.rows import completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, text_tuple
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.base.rule import (
+    Row,
+    Rule,
+    Verdict,
+    check_choice,
+    check_column,
+    check_flag,
+    check_number,
+    check_whole,
+)
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.isolation.sandbox.remote import RemoteSandbox
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
 

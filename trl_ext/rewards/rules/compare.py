@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar
 
-from trl_ext.rewards.rule import Row, Verdict, check_choice, check_flag, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders
 from trl_ext.rewards.text.prose import is_blank, text_part

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.base.http_client import REFUSALS, LongReply, check_server, fetch
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, run_in_loop
-from trl_ext.rewards.rules.http_client import REFUSALS, LongReply, check_server, fetch
 from trl_ext.rewards.rules.language import words_in
 from trl_ext.rewards.text.prose import normalized, prose, text_part, unmarked
 from trl_ext.rewards.text.secrets import public

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, text_tuple
+from trl_ext.rewards.base.rule import (
+    Row,
+    Rule,
+    Verdict,
+    check_choice,
+    check_column,
+    check_flag,
+    check_number,
+    text_tuple,
+)
 from trl_ext.rewards.rules.json_schema import MAX_DEPTH, WHERE, compiled, library, nesting, read_json, strict_json
 
 

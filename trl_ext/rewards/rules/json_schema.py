@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
 from trl_ext.rewards.text.visible import after_think
 
 MAX_CHARS = 200_000  # of JSON text; longer ones are `too_long`

@@ -9,10 +9,10 @@ from typing import Any
 import regex
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, check_whole
+from trl_ext.rewards.base.rule import Row, check_whole
+from trl_ext.rewards.base.shaping import pair_of
 from trl_ext.rewards.rules.judge_prompt import KEYS
 from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders, is_quoted
-from trl_ext.rewards.totals.shaping import pair_of
 
 _LONGEST_LINE = 500  # characters of a reply's last line
 _LAST_LINES = 3  # in which a score may stand, blank ones not counted

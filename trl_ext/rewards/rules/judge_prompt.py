@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import StrictUndefined, Template, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from trl_ext.rewards.rows import content_text, is_null
+from trl_ext.rewards.base.rows import content_text, is_null
 
 # The key of a JSON reply that holds the score: of an answer alone, of a pair, by criteria, or of a group.
 KEYS = {"alone": "score", "pair": "better", "rubric": "met", "rank": "order"}

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_whole
 from trl_ext.rewards.text.prose import count_word, normalized, refusal, unmarked
 
 Counted = Mapping[str, int] | Sequence[str | Sequence[Any]]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import regex
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import normalized, prose, refusal, text_part
 
 # Scripts as properties of `regex`, and the languages that are written in them. A single language owns its script: any

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_whole
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_whole
 from trl_ext.rewards.text.prose import seen, words
 
 UNITS = ("tokens", "chars", "words")

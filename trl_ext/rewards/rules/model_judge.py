@@ -20,16 +20,16 @@ from typing import Any, ClassVar, NamedTuple
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rows import is_null
-from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.base.http_client import REFUSALS
+from trl_ext.rewards.base.rows import is_null
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
-from trl_ext.rewards.rules.http_client import REFUSALS
 from trl_ext.rewards.rules.model_server import JudgeReply, ModelServer
-from trl_ext.rewards.scorer import warn_once
 from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.text.secrets import public
 from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.totals.scorer import warn_once
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 _DETAIL_CHARS = 300

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import check_number
-from trl_ext.rewards.rules.http_client import check_server, fetch
+from trl_ext.rewards.base.http_client import check_server, fetch
+from trl_ext.rewards.base.rule import check_number
 
 
 class JudgeReply(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import regex
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import MAX_CHARS
 
 

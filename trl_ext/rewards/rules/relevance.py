@@ -12,7 +12,7 @@ from typing import Any
 import regex
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.text.prose import UNSPACED, normalized, prose, text_part, words
 

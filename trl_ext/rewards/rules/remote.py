@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rows import content_text
-from trl_ext.rewards.rule import Row, Verdict, check_choice, check_whole
+from trl_ext.rewards.base.http_client import REFUSALS, LongReply, check_server, fetch
+from trl_ext.rewards.base.rows import content_text
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole
+from trl_ext.rewards.base.shaping import pair_of
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
-from trl_ext.rewards.rules.http_client import REFUSALS, LongReply, check_server, fetch
 from trl_ext.rewards.rules.judge_prompt import compiled
-from trl_ext.rewards.totals.shaping import pair_of
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
 _DETAIL_CHARS = 300

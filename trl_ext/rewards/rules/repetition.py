@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_whole
 from trl_ext.rewards.text.prose import MAX_CHARS, refusal, words
 
 _MIN_SORTED = 64  # Below this many ids a set is as fast.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from trl_ext.rewards.rule import Row, Verdict, check_choice, check_flag
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag
 from trl_ext.rewards.rules.async_rule import content_key
 from trl_ext.rewards.rules.judge_prompt import shipped_schema, shown_text
 from trl_ext.rewards.rules.model_judge import JudgeRequest, ModelJudge, Shown

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, text_tuple
 from trl_ext.rewards.text.prose import is_blank
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from numbers import Number
 from typing import Any
 
-from trl_ext.rewards.rule import Verdict
+from trl_ext.rewards.base.rule import Verdict
 
 _MIXED = re.compile(r"(-?[0-9]{1,30})\s?\(([0-9]{1,30})/([0-9]{1,30})\)")
 _IN_BRACKETS = re.compile(r"\((-?[0-9./\s]{1,60})\)")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from trl_ext.rewards.rule import Verdict
+from trl_ext.rewards.base.rule import Verdict
 from trl_ext.rewards.text.golds import golds_of
 from trl_ext.rewards.text.reader import stated
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.text.visible import after_think
 
 # Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer one earns the

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Rule, Verdict
-from trl_ext.rewards.totals.shaping import factor_at, scaled
+from trl_ext.rewards.base.rule import Rule, Verdict
+from trl_ext.rewards.base.shaping import factor_at, scaled
 
 # A rule that is a gate, by its place, and the status of its verdict that opens it; "": its value does.
 Gate = tuple[int, str]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.base.rule import Rule, Verdict
 
 _HEADINGS = ("rule", "value", "status", "weight", "gated", "adds", "detail")
 

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_ext.rewards.rule import Rule
-from trl_ext.rewards.scorer import Column
+from trl_ext.rewards.base.rule import Rule
 from trl_ext.rewards.totals.composition import Composed
 from trl_ext.rewards.totals.explanation import Part, shortened
+from trl_ext.rewards.totals.scorer import Column
 
 LogMetric = Callable[[str, float], None]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.rewards.rows import is_null
-from trl_ext.rewards.rule import Rule, Verdict
-from trl_ext.rewards.scorer import Column
+from trl_ext.rewards.base.rows import is_null
+from trl_ext.rewards.base.rule import Rule, Verdict
+from trl_ext.rewards.totals.scorer import Column
 
 MOST_UNDECIDED_FRAC = 0.01
 _LEAST_ROWS = 100  # A first batch of a few rows says nothing about the data.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from trl_ext.compat.distributed import meeting_store
 from trl_ext.errors import TrlExtError
 from trl_ext.rewards import RuleSet
-from trl_ext.rewards.scorer import Early
+from trl_ext.rewards.totals.scorer import Early
 
 POLL_S = 0.05
 _KEY = "trl_ext/ahead"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.instruction_kinds.ifeval import count_sentences, count_words
+from trl_ext.rewards.instruction_kinds.instructions import KNOWN, Instructions
 from trl_ext.rewards.instruction_kinds.splitting import sentences
-from trl_ext.rewards.rule import Row
-from trl_ext.rewards.rules.instructions import KNOWN, Instructions
 
 LEAST = "at least"
 SO_ZH = "今天天气很好\uff0c我们去公园散步吧。"

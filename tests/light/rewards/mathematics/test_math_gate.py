@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.processor_time import timed
-from trl_ext.rewards.rule import Row
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.rules.maths import Math
 
 pytest.importorskip("math_verify")

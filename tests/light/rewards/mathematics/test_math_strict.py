@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_ext.rewards.rule import Row
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.rules.maths import Math
 
 pytest.importorskip("math_verify")

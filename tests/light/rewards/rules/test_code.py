@@ -11,6 +11,7 @@ import zlib
 import pytest
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.isolation.sandbox import api
 from trl_ext.rewards.isolation.sandbox.cases import (
     Case,
@@ -21,7 +22,6 @@ from trl_ext.rewards.isolation.sandbox.cases import (
     read_suite,
 )
 from trl_ext.rewards.isolation.sandbox.outputs import lines_of, wrong_result, wrong_text, wrong_tokens
-from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, read_report
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processor_time import timed
-from trl_ext.rewards.rule import Row, Verdict
-from trl_ext.rewards.rules.instructions import _FUNCTIONS, KNOWN, Instructions
+from trl_ext.rewards.base.rule import Row, Verdict
+from trl_ext.rewards.instruction_kinds.instructions import _FUNCTIONS, KNOWN, Instructions
 
 NO_COMMA, TITLE = "punctuation:no_comma", "detectable_format:title"
 TWO = {"instruction_id_list": [NO_COMMA, TITLE], "kwargs": [{}, {}]}

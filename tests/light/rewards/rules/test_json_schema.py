@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.processor_time import timed
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.rules.json_schema import MAX_CHARS, JsonSchema, last_block, nesting
 
 PERSON = {

@@ -4,8 +4,8 @@
 
 import pytest
 
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.config import build_rules, describe_rule
-from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.keywords import Keywords
 
 

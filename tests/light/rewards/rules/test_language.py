@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.rules import language as module
 from trl_ext.rewards.rules.language import Language, detector, needs_detector
 

@@ -7,7 +7,7 @@ import pytest
 from tests.embeddings import encoder as encoder
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
-from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.rules import relevance as module
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.text.prompt import question_text

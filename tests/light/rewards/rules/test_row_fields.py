@@ -9,7 +9,7 @@ import pytest
 from trl_ext import RuleSet
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Call, Row, Rule, Verdict
-from trl_ext.rewards.rows import turns
+from trl_ext.rewards.base.rows import turns
 
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 9, "b": 2}}}
 CONVERSATION = [

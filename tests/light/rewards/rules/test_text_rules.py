@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.embeddings import encoder as encoder
-from trl_ext.rewards.rule import Row, Rule
+from trl_ext.rewards.base.rule import Row, Rule
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.language import Language, needs_detector

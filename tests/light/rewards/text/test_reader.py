@@ -6,7 +6,7 @@ import pytest
 
 from tests.processor_time import timed
 from trl_ext.rewards import Answer
-from trl_ext.rewards.rule import Row
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.rules.maths import Math
 
 pytest.importorskip("math_verify")

@@ -12,9 +12,9 @@ import pytest
 from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.base.shaping import factor_at
 from trl_ext.rewards.totals.composition import outbid_warning, span
 from trl_ext.rewards.totals.moments import Moments, merged
-from trl_ext.rewards.totals.shaping import factor_at
 
 Given = rule_class("Given", lambda row: row.columns["given"], ("given",))
 Scored = rule_class("Scored", lambda row: 0.0, floor=-1.0)

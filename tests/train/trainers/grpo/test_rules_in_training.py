@@ -17,7 +17,7 @@ from tests.grpo_trainers import trainer
 from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import AsyncRule, Call, Length, Row, Rule, Verdict
-from trl_ext.rewards.scorer import Scorer
+from trl_ext.rewards.totals.scorer import Scorer
 from trl_ext.trainers.grpo.rewards import RULES_FILE, AsyncGuardedReward, guard, raise_together
 from trl_ext.trainers.settings.checks import check_launch
 

@@ -13,8 +13,8 @@ import asyncio
 import json
 from dataclasses import dataclass
 
+from trl_ext.rewards.base.http_client import LongReply, fetch, new_client
 from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble
-from trl_ext.rewards.rules.http_client import LongReply, fetch, new_client
 
 _GRACE_S = 30.0
 

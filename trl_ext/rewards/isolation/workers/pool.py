@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.request import Judged, Request, packed
-from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict
 
 if TYPE_CHECKING:
     from trl_ext.rewards.isolation.workers.server_thread import ServerThread  # Needs Linux.

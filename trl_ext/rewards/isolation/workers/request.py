@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
-from trl_ext.rewards.rule import UNREAD, Row, Rule, Verdict
+from trl_ext.rewards.base.rule import UNREAD, Row, Rule, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trl_ext.rewards.base.rule import as_verdict
 from trl_ext.rewards.isolation.workers.confine import (
     address_space_bytes,
     confine,
@@ -24,7 +25,6 @@ from trl_ext.rewards.isolation.workers.confine import (
 from trl_ext.rewards.isolation.workers.imports import ImportWatch
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
-from trl_ext.rewards.rule import as_verdict
 
 MIB = 2**20
 # A worker that has kept a quarter of what a row may take is replaced, so that later rows find what they may take.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from trl_ext.errors import ConfigError, RuleError
+from trl_ext.rewards.base.rule import Row, Rule, Verdict
 from trl_ext.rewards.isolation.workers import limits as limits
 from trl_ext.rewards.isolation.workers import pool, supervision, wire, worker
 from trl_ext.rewards.isolation.workers import server as server_module
@@ -18,7 +19,6 @@ from trl_ext.rewards.isolation.workers.breaker import Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import packed
-from trl_ext.rewards.rule import Row, Rule, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.isolation.sandbox import api as sandbox
-from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.code import Code
 
 SECRET = "expected-7394512"

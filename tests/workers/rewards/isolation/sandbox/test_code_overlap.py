@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.isolation.sandbox import api
-from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.code import Code
 
 COMPUTES = (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.isolation.sandbox import api
-from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.code import Code
 
 SITE = str(Path(numpy.__file__).parents[1])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from plain_rules import Chars, row
 
+from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.rule import Rule, Verdict
 
 LIMITS = {"cpu_s": 0.1, "memory_mib": 128}
 # Leaves a thread and memory behind, as NumPy does; takes longer than a row may; takes more memory than a row may.

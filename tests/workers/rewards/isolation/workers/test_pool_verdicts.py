@@ -10,9 +10,9 @@ from blowups import LIMITS, Blowup
 from plain_rules import Busy, Chars, Faulty, Sleepy, Unloadable, Warm, row
 
 from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.isolation.workers.limits import Limits, available_cpus
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.rule import Rule, Verdict
 
 # Of every kind of end, and rows that are judged.
 REPEATED = ["spin", "sleep", "regex", "threads", "allocate", "recurse", "exit", "kill", "junk", *map(str, range(40))]

@@ -15,13 +15,13 @@ from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict, place_of
+from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.isolation.workers.breaker import FAILED, MISTAKE_CALLS, MOST_MISTAKES, Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
-from trl_ext.rewards.rule import Row, Rule, Verdict, as_verdict, place_of
 from trl_ext.rewards.totals.composition import Gate, gate_of, gate_state, shaped_value
-from trl_ext.rewards.totals.shaping import applies
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.instruction_kinds import ifeval, iftrain
 from trl_ext.rewards.instruction_kinds.spec import Instruction
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 

@@ -11,7 +11,7 @@ from math import isnan
 from typing import Any
 
 from trl_ext.errors import DataError
-from trl_ext.rewards.rule import UNREAD, Row
+from trl_ext.rewards.base.rule import UNREAD, Row
 
 # Names under which chat templates and servers give an assistant's thoughts besides `reasoning_content`.
 _REASONING = ("thinking", "reasoning")

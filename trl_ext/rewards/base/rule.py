@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.totals.shaping import conditions_of, pair_of, points_of
+from trl_ext.rewards.base.shaping import conditions_of, pair_of, points_of
 
 
 @dataclass(frozen=True, slots=True)

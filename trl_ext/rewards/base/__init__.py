@@ -1,0 +1,1 @@
+"""Rows, rules, and what both stand on."""

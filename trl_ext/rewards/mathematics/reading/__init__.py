@@ -1,0 +1,1 @@
+"""From a text to a value that can be compared."""

@@ -34,7 +34,7 @@ def test_planning(run):
 
 def test_forks(run):
     tree = import_module("forks").Shape("tree", prompt=20, turn=20, depth=2)
-    whole, cut = run("forks", "--layers", "1", "--width", "192", SHAPES=(tree, replace(tree, budget=90)))["results"]
+    whole, cut = run("forks", "--layers", "1", "--width", "192", SHAPES=(tree, replace(tree, budget=110)))["results"]
     assert whole["tokens"] <= whole["unique_tokens"] + 6 < cut["tokens"] < cut["alone_tokens"]
 
 

@@ -54,6 +54,9 @@ def load(text: str) -> None:
 
     Path("block.yaml").write_text(text)
     keys = set(yaml.safe_load(text))
+    from trl_ext.rewards.rules import relevance
+
+    relevance.encoder = lambda model, device: None  # a model that is downloaded by name
     if "rules" in keys:
         only_rules = {key: value for key, value in yaml.safe_load(text).items() if key in NOT_OF_A_RECIPE}
         Path("rules_of_block.yaml").write_text(yaml.safe_dump(only_rules))

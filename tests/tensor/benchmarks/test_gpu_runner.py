@@ -25,6 +25,7 @@ from benchmarks.gpu import (
     speed_rows,
     together,
 )
+from benchmarks.machine import commit
 
 QUIET = Console(quiet=True)
 PARTS = {"prof": prof, "kernels": kernels, "quickstart": quickstart}
@@ -57,7 +58,7 @@ def run(tmp_path):
             setattr(options, name, value)
         made = runner.Run("gpu_toy", rows, options, run_row, 100.0, lambda records: {"own": len(records)})
         result = made.measure(QUIET)
-        assert json.loads(options.output.read_text()) == result
+        assert json.loads(options.output.read_text()) == {"commit": commit(), **result}
         return result, asked
 
     return call

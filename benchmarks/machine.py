@@ -32,7 +32,8 @@ def commit() -> str:
     """Short hash of the code that runs, with a `+` where files differ from it; empty outside of a clone."""
     words = ["git", "-C", str(Path(__file__).parent)]
     found = subprocess.run([*words, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run([*words, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    status = [*words, "status", "--porcelain", "--", ":/", ":/!benchmarks/results"]
+    changed = subprocess.run(status, capture_output=True, text=True, check=False).stdout
     return found.stdout.strip() + "+" * bool(changed.strip())
 
 

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.base.http_client import REFUSALS, LongReply
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict, check_number, check_whole, place_of
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.request import Judged
@@ -197,6 +198,14 @@ class AsyncRule(Rule):
         if key not in shared:
             shared[key] = asyncio.ensure_future(make())
         return cast(Result, await shared[key])
+
+    def verdict_of(self, failed: CallFailed) -> Verdict:
+        """Return the floor for a failure that a completion may have caused; raise any other one again."""
+        if getattr(failed.__cause__, "status_code", None) in REFUSALS:
+            return Verdict(self.floor, "refused", str(failed))
+        if isinstance(failed.__cause__, LongReply):
+            return Verdict(self.floor, "no_score", str(failed))
+        raise failed
 
     async def call(
         self, make: Callable[[], Awaitable[Reply]], *others: tuple[Hashable, Callable[[], Awaitable[Reply]]]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.base.http_client import REFUSALS, LongReply, check_server, fetch
+from trl_ext.rewards.base.http_client import check_server, fetch
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, run_in_loop
 from trl_ext.rewards.rules.language import words_in
@@ -125,11 +125,7 @@ class LanguageTool(AsyncRule):
             reply = await self.call(lambda: self._asked(text))
             return _graded(self, messages_of(reply), num_words)
         except CallFailed as failed:
-            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
-                return Verdict(self.floor, "refused", str(failed))
-            if isinstance(failed.__cause__, LongReply):  # which a completion may bring about
-                return Verdict(self.floor, "no_score", str(failed))
-            raise
+            return self.verdict_of(failed)
         except (ValueError, LookupError, TypeError, RecursionError):
             return Verdict(self.floor, "no_score", f"not LanguageTool's reply: {reply[:_DETAIL_CHARS]!r}")
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from jinja2 import TemplateError
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.http_client import REFUSALS, LongReply, check_server, fetch
+from trl_ext.rewards.base.http_client import check_server, fetch
 from trl_ext.rewards.base.rows import content_text
 from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.base.shaping import pair_of
@@ -94,11 +94,7 @@ class Remote(AsyncRule):
         try:
             reply = await self.call(lambda: fetch(self.url, content, self.api_key_env, self.timeout_s))
         except CallFailed as failed:
-            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
-                return Verdict(self.floor, "refused", str(failed))
-            if isinstance(failed.__cause__, LongReply):  # which a completion may bring about
-                return Verdict(self.floor, "no_score", str(failed))
-            raise
+            return self.verdict_of(failed)
         return self._verdict(reply)
 
     def _posted(self, row: Row) -> bytes:

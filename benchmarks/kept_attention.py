@@ -91,7 +91,7 @@ def main() -> None:
     print(f"planner: {2 * HIDDEN + 4 * HEADS:,} bytes a token and layer, {num_tokens:,} tokens")
     if options.seconds:
         first, second = times.values()
-        print(f"seconds: {second / first:.2f} times those of checkpointing (best of {options.seconds})")
+        print(f"seconds: {second / first:.2f} times the seconds of checkpointing (best of {options.seconds})")
 
 
 if __name__ == "__main__":

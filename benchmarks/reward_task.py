@@ -12,7 +12,7 @@ LONGEST_PROMPT = 835
 
 
 def prompt_lengths(sides: Shape) -> list[int]:
-    """Tokens that both sides of each pair begin with, drawn alike in every call."""
+    """Tokens that both sides of each pair begin with, the same in every call."""
     alone = Shape("prompts", 0, sides.prompt, LONGEST_PROMPT, sides.sigma, groups=sides.groups, generations=1)
     return lengths(alone, 0)
 

@@ -12,7 +12,7 @@ LANGUAGES = ("de-DE", "zh-CN", "zh")
 
 
 class LanguageToolServer:
-    """Serves while it is entered; finds nothing, unless it is told otherwise."""
+    """Serves while it is entered; finds nothing, unless a test says otherwise."""
 
     def __init__(self):
         self.answers(lambda text: b'{"matches": []}')

@@ -1,6 +1,6 @@
 """What the planner answers beside what a row measured, in one form for all rows: bytes at the peak, seconds by phase.
 
-Bytes are those of sequences at their longest, no prompt shared; seconds those of the lengths that a row has.
+Bytes are those of sequences at their longest, no prompt shared; seconds are for the lengths that a row has.
 """
 
 from collections.abc import Mapping

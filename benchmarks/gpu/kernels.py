@@ -82,7 +82,7 @@ def of_attention(kernel: Callable[..., torch.Tensor], prompt: int, owns: list[in
     error = max(((ours.float() - exact).norm() / exact.norm()).item() for ours, exact in pairs)
     found = milliseconds(partial(kernel, q, k, v, table, scale=SIZE**-0.5, window=None))
     looks = prompt * (prompt + 1) / 2 + sum(own * prompt + own * (own + 1) / 2 for own in owns)
-    # A backward needs two and a half times a forward: it computes the scores anew.
+    # A backward needs two and a half times a forward: it computes the scores again.
     for half, gflop in (("forward", 4e-9 * HEADS * SIZE * looks), ("backward", 1e-8 * HEADS * SIZE * looks)):
         found[f"{half}_tflops"] = gflop / found[f"{half}_ms"]
     return {**found, "error": error}

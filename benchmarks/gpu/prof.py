@@ -1,6 +1,6 @@
 """Where the card's time goes: the kernels of one step of ours by group, and how long the card waits for the host.
 
-Rows are those of the speed benchmark. A kernel belongs to the first group that its name fits, or that of an operation
+Rows are the speed benchmark's. A kernel belongs to the first group that its name fits, or an operation's name
 around it, forward or backward. What the profiler itself costs the host is in the card's idle time.
 
     python -m benchmarks.gpu.prof
@@ -86,7 +86,7 @@ def shares(events: Iterable[Any], wall_s: float) -> dict[str, Any]:
 
 
 def group_of(event: Any, kernel: str = "") -> str:
-    """The group of a kernel, by its name and those of the operations around it."""
+    """The group of a kernel, by its name and the names of the operations around it."""
     names = [kernel]
     while event is not None:
         names.append(event.name)

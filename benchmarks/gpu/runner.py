@@ -74,7 +74,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def chosen(rows: Sequence[Any], patterns: Sequence[str]) -> list[Any]:
-    """Rows whose name holds one of the patterns; where one is a row's whole name, it stands for that row alone."""
+    """Rows whose name holds one of the patterns; where one is a row's whole name, it means that row alone."""
     names = {row.name for row in rows}
 
     def matches(row: Named, pattern: str) -> bool:
@@ -205,7 +205,7 @@ class Run:
         left_s = self._until_s - begun_s
         over = f"The {self._options.minutes:g} minutes were over."
         if repeated := next((reason for reason, num in self._failures.items() if num >= MOST_ALIKE), ""):
-            found = {"status": "left", "reason": f"{MOST_ALIKE} rows failed alike: {repeated}"}
+            found = {"status": "left", "reason": f"{MOST_ALIKE} rows failed for one reason: {repeated}"}
         elif left_s <= self._longest_s:
             found = {"status": "left", "reason": over}
         else:

@@ -255,7 +255,7 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     try:
         card = replace(find_card(name), total_gib=gpu_memory_gib)
     except ConfigError:
-        # A modest card, which `assumed` tells of; memory is as given.
+        # A modest card, which `assumed` names; memory is as given.
         card = Card(name, gpu_memory_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
     return Hardware(count, card, host_gib, machines)
 

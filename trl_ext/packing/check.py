@@ -58,7 +58,7 @@ class CheckResult:
         leak_tolerance: Of the leak. Above that of float32 only where rows change each other in a padded batch, too.
         failure: The exception that stopped the check, as text; empty when it ran.
         what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
-        alone: Those of each row by itself, one after the other.
+        alone: The numbers of each row by itself, one after the other.
     """
 
     error: float

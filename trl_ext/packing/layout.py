@@ -122,7 +122,7 @@ def flatten(
         row: One row of `plan_rows`.
         sequences: Token ids of the batch, shared tokens included.
         device: Where the tensors go.
-        cache: Where the keys of the row go, or those of its first segments are from.
+        cache: Where the keys of the row go, or where its first segments' keys are from.
     """
     own = row.forwarded
     lengths = np.array([segment.length for segment in own])

@@ -108,7 +108,7 @@ def plan_rows(
             its tokens are a multiple of this number. None: each row holds all that it needs.
 
     Returns:
-        Rows in the order of their first item, those of groups with a cached prefix first. Without a budget there is
+        Rows in the order of their first item, rows of groups with a cached prefix first. Without a budget there is
         one.
 
     Raises:

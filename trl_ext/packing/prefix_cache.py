@@ -63,7 +63,7 @@ class PrefixCache:
         A recompute under gradient checkpointing, within the backward, changes nothing.
 
         Returns:
-            The same, for the layer's own attention; their gradients are joined by those of the leaves.
+            The same, for the layer's own attention; the gradients of the leaves are added to theirs.
         """
         if self._goes_backward:
             return key, value
@@ -73,7 +73,7 @@ class PrefixCache:
         return _Joined.apply(key, of_key), _Joined.apply(value, of_value)
 
     def before(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Return keys and values of the prefix with those of a forward behind it."""
+        """Return keys and values of the prefix, followed by a later forward's."""
         of_prefix = self._leaves[layer]
         return torch.cat([of_prefix[0], key], dim=2), torch.cat([of_prefix[1], value], dim=2)
 

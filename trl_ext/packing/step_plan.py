@@ -255,7 +255,7 @@ def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: float) 
 
 
 def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut a group into parts by first fit, longest first: a long row that comes late would open a part of its own."""
+    """Cut a group into parts by first fit, longest first: a long row that comes late would open another part."""
     parts: list[tuple[int, list[int]]] = []  # tokens, rows
     for i in sorted(group, key=lambda i: (-rows[i].own, i)):
         place = next((p for p, (tokens, _) in enumerate(parts) if tokens + rows[i].own <= max_tokens), None)
@@ -291,8 +291,8 @@ def _behind_prefixes(
 ) -> StepPlan | None:
     """Return a plan where a rank forwards what a group shares once, however many forwards the group takes.
 
-    The tokens that are cached count towards those of each forward behind them, since their activations are there as
-    well. None where all groups fit a forward.
+    The tokens that are cached count towards the budget of each forward behind them, since their activations are there,
+    too. None where all groups fit a forward.
     """
     if homes is None:  # as though a forward held everything
         whole = _balanced(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)

@@ -65,7 +65,7 @@ class SegmentTable:
         device: Where the tensors are.
         group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
         asking: Numbers of the M segments whose tokens are queries; None: of all, which is M = N.
-        cache: Takes the keys of this row, or has those of the row's first segments from an earlier forward.
+        cache: Takes the keys of this row, or has the keys of its first segments from an earlier forward.
         num_cached: Tokens of the segments whose keys it has; they are no queries.
     """
 

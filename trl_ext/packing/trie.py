@@ -15,7 +15,7 @@ MIN_SAVED = 16
 
 @dataclass(eq=False)
 class Node:
-    """Tokens that several rows begin with, after those of the node above.
+    """Tokens that several rows begin with, after the tokens of the node above.
 
     Args:
         depth: Tokens from the beginning of a row to the end of the node; 0 for the root, which holds none.
@@ -66,7 +66,7 @@ def _add_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> 
 
 def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarray]) -> None:
     path, before = [root], np.empty(0, dtype=np.int64)
-    # As big-endian bytes tokens sort in the order of their numbers, so that what begins alike lies side by side.
+    # As big-endian bytes tokens sort in the order of their numbers, so that common beginnings are neighbours.
     for row in sorted(members, key=lambda i: shareable[i].astype(">i8").tobytes()):
         tokens = shareable[row]
         common, below = _num_common(before, tokens), None

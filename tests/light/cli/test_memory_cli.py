@@ -51,7 +51,7 @@ def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
 def test_seconds_of_the_longest_completions_are_called_so_and_a_mean_makes_them_less(capsys):
     question = "--trainer grpo --model 8B --gpus 8xH100-80GB --max_completion_length 4096 --use_vllm"
     assert plan(question.split()) == 0
-    words = "Seconds are those of completions that are all 4,096 tokens long: give --mean_completion_length."
+    words = "Seconds are for completions that are all 4,096 tokens long: give --mean_completion_length."
     assert words in " ".join(capsys.readouterr().out.split())
     assert plan([*question.split(), "--json"]) == 0
     longest = json.loads(capsys.readouterr().out)["plans"][0]["step_parts_s"]

@@ -165,7 +165,7 @@ def test_three_rows_that_fail_alike_end_their_part(run):
     result, asked = run(fails)
     assert [name for name, _ in asked] == ["a", "b", "c"]
     assert statuses(result) == dict.fromkeys("abc", "failed") | dict.fromkeys("defgh", "left")
-    assert result["rows"][3]["reason"].startswith("3 rows failed alike: ")
+    assert result["rows"][3]["reason"].startswith("3 rows failed for one reason: ")
     result, asked = run(lambda name: {"status": "failed", "reason": f"no {name}"})
     assert len(asked) == 8
 

@@ -232,7 +232,7 @@ def test_peaks_are_those_of_the_measured_steps(monkeypatch):
 
 
 def in_this_process(command, limit_s, variables):
-    """What a row's worker would answer: importing the libraries anew would take longer than the row."""
+    """What a row's worker would answer: importing the libraries again would take longer than the row."""
     return speed_worker.work(*speed_worker.load(command[-1]))
 
 

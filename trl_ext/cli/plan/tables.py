@@ -129,7 +129,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     yield f"peak: {peak.what}. {step}: {parts}.{ending}{tight}"
     if job.generates and not job.mean_completion_length:
         longest = f"{job.max_completion_length:,} tokens long"
-        yield f"Seconds are those of completions that are all {longest}: give --mean_completion_length."
+        yield f"Seconds are for completions that are all {longest}: give --mean_completion_length."
     if job.generates:
         num_scored = min(job.scored_tokens, job.forward_tokens)
         logits = LOGIT_BYTES * estimate.shape.vocab * num_scored

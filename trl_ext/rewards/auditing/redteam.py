@@ -187,13 +187,13 @@ def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Atte
     """A text of the answers of three rows, and whether two of them pay for it in full."""
     for three in trios:
         text = filled(template, dict(zip("abc", [str(one.target.gold) for one in three], strict=True)))
-        told = [one.explained([text])[0] for one in three]
+        explained = [one.explained([text])[0] for one in three]
         paid: dict[str, list[str]] = {}
-        for court, found in zip(three, told, strict=True):
+        for court, found in zip(three, explained, strict=True):
             for part in filter(court.pays, found.parts):
                 paid.setdefault(part.rule, []).append(str(court.row))
         several = (f"rule '{name}' pays it on rows {', '.join(rows)}" for name, rows in paid.items() if len(rows) > 1)
-        yield Attempt(template, three[0].row, text, told[0].total, three[0].bar, next(several, REFUSED))
+        yield Attempt(template, three[0].row, text, explained[0].total, three[0].bar, next(several, REFUSED))
 
 
 class _Court:
@@ -205,14 +205,14 @@ class _Court:
         self._judging = {rule.name: rule for rule in rules.rules if rule.judges_correctness}
         self._shape = shape
         wrong = self.explained(self._honest())
-        bar = highest(told.total for told in wrong)
+        bar = highest(explained.total for explained in wrong)
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
-        self.is_decided = not any(part.status == "undecided" for told in wrong for part in told.parts)
+        self.is_decided = not any(part.status == "undecided" for explained in wrong for part in explained.parts)
         # The largest value that each judging rule gives to any of them.
         self._values = {rule.name: rule.floor for rule in self._judging.values()}
-        for part in (part for told in wrong for part in told.parts):
+        for part in (part for explained in wrong for part in explained.parts):
             if part.rule in self._values and part.value is not None:
                 self._values[part.rule] = max(self._values[part.rule], part.value)
         self.right = self._right()
@@ -231,7 +231,7 @@ class _Court:
             return None
         ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging.values()]
         texts = [*filter(None, ideals), *honest(self.rules.rules, self.target.gold, self._shape)]
-        return highest(told.total for told in self.explained(texts))
+        return highest(explained.total for explained in self.explained(texts))
 
     def pays(self, part: Any) -> bool:
         """True where a part of an explanation is a judging rule's full value."""
@@ -249,9 +249,9 @@ class _Court:
     def refuses(self, other: "_Court") -> bool:
         """True where no rule of this row pays for the other row's gold."""
         gold = str(other.target.gold)
-        told = self.explained([gold, f"The answer is {gold}."])
+        explained = self.explained([gold, f"The answer is {gold}."])
         return gold_key(gold) != gold_key(str(self.target.gold)) and not any(
-            self.pays(part) for one in told for part in one.parts
+            self.pays(part) for one in explained for part in one.parts
         )
 
     def attempt(self, name: str, template: str) -> Attempt | None:
@@ -267,18 +267,18 @@ class _Court:
         on_purpose = "gold" in fields or ("prompt" in fields and target.gold in tuple("ABCDE"))
         if target.gold is not None and not on_purpose and holds(completion, target.gold):
             return None
-        (told,) = self.explained([completion])
-        return Attempt(name, self.row, completion, told.total, self.bar, self._verdict(told))
+        (explained,) = self.explained([completion])
+        return Attempt(name, self.row, completion, explained.total, self.bar, self._verdict(explained))
 
-    def _verdict(self, told: Explanation) -> str:
-        for part in told.parts:
+    def _verdict(self, explained: Explanation) -> str:
+        for part in explained.parts:
             if part.status == "error":
                 return f"rule '{part.rule}' raised"
             if part.value is not None and part.value > self._values.get(part.rule, part.value) + _ROUNDING:
                 return f"rule '{part.rule}' gives {part.value:g}"
-        if told.total is None:
+        if explained.total is None:
             return "no value: it takes its row out of training"
-        return REFUSED if told.total <= self.bar + _ROUNDING else "more than an honest try"
+        return REFUSED if explained.total <= self.bar + _ROUNDING else "more than an honest try"
 
     def explained(self, completions: Sequence[str]) -> list[Explanation]:
         """What the rules say of completions of this row."""

@@ -55,7 +55,7 @@ exactly = instruction("keywords:word_count_different_numbers", keyword=text, fre
 once_and_twice = instruction("count:count_increment_word", keyword1=text, keyword2=text)(
     lambda response, keyword1, keyword2: (_often(response, keyword1), _often(response, keyword2)) == (1, 2)
 )
-# As a word of its own.
+# As a whole word.
 lacks_keyword = instruction("keywords:exclude_word_harder", keyword=text)(
     lambda response, keyword: lacks_words.follows(response, (keyword,))
 )

@@ -1,4 +1,4 @@
-"""Judge whether the completion follows verifiable instructions: those of IFEval and IFTrain.
+"""Judge whether the completion follows verifiable instructions of IFEval and IFTrain.
 
 Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. Where they can be read in
 two ways, the docstring of the instruction's test says which reading is taken. The packages that

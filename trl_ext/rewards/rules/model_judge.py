@@ -103,7 +103,7 @@ class ModelJudge(AsyncRule):
 
     @property
     def servers(self) -> list[ModelServer]:
-        """The rule's own server, and those of `fallback`."""
+        """The rule's server, and the servers of `fallback`."""
         own = ModelServer(self.base_url, self.model, self.api_key_env, self.price, self.extra_body)
         keyless = ({"api_key_env": ""} | {**one} if "base_url" in one else one for one in self.fallback)
         return [own, *(replace(own, **changes) for changes in keyless)]
@@ -171,7 +171,7 @@ class ModelJudge(AsyncRule):
         return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
 
     def _no_score(self, replies: Sequence[JudgeReply]) -> Verdict:
-        """The verdict where replies hold no score: one that was cut off tells why, else the first."""
+        """The verdict where replies hold no score: the reason of one that was cut off, else the first."""
         reply = next((reply for reply in replies if reply.is_cut), replies[0])
         cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
         return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")

@@ -22,7 +22,7 @@ class JudgeReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """A model on an OpenAI-compatible server; the fields are those of `Judge`."""
+    """A model on an OpenAI-compatible server; the fields are `Judge`'s."""
 
     base_url: str
     model: str

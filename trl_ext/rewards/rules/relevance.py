@@ -31,7 +31,7 @@ class Relevance(Rule):
 
     `cosine` compares the embeddings of the prompt and of the completion's own words, those that the prompt lacks: the
     mean over parts of 100. `shared` counts the others; where words are not spaced, pairs of characters are compared. A
-    completion without words of its own, such as a copy of the prompt, earns 0.0 with status `no_answer`.
+    completion without words beyond the prompt's, such as a copy of the prompt, earns 0.0 with status `no_answer`.
 
     A row whose prompt has no words has no value (`gold_invalid`). Of a conversation only the last user message is
     compared. Code, LaTeX, links and tags are left out.
@@ -81,7 +81,7 @@ class Relevance(Rule):
         own, num_shared = without_copied(plain(prose(text_part(row.text, self.where))), prompt)
         parts, num_own = _PART.findall(own), len(_UNIT.findall(own))
         if not num_own:
-            return Verdict(self.floor, "no_answer", "no words of its own")
+            return Verdict(self.floor, "no_answer", "no words beyond the prompt's")
         if len(parts) > _MOST_PARTS:
             return Verdict(self.floor, "too_long", f"{num_own} words, at most {100 * _MOST_PARTS} are read")
         return prompt, parts, num_own / max(num_shared, 1)

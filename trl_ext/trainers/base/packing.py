@@ -207,7 +207,7 @@ class PackingSwitch(Trainer):
         return self.accelerator.reduce(flag, reduction="sum").item() > 0
 
     def _take_layer_kernels(self, model: Any, plain: CheckResult) -> None:
-        """Let fused kernels compute in layers where all numbers stay those of the self-check `plain`, without them.
+        """Let fused kernels compute in layers where all numbers stay equal to the self-check's without them, `plain`.
 
         On all ranks or on none; collective.
 

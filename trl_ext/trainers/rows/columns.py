@@ -10,7 +10,7 @@ from trl_ext.trainers.rows.sentence import listed
 
 
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield the name for messages, the dataset, and its columns; of a dict of datasets those of each."""
+    """Yield the name for messages, the dataset, and its columns; of a dict of datasets each dataset's."""
     if isinstance(dataset, dict):
         if role == "train_dataset":
             raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
@@ -21,7 +21,7 @@ def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str
     elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
         maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
         raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
-    # Else it is None, or something that TRL refuses with a sentence of its own.
+    # Else it is None, or something that TRL refuses.
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:

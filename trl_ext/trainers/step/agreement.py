@@ -41,7 +41,7 @@ class Agreement:
 
     @contextmanager
     def over(self, model: Any, is_stuck: bool) -> Iterator[None]:
-        """Make every forward with gradient inside the block end alike on all ranks.
+        """Make every forward with gradient inside the block end in the same way on all ranks.
 
         Args:
             model: As training calls it, wrapped.

@@ -129,7 +129,7 @@ class StepForward:
 
 @dataclass(frozen=True, eq=False)
 class PrefixBackward:
-    """The backward of a prefix, after those of all forwards behind it.
+    """The backward of a prefix, after the backward of all forwards behind it.
 
     Args:
         cache: The prefix's.
@@ -157,7 +157,7 @@ _running: "ContextVar[StepForward | None]" = ContextVar("running_forward", defau
 
 
 def running_forward() -> StepForward | None:
-    """Return the forward that runs here: the loop of the step names it, and its rows are those of TRL's arguments."""
+    """Return the forward that runs here: the loop of the step names it, and its rows are TRL's arguments'."""
     return _running.get()
 
 

@@ -41,7 +41,7 @@ class Halving:
         self._level[role] += 1
 
     def cut(self, role: str, forwards: Sequence[Forward]) -> list[Forward]:
-        """Return the forwards, halved as often as those of the role have been."""
+        """Return the forwards, halved as often as the role's forwards have been."""
         if self.why_not:
             return list(forwards)
         cut: list[Forward] = []

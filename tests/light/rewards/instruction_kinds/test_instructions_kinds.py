@@ -197,7 +197,7 @@ def test_an_instruction_is_followed_or_not(subtests):
 
 
 def test_each_id_of_ifeval_and_iftrain_has_a_case():
-    # 25 of IFEval (arXiv:2311.07911) and 29 that arXiv:2507.02833 trains on; those of IFBench are its test set.
+    # 25 of IFEval (arXiv:2311.07911) and 29 that arXiv:2507.02833 trains on; IFBench's are its test set.
     assert len({name for name, *_ in IFEVAL}) == 25 and len({name for name, *_ in IFTRAIN}) == 29
     assert {name for name, *_ in CASES} == set(KNOWN)
 

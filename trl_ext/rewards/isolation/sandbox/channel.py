@@ -4,9 +4,10 @@ The side with the tests calls the candidate's functions here. Plain data goes by
 receiver's own exact types, whatever class it had at the sender: an object with an `__eq__` of its own cannot cross, so
 it takes no part in a comparison with an expected value. JSON's own values stand for themselves; anything else is a
 list of a tag and its content. Other objects stay where they are and are spoken to through a `RemoteObject`; a text or
-number of a class of its own, such as a member of an IntEnum, is a value here that has its other attributes there.
+number of a class that the program defines, such as a member of an IntEnum, is a value here, and its other attributes
+are there.
 
-A list, dict or set that is an attribute or item of the candidate's object is kept alike on both sides: with each
+A list, dict or set that is an attribute or item of the candidate's object is kept equal on both sides: with each
 message travel the contents of those that changed.
 
 The side with the tests answers calls of functions that it passed as arguments, and nothing else: an attribute of one
@@ -31,7 +32,7 @@ from types import CoroutineType
 from typing import Any, NoReturn
 
 LONGEST_MESSAGE = 4 * 2**20  # bytes
-_MOST_SHARED = 4096  # characters of JSON in all containers that are kept alike, as each message compares them
+_MOST_SHARED = 4096  # characters of JSON in all containers that are kept equal, as each message compares them
 
 
 @lru_cache(maxsize=1)
@@ -186,7 +187,7 @@ class Channel:
         return self.held[handle]
 
     def _share(self, handle: int, container: Any) -> Any:
-        """Keep a container alike from now on, unless it is long, the oldest no longer where all are; it is packed."""
+        """Keep a container equal from now on, unless it is long, the oldest no longer where all are; it is packed."""
         self.shared.pop(handle, None)
         packed = self._pack(container)
         if (length := len(json.dumps(packed))) <= _MOST_SHARED:
@@ -196,7 +197,7 @@ class Channel:
         return packed
 
     def _changes(self) -> list[Any]:
-        """Handles and contents of the containers that have changed here since both sides had them alike."""
+        """Handles and contents of the containers that have changed here since both sides had them equal."""
         changed = [(handle, one) for handle, (one, known, _) in self.shared.items() if self._pack(one) != known]
         return [[handle, self._share(handle, container)] for handle, container in changed]
 
@@ -308,7 +309,7 @@ class _Remote:
         return self._channel.ask("attribute", self._handle, name)
 
 
-# What stands for a text or number of a class of the other side.
+# What represents a text or number of a class of the other side.
 _VALUES: dict[type, Any] = {base: type(f"Remote_{base.__name__}", (_Remote, base), {}) for base in _BARE}
 
 

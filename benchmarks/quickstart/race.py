@@ -64,13 +64,14 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def race(library: str, folder: Path, device: str, every: int = 4, **changes: Any) -> dict[str, Any]:
+def race(library: str, folder: Path, device: str, seed: int = SEED, every: int = 2, **changes: Any) -> dict[str, Any]:
     """Train the quickstart's model.
 
     Args:
         library: "trl" or "trl_ext".
         folder: With `model` and `data`, as `benchmarks.quickstart.assets` makes them.
         device: "cuda" or "cpu".
+        seed: Of the trainer: order of the rows, sampling.
         every: Steps between two looks at the held-out problems.
         changes: Of the trainer's config.
 
@@ -95,7 +96,7 @@ def race(library: str, folder: Path, device: str, every: int = 4, **changes: Any
         trainer = module.GRPOTrainer(
             model=str(folder / "model"),
             reward_funcs=RuleSet.from_dict({"rules": recipe["rules"]}),
-            args=module.GRPOConfig(output_dir=out, seed=SEED, report_to="none", disable_tqdm=True, **settings),
+            args=module.GRPOConfig(output_dir=out, seed=seed, report_to="none", disable_tqdm=True, **settings),
             train_dataset=data["train"],
             processing_class=tokenizer,
             callbacks=[held_out],

@@ -148,8 +148,8 @@ def assets(tmp_path, monkeypatch):
 
 
 def test_both_trainers_run_the_recipe_and_are_asked_held_out_problems(assets, measured):
-    found = measured(quickstart, "quickstart/")
-    assert found.keys() == {"quickstart/trl", "quickstart/trl_ext"}
+    found = measured(quickstart, "quickstart/42/")
+    assert found.keys() == {"quickstart/42/trl", "quickstart/42/trl_ext"}
     for one in found.values():
         assert one["status"] == "measured", one
         steps, seconds, shares = zip(*one["curve"], strict=True)
@@ -171,7 +171,7 @@ def test_held_out_answers_are_counted_by_the_recipes_rule():
 def test_without_a_model_it_is_skipped_and_says_where_one_belongs(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXT_CACHE", str(tmp_path))
     monkeypatch.delenv(GGUF, raising=False)
-    found = quickstart.work("quickstart/trl", "cpu", "tiny")
+    found = quickstart.work("quickstart/42/trl", "cpu", "tiny")
     assert found["status"] == "skipped" and str(tmp_path) in found["reason"] and GGUF in found["reason"]
 
 

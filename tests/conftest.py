@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -50,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     compiled_helpers.quick_compiler(folder)
     config.add_cleanup(stack.close)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of the tests by folder, where there are at least a minute of them."""
+    seconds: Counter[str] = Counter()
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if isinstance(report, pytest.TestReport):
+            seconds["/".join(report.nodeid.split("::")[0].split("/")[:-1][:3])] += report.duration
+    if (total := seconds.total()) >= 60:
+        terminalreporter.section("seconds by folder")
+        for folder, spent in seconds.most_common():
+            terminalreporter.write_line(f"{spent:7.0f}  {spent / total:4.0%}  {folder}")
 
 
 @pytest.fixture(scope="session")

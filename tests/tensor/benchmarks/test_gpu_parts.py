@@ -161,7 +161,9 @@ def test_held_out_answers_are_counted_by_the_recipes_rule():
     words = chat_tokenizer({str(number): number for number in range(10)} | {"<pad>": 10, "<eos>": 11})
     prompts = [[{"role": "user", "content": text}] for text in ("1 2", "3")]
     model = SimpleNamespace(training=True, device="cpu", eval=lambda: None, train=lambda mode: None)
-    model.generate = lambda input_ids, **how: torch.cat([input_ids, torch.tensor([[7], [7]])], dim=1)
+    model.generate = lambda input_ids, num_return_sequences, **how: torch.cat(
+        [input_ids.repeat_interleave(num_return_sequences, 0), torch.full((2 * num_return_sequences, 1), 7)], dim=1
+    )
     rule = {"rule": "answer", "gold": "answer", "kind": "number"}
     held_out = HeldOut({"prompt": prompts, "answer": ["7", "8"]}, words, rule, 1, 1)
     held_out.on_train_begin(None, SimpleNamespace(global_step=0), None, model=model)

@@ -30,9 +30,10 @@ def cells(name):
     ]
 
 
+@pytest.mark.parametrize("page", ["docs/memory.md", "docs/zh/memory.md"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_of_the_table_is_the_preset(name):
-    lines = (ROOT / "docs/memory.md").read_text().splitlines()
+def test_a_row_of_the_table_is_the_preset(name, page):
+    lines = (ROOT / page).read_text().splitlines()
     rows = [line for line in lines if f"`{name}`" in line and line.startswith("| ") and "**" in line]
     assert len(rows) == 1
     wanted = " | ".join(cells(name))
@@ -44,8 +45,10 @@ def test_the_tables_rows_are_all_cases():
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_the_plan_prints(monkeypatch, capsys):
-    shown = re.search(r"```text\n\$ trl-ext (plan .*)\n([^`]*)```", (ROOT / "README.md").read_text())
+@pytest.mark.parametrize("page", ["README.md", "docs/zh/memory.md", "docs/zh/reward.md"])
+def test_a_page_shows_what_the_plan_prints(page, monkeypatch, capsys):
+    command = r"```\n?(?:text\n\$ )?trl-ext (plan .*)\n(?:```\n\n```text\n)?([^`]*)```"
+    shown = re.search(command, (ROOT / page).read_text())
     monkeypatch.setenv("COLUMNS", "110")
     assert main(shlex.split(shown[1])) == 0
     printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])

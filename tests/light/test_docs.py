@@ -7,14 +7,21 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
+from tests.documents import BLOCKS
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*)`"
 MOST_SIBLINGS = 14
+# A page in Chinese has the name of the English one, and a folder of its own.
+CHINESE = {page.name: page for page in PAGES if page.is_relative_to(ROOT / "docs/zh")}
+ENGLISH = {page.name: page for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in CHINESE.values()}
+PAIRS = {name: (ENGLISH[name], CHINESE[name]) for name in sorted(ENGLISH.keys() & CHINESE.keys())}
 
 
 @cache
@@ -51,6 +58,55 @@ def test_the_readme_links_every_notebook_and_the_first_page_every_page():
     links = re.findall(r"\]\(([^)#:]+)", (ROOT / "docs/index.md").read_text())
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"index.md"}
     assert not {page for page in pages if not page.startswith("zh/")} - set(links)
+
+
+def links_of(page: Path, first_line: int = 0) -> set[Path]:
+    """Files that the page links, from this line on."""
+    text = "\n".join(page.read_text().splitlines()[first_line:])
+    return {(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", text)}
+
+
+def test_a_page_in_both_languages_links_the_other_one_below_its_title():
+    assert len(PAIRS) == len(CHINESE) and len(ENGLISH) == len(set(PAGES) - {*CHINESE.values(), *ROOT.glob("*.md")})
+    for english, chinese in PAIRS.values():
+        for page, word, other in ((english, "中文", chinese), (chinese, "English", english)):
+            assert page.read_text().splitlines()[1] == f"[{word}]({os.path.relpath(other, page.parent)})", page
+
+
+def test_a_chinese_page_links_to_chinese_pages():
+    english = {one for one, _ in PAIRS.values()}
+    assert not links_of(ROOT / "README_zh.md") & english
+    for page in CHINESE.values():
+        assert not links_of(page, 2) & english, page  # the second line leads to the English page
+
+
+def test_the_chinese_first_page_links_every_chinese_page():
+    assert set(CHINESE.values()) <= links_of(CHINESE["index.md"]) | {CHINESE["index.md"]}
+
+
+def test_gib_of_a_chinese_page_stand_on_english_pages_or_in_recipes():
+    known = "".join(path.read_text() for path in (*ENGLISH.values(), *ROOT.glob("trl_ext/recipes/*.yaml")))
+    for page in (page for page in CHINESE.values() if "GiB" in page.read_text()):
+        text = re.sub(r"```text.*?```", "", page.read_text(), flags=re.DOTALL)  # what commands print
+        assert set(re.findall(r"\b\d+\.\d\b", text)) <= set(re.findall(r"\b\d+\.\d\b", known)), page
+
+
+@pytest.mark.parametrize("name", ["from_openrlhf.md", "from_verl.md", "index.md"])
+def test_recipes_of_a_chinese_page_are_those_of_the_english_one(name):
+    english, chinese = (
+        [yaml.safe_load(block.text) for block in BLOCKS if block.language == "yaml" and ROOT / block.page == page]
+        for page in PAIRS[name]
+    )
+    assert english and english == chinese
+
+
+def test_the_tables_of_remedies_have_equal_figures():
+    rows = (
+        [line for line in page.read_text().splitlines() if line[:3] in ("| +", "| o", "| 或")]
+        for page in PAIRS["oom.md"]
+    )
+    english, chinese = ([line.strip("| ").split("|")[-2:] for line in lines] for lines in rows)
+    assert len(english) > 25 and english == chinese
 
 
 def test_a_folder_of_pages_has_at_most_14_siblings():

@@ -105,7 +105,8 @@ def cases(names: list[str]) -> list:
 
 
 def training_lines() -> list[str]:
-    return [line for block in blocks("", "bash") for line in block.commands() if TRAINS.match(line)]
+    lines = [line for block in blocks("", "bash") for line in block.commands() if TRAINS.match(line)]
+    return list(dict.fromkeys(lines))  # the pages in Chinese repeat them
 
 
 def trainer_of(line: str) -> str:

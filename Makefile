@@ -10,7 +10,7 @@
 #   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory,
 #                     gpu-prof, gpu-kernels, gpu-quickstart: a part
 #
-# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
+# Lanes, each under an hour, for every night (docs/reference/lanes.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
 # make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather.
 
 VENV ?= .venv

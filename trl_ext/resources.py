@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trl_ext.errors import ConfigError
 
-__version__ = "0.1.0"  # the build reads it here
+__version__ = "0.2.0"  # the build reads it here
 
 PACKAGE = Path(__file__).resolve().parent
 

@@ -14,9 +14,10 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.documents import BLOCKS
+from trl_ext.resources import __version__
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
-PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*)`"
+PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*|examples/\w+\.py)`"
 MOST_SIBLINGS = 14
 # A page in Chinese has the name of the English one, and a folder of its own.
 CHINESE = {page.name: page for page in PAGES if page.is_relative_to(ROOT / "docs/zh")}
@@ -50,6 +51,11 @@ def test_a_name_beside_a_file_is_defined_there():
     named = re.findall(r"`(trl_ext/[\w/]+\.py)`\s+\(`(\w+)`", text)
     named += [(file, name) for name, file in re.findall(r"`(\w+)`\s+of\s+`(trl_ext/[\w/]+\.py)`", text)]
     assert not [(file, name) for file, name in named if name not in defined_in(file)]
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_the_version_that_is_built():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased" and headings[1].partition(" - ")[0] == __version__
 
 
 def test_the_readme_links_every_notebook_and_the_first_page_every_page():

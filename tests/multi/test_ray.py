@@ -20,17 +20,13 @@ from trl_ext.launch.ray_train import (
     _check_resources,
     _cpus_per_worker,
     _no_retry,
-    _placed,
     _resources,
     _storage,
     _UnstartedError,
     _work,
     accelerate_environment,
-    fit,
-    script_words,
     split,
 )
-from trl_ext.scripts import reward
 from trl_ext.scripts.grpo import make_parser
 
 
@@ -73,7 +69,7 @@ def failing(monkeypatch, error, *, after_step=False) -> type[Exception]:
     monkeypatch.setitem(sys.modules, "failing_script", SimpleNamespace(main=script))
     config = {"module": "failing_script", "argv": [], "environment": {}, "folder": ".", "output_dir": "absent"}
     with pytest.raises(Exception, match=str(error)) as raised:
-        _work(config | {"checkpoints": [], "actors": []})
+        _work(config | {"checkpoints": []})
     return raised.type
 
 
@@ -180,48 +176,11 @@ def test_more_workers_than_cards_are_refused():
         _check_resources({"GPU": 1.0}, 1, {"CPU": 64})
 
 
-def test_the_gpus_of_servers_are_counted():
-    with pytest.raises(
-        ConfigError, match=r"6 workers with 1 GPU each and vLLM servers with 4 together .* 8 GPU\. Give"
-    ):
-        _check_resources({"CPU": 1.0, "GPU": 1.0}, 6, {"CPU": 64, "GPU": 8}, 4)
-    with pytest.raises(ConfigError, match=r"has 4 GPU\. Start fewer servers, or add machines"):
-        _check_resources({"GPU": 1.0}, 1, {"CPU": 64, "GPU": 4}, 4)
-    _check_resources({"GPU": 1.0}, 4, {"CPU": 64, "GPU": 8}, 4)
-
-
-def test_a_server_larger_than_any_machine_is_refused(monkeypatch):
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 8.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 64.0})
-    machines = [{"CPU": 32.0, "GPU": 4.0}] * 2
-    own, _ = split(["--num_workers", "2", "--vllm_servers", "1"])
-    with pytest.raises(
-        ConfigError, match=r"vllm_tensor_parallel_size is 6, and the cluster has 4 GPUs on one machine"
-    ):
-        _placed(own, False, 6, machines)
-    assert _placed(own, False, 4, machines) == {"CPU": 8.0, "GPU": 1.0}
-
-
-RUN = ["--model_name_or_path", "a/model", "--config_file", "cpu", "--vllm_servers"]
-
-
-def test_what_contradicts_servers_is_refused_before_ray_is_asked(monkeypatch):
+def test_servers_of_one_machine_are_refused():
     pytest.importorskip("ray")
-    monkeypatch.setattr("trl_ext.launch.ray_train._connect", lambda own: pytest.fail("nothing may start"))
-    with pytest.raises(ConfigError, match="vllm_mode is colocate"):
-        fit("trl_ext.scripts.grpo", make_parser(), [*RUN, "1", "--vllm_mode", "colocate"])
-    with pytest.raises(ConfigError, match="generates nothing"):
-        fit("trl_ext.scripts.reward", reward.make_parser(), [*RUN, "1"])
-    with pytest.raises(ConfigError, match="--vllm_servers is '0'"):
-        fit("trl_ext.scripts.grpo", make_parser(), [*RUN, "0"])
-
-
-def test_a_run_with_servers_asks_them_before_it_knows_where_they_are():
-    pytest.importorskip("ray")
-    given = make_parser().given_values(script_words([*RUN, "1", "--generation_ahead", "1"]))
-    assert (given["use_vllm"], given["vllm_mode"]) == (True, "server")
-    assert "use_vllm" not in make_parser().given_values(script_words(RUN[:-1]))
+    for words in (["--vllm_servers", "2"], ["--vllm_servers=2"]):
+        with pytest.raises(ConfigError, match=r"--vllm_servers starts servers .* one machine.*--vllm_server_base_url"):
+            split(words)
 
 
 def test_where_machines_come_when_asked_for_what_is_missing_is_waited_for(capsys):

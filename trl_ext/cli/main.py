@@ -99,8 +99,7 @@ Takes the arguments of two programs and gives each its own:
   --config_file   an accelerate file, or the name of a shipped one, if not the recipe's: zero2, multi_gpu, cpu, ...
   --launcher ray  start workers of Ray Train instead: --num_workers, --resources_per_worker, --address,
                   --storage_path, --max_failures, --autoscaling; the page docs/cluster/ray.md
-  --vllm_servers  so many vLLM servers on cards of this machine that do not train, with --launcher ray on cards of
-                  the cluster, started and ended with the run
+  --vllm_servers  so many vLLM servers on cards of this machine that do not train, started and ended with the run
 
 All keys:              {module} --help
 All launch arguments:  accelerate launch --help
@@ -143,9 +142,9 @@ def launch_script(name: str, argv: list[str]) -> int:
 
     launcher, argv = split_launcher(argv)
     parser = import_module(script.module).make_parser()
-    launch, on_ray = import_module(LAUNCHERS[launcher]), launcher == "ray"  # which places its servers itself
+    launch, on_ray = import_module(LAUNCHERS[launcher]), launcher == "ray"
     servers, argv = (None, argv) if on_ray else servers_beside(name, parser, argv)
-    check_before_launch(name, script.module, parser, launch.script_words(argv) if on_ray else argv, on_ray=on_ray)
+    check_before_launch(name, script.module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
     with serving(servers):
         return int(launch.launch(script.module, parser, argv))
 

@@ -39,7 +39,7 @@ def ray(trainer: str, *, launch_file: str | None = None, **settings: Any) -> Any
         trainer: "grpo", "ppo" or "reward".
         launch_file: An accelerate file, or the name of a shipped one, such as "zero2".
         settings: Keys of a recipe, `config` for a recipe, and `num_workers`, `resources_per_worker`, `address`,
-            `storage_path`, `max_failures`, `autoscaling`, `vllm_servers`, as on the command line.
+            `storage_path`, `max_failures`, `autoscaling`, as on the command line.
 
     Returns:
         Ray's `Result`: `metrics`, `checkpoint`, and `return_value`, the exit code of the script, 0 for a complete run.

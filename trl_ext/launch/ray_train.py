@@ -25,11 +25,9 @@ from typing import Any
 import yaml
 from transformers.hf_argparser import string_to_bool
 
-from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
-from trl_ext.launch import servers
 from trl_ext.launch.accelerate import launch_arguments, refuse, without
-from trl_ext.launch.ray_servers import serving_on_ray
+from trl_ext.launch.servers import FLAG
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.start import has_address_of_its_own, interface_of
@@ -60,7 +58,6 @@ def ray_parser() -> ArgumentParser:
         "--storage_path", help="Where Ray notes the run's state: a folder that all machines see, or s3://..."
     )
     parser.add_argument("--max_failures", type=int, default=0, help="How often a failed run is started again.")
-    parser.add_argument("--vllm_servers", type=int, help="vLLM servers on GPUs that do not train.")
     return parser
 
 
@@ -91,32 +88,17 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
         ray.train.TrainingFailedError: It failed more than `--max_failures` times.
     """
     own, words = split(argv)
-    given = parser.given_values(words)
-    if own.vllm_servers:
-        servers.check(module.rpartition(".")[2], own.vllm_servers, given, words)
-    words = script_words(argv)
     environment = accelerate_environment(module, parser, words, own.num_workers)
-    settings = {**vars(parser.parse_known_args([])[0]), **given}
+    settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(words)}
     on_cpu = str(settings["use_cpu"]).lower() == "true" or environment.get("ACCELERATE_USE_CPU") == "true"
     script = without(words, parser.unknown_arguments(words))
     _connect(own)
     import ray
 
-    size = int(settings["vllm_tensor_parallel_size"]) if own.vllm_servers and not on_cpu else 0
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    resources = _placed(own, on_cpu, size, machines)
-    is_alone = len(machines) == 1 and not own.autoscaling
-    with serving_on_ray(own.vllm_servers or 0, size, settings, given, is_alone) as (actors, words):
-        if actors:
-            environment = {**environment, STARTS_VARIABLE: os.environ[STARTS_VARIABLE]}
-        config = {"module": module, "argv": [*script, *words], "environment": environment, "actors": actors}
-        return _trainer(own, settings, resources, config, on_cpu).fit()
-
-
-def script_words(argv: Sequence[str]) -> list[str]:
-    """Return the arguments of a command line that are not Ray's, and those of a run that asks servers of its own."""
-    own, words = split(argv)
-    return [*words, *(servers.ASKING if own.vllm_servers else ())]
+    resources = _placed(own, on_cpu, machines)
+    config = {"module": module, "argv": script, "environment": environment}
+    return _trainer(own, settings, resources, config, on_cpu).fit()
 
 
 def _trainer(
@@ -162,12 +144,15 @@ def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
         raise ConfigError(f"--num_workers is {own.num_workers}, fewer than one process. Start at least one.")
     if own.max_failures < 0:
         raise ConfigError(f"--max_failures is {own.max_failures}. Give how often a failed run is started again.")
-    if own.vllm_servers is not None and own.vllm_servers < 1:
-        raise ConfigError(f"{servers.FLAG} is '{own.vllm_servers}'. Give the number of vLLM servers: 1 or more.")
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in _ACCELERATES:
             raise ConfigError(f"--{name} is accelerate's, and Ray places the workers. Give --num_workers alone.")
+        if word.partition("=")[0] == FLAG:
+            raise ConfigError(
+                f"{FLAG} starts servers on the GPUs of one machine, and --launcher ray is given. Start `trl "
+                "vllm-serve` on each machine that is to generate, and give their addresses: --vllm_server_base_url."
+            )
     return own, words
 
 
@@ -210,21 +195,14 @@ def accelerate_environment(
     return {key: value for key, value in made.items() if key not in _RAYS and os.environ.get(key) != value}
 
 
-def _placed(own: Namespace, on_cpu: bool, num_gpus: int, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the resources of a worker; refuse what the cluster lacks for them and for servers of so many GPUs."""
+def _placed(own: Namespace, on_cpu: bool, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the resources of a worker; raise ConfigError if the cluster has too few for all workers."""
     import ray
 
     asked = _resources(own.resources_per_worker, on_cpu)
     free = math.inf if own.autoscaling else ray.available_resources().get("CPU", math.inf)
     resources = {"CPU": _cpus_per_worker(asked.get("GPU", 0), own.num_workers, machines, free), **asked}
-    served = num_gpus * (own.vllm_servers or 0)
-    _check_resources(resources, own.num_workers, ray.cluster_resources(), served, autoscaling=own.autoscaling)
-    most = max(there.get("GPU", 0) for there in machines)
-    if num_gpus > most and not own.autoscaling:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size is {num_gpus}, and the cluster has {most:g} GPUs on one machine at most, as a "
-            "vLLM server needs them. Give fewer, or add machines."
-        )
+    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
     return resources
 
 
@@ -266,31 +244,22 @@ def _storage(path: str | None) -> str | None:
 
 
 def _check_resources(
-    wanted: Mapping[str, float],
-    num_workers: int,
-    there: Mapping[str, float],
-    served: int = 0,
-    *,
-    autoscaling: bool = False,
+    wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float], *, autoscaling: bool = False
 ) -> None:
-    """Refuse what the cluster lacks for workers, and for servers that get `served` GPUs together; where it starts
-    machines by itself, print what is waited for."""
+    """Raise ConfigError if the cluster has too few resources; if it starts machines itself, print what is missing."""
     totals = {name: number * num_workers for name, number in wanted.items()}
-    totals["GPU"] = totals.get("GPU", 0) + served
     missing = {name: total for name, total in totals.items() if total > there.get(name, 0)}
     if missing and autoscaling:
         lacks = " and ".join(f"{there.get(name, 0):g} of {total:g} {name}" for name, total in missing.items())
         print(f"The cluster has {lacks} now: waiting for its autoscaler to start machines.", flush=True)
         return
     for name in missing:
-        number, of_servers, has = wanted.get(name, 0), served * (name == "GPU"), there.get(name, 0)
-        fit_in = int((has - of_servers) // number) if number else 0
-        fewer = "Start fewer servers, " if of_servers else f"Give --resources_per_worker without {name}, "
+        number, has = wanted[name], there.get(name, 0)
+        fit_in = int(has // number)
+        fewer = f"Give --resources_per_worker without {name}, or add machines that have it."
         raise ConfigError(
-            f"{num_workers} workers with {number:g} {name} each "
-            + (f"and vLLM servers with {of_servers:g} together " if of_servers else "")
-            + f"are to start, and the cluster has {has:g} {name}. "
-            + (f"Give --num_workers {fit_in}." if fit_in > 0 else f"{fewer}or add machines that have it.")
+            f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has {has:g} {name}. "
+            + (f"Give --num_workers {fit_in}." if fit_in > 0 else fewer)
             + " If the cluster starts machines when they are asked for: --autoscaling."
         )
 
@@ -370,8 +339,6 @@ def _work(config: dict[str, Any]) -> int:
     os.environ.update(config["environment"])
     import ray.train
 
-    if config["actors"] and ray.train.get_context().get_world_rank() == 0:
-        ray.get([actor.begin_attempt.remote() for actor in config["actors"]])
     argv = list(config["argv"])
     # Ray starts this run again, and it has written a checkpoint.
     new = set(_checkpoints(Path(config["output_dir"]))) - set(config["checkpoints"])  # `overwrite` removes some

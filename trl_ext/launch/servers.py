@@ -1,7 +1,7 @@
 """vLLM servers beside a run: `trl vllm-serve` on cards that do not train, up before the run begins and ended with it.
 
 A server is a child process in a session of its own: Ctrl-C at a terminal does not reach it, so that a run can save
-first, and it gets SIGTERM when this process ends, however it ends. Under Ray it is a child of an actor.
+first, and it gets SIGTERM when this process ends, however it ends.
 """
 
 import json
@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,6 @@ RESTARTS = 3  # of all servers of a run together
 HANGING_S = 60.0  # without an answer to /health, after which a server counts as one that has ended
 running: set[int] = set()  # process ids of this process's servers, which get no signals passed on
 HERE = "127.0.0.1"
-ASKING = ("--use_vllm", "true", "--vllm_mode", "server")  # of a run that asks servers
 OF_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")  # servers that run already
 
 
@@ -53,13 +52,13 @@ class VLLMProcess(subprocess.Popen[bytes]):
         return False
 
 
-def start_server(command: Sequence[str], log: Path, cards: str = "") -> VLLMProcess:
-    """Start a server as a child of this process; `cards` are the only ones that it sees, unless "" is given."""
-    parent = os.getpid()
+def _start(servers: "Serving", number: int) -> VLLMProcess:
+    """Start a server as a child of this process."""
+    parent, log, cards = os.getpid(), servers.logs[number], servers.cards[number]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        return VLLMProcess(
-            command,
+        process = VLLMProcess(
+            servers.commands[number],
             env=os.environ | ({"CUDA_VISIBLE_DEVICES": cards} if cards else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -67,10 +66,6 @@ def start_server(command: Sequence[str], log: Path, cards: str = "") -> VLLMProc
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
         )
-
-
-def _start_here(servers: "Serving", number: int) -> VLLMProcess:
-    process = start_server(servers.commands[number], servers.logs[number], servers.cards[number])
     running.add(process.pid)
     return process
 
@@ -91,13 +86,11 @@ class Serving:
 
     Args:
         commands: One for each server.
-        cards: The cards of each; "" where there is no card.
+        cards: The only cards that each sees; "" where there is no card.
         urls: Their addresses.
         logs: Where each writes.
         patience_s: Seconds in which all are up.
         restarts: How often servers that end or hang are started again; the trainer then gives them its weights.
-        start: Starts the server of a number, and returns what has the methods of `VLLMProcess`.
-        end_training: Ends the processes that train.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -106,8 +99,6 @@ class Serving:
     logs: tuple[Path, ...]
     patience_s: float
     restarts: int = 0
-    start: Callable[["Serving", int], Any] = _start_here
-    end_training: Callable[[], None] = _kill_trainers
 
 
 def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> tuple[Serving | None, list[str]]:
@@ -143,28 +134,19 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[:first])
     of_each = [",".join(cards[first + i * size : first + (i + 1) * size]) for i in range(num_servers)]
     ports = free_ports(num_servers + 1)
-    addresses = [(HERE, port) for port in ports[:-1]]
-    servers = servers_of(values, given, addresses, of_each)
-    words += [*ASKING, "--vllm_server_base_url", ",".join(servers.urls)]
-    if "vllm_group_port" not in given:
-        words += ["--vllm_group_port", str(ports[-1])]
-    return servers, words
-
-
-def servers_of(
-    values: Mapping[str, Any], given: Mapping[str, Any], addresses: Sequence[tuple[str, int]], cards: Sequence[str]
-) -> Serving:
-    """Return the servers of a run with these `values`, of which recipe and flags name those in `given`; `addresses`
-    are host and port of each."""
     folder = Path(values["output_dir"] or "trainer_output") / "vllm"
-    return Serving(
-        tuple(_command(values, given, *address, seed) for seed, address in enumerate(addresses)),
-        tuple(cards),
-        tuple(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}" for host, port in addresses),
-        tuple(folder / f"server_{number}.log" for number in range(len(addresses))),
+    servers = Serving(
+        tuple(_command(values, given, port, seed) for seed, port in enumerate(ports[:-1])),
+        tuple(of_each),
+        tuple(f"http://{HERE}:{port}" for port in ports[:-1]),
+        tuple(folder / f"server_{number}.log" for number in range(num_servers)),
         float(values["vllm_server_timeout"]),
         RESTARTS if str(values.get("generation_ahead")) == "1" else 0,
     )
+    words += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_base_url", ",".join(servers.urls)]
+    if "vllm_group_port" not in given:
+        words += ["--vllm_group_port", str(ports[-1])]
+    return servers, words
 
 
 def _visible_cards() -> list[str]:
@@ -228,11 +210,11 @@ def program() -> str | None:
     return shutil.which("trl") or shutil.which("trl", path=str(Path(sys.executable).parent))
 
 
-def _command(values: Mapping[str, Any], given: Mapping[str, Any], host: str, port: int, seed: int) -> tuple[str, ...]:
-    """The command of one server, which listens at this address alone."""
+def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, seed: int) -> tuple[str, ...]:
+    """Return the command of a server, which other machines cannot reach; `given` are values of recipe and flags."""
     options = {
         "model": values.get("sft_model_path") or values["model_name_or_path"],
-        "host": host,
+        "host": HERE,
         "port": port,
         "tensor_parallel_size": values["vllm_tensor_parallel_size"],
         "gpu_memory_utilization": given.get("vllm_gpu_memory_utilization", SHARE),
@@ -272,7 +254,7 @@ def serving(servers: Serving | None) -> Iterator[None]:
     watch = threading.Thread(target=_watch, args=(servers, started, lost, has_ended), daemon=True)
     try:
         for number in range(len(servers.commands)):
-            started.append(servers.start(servers, number))
+            started.append(_start(servers, number))
         starts = servers.logs[0].with_name("starts.json")
         starts.parent.mkdir(parents=True, exist_ok=True)
         starts.write_text(json.dumps([1] * len(started)), encoding="utf-8")
@@ -347,14 +329,14 @@ def _watch(servers: Serving, started: list[VLLMProcess], lost: list[int], has_en
                 lost.append(number)
                 continue
             num_starts[number] += 1
-            started[number] = servers.start(servers, number)
+            started[number] = _start(servers, number)
             heard_s[number] = time.monotonic() + servers.patience_s  # it may take as long as the first time
             starts = Path(os.environ[STARTS_VARIABLE])
             part = starts.with_suffix(".part")
             part.write_text(json.dumps(num_starts), encoding="utf-8")
             part.replace(starts)
         if lost:
-            servers.end_training()
+            _kill_trainers()
             return
 
 

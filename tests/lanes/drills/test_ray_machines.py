@@ -11,14 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
-from tests import fake_servers
 from tests.multi.conftest import tiny_model as tiny_model
-from tests.multi.launch.test_ray_servers import SERVED, settings_of_a_run
-from tests.multi.launch.test_vllm_servers import folder as folder
-from tests.multi.launch.test_vllm_servers import servers
-from tests.multi.launching import ENVIRONMENT, environment, loaded
+from tests.multi.launching import environment, loaded
 from tests.multi.raying import PATIENCE_S, under_accelerate, write_recipe
 from tests.multi.test_two_machines import ADDRESSES
 from tests.multi.test_two_machines import machines as machines
@@ -81,10 +76,10 @@ def wait_for_head(name) -> None:
     pytest.fail("the head node does not start")
 
 
-def under_two_machines(machines, trainer, recipe, out, *options, door="trl_ext.cli.main"):
+def under_two_machines(machines, trainer, recipe, out, *options):
     words = ["--launcher", "ray", "--address", f"{ADDRESSES[0]}:{PORT}", "--num_workers", 2, "--config_file", "cpu"]
     words += ["--config", recipe, "--output_dir", out, "--storage_path", out.with_suffix(".ray"), *options]
-    command = inside(machines[0][0], sys.executable, "-m", door, trainer, *words)
+    command = inside(machines[0][0], sys.executable, "-m", "trl_ext.cli.main", trainer, *words)
     log = out.with_suffix(".log").open("a")
     return subprocess.Popen(command, env=environment() | TOKEN, stdout=log, stderr=log)
 
@@ -100,20 +95,6 @@ def test_two_machines_train_what_one_trains(trainer, machines, tiny_model, tmp_p
     assert f"ip={ADDRESSES[0]}" in text and f"ip={ADDRESSES[1]}" in text
     two = loaded(tmp_path / "two" / "model.safetensors")
     assert max((alone[name] - two[name]).abs().max().item() for name in alone) <= 1e-6
-
-
-def test_servers_listen_where_workers_of_the_other_machine_reach_them(machines, folder, tmp_path, monkeypatch):
-    for name, value in fake_servers.put_on_path(tmp_path / "bin").items():
-        monkeypatch.setitem(ENVIRONMENT, name, value)
-    monkeypatch.setitem(ENVIRONMENT, "FAKE_TRL_CLIENT", "1")
-    monkeypatch.chdir(tmp_path / "bin")
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(settings_of_a_run(folder) | {"vllm_server_timeout": 120}))
-    with cluster(machines, tmp_path):
-        run = under_two_machines(machines, "grpo", recipe, tmp_path / "two", "--vllm_servers", 2, door=SERVED)
-        assert run.wait(PATIENCE_S) == 0, (tmp_path / "two.log").read_text()[-5000:]
-    found = servers(fake_servers.noted(tmp_path / "bin"))
-    assert len(found) == 2 and {line["host"] for line in found} <= set(ADDRESSES)
 
 
 def test_a_lost_head_ends_the_run_and_the_same_command_resumes_it(machines, tiny_model, tmp_path):

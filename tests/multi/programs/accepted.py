@@ -29,7 +29,7 @@ def ask(words: list[str]) -> None:
         module = SCRIPTS[words[1]].module
         parser = parser_of(module)
         launcher, rest = split_launcher(words[2:])
-        rest = ray_train.script_words(rest) if launcher == "ray" else rest
+        rest = ray_train.split(rest)[1] if launcher == "ray" else rest
         _, rest = servers_beside(words[1], parser, rest)
         launch_arguments(module, parser, rest)
         return

@@ -4,13 +4,11 @@
 A completion is one of the prompt's last tokens, another for each of a group, and the end token. Each request is a
 line of FAKE_TRL_LOG. With FAKE_TRL=dies the server ends before it listens, with FAKE_TRL=dies_later when it is asked
 for completions a second time, with FAKE_TRL=deaf it never listens. With FAKE_TRL=once:PATH:N one of the servers dies
-at its N-th request of that path, or a moment after it with FAKE_TRL=after:PATH:N, and lives when it is started again;
-with FAKE_TRL=hangs:PATH:N it stops.
+at its N-th request of that path, or a moment after it with FAKE_TRL=after:PATH:N, and lives when it is started again.
 """
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -77,7 +75,6 @@ def die():
 FATE = {
     "once": die,
     "after": lambda: threading.Timer(0.3, die).start(),
-    "hangs": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 
 

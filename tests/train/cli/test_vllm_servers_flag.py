@@ -16,7 +16,6 @@ from tests import fake_servers
 from trl_ext.compat.vllm import starts
 from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch import servers
-from trl_ext.launch.ray_servers import ServerActor
 from trl_ext.launch.servers import servers_beside, serving
 from trl_ext.scripts.grpo import make_parser
 
@@ -150,52 +149,3 @@ def test_servers_end_with_a_launcher_that_is_killed(of_stand_ins):
     while psutil.pid_exists(server) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not psutil.pid_exists(server)
-
-
-@pytest.fixture
-def actor(of_stand_ins, tmp_path):
-    """What Ray makes an actor of, with its server."""
-    actor, planned = ServerActor(str(tmp_path), 60.0), of_stand_ins()
-    actor.start(planned.commands[0], planned.logs[0])
-    yield actor, planned.urls[0]
-    actor.signal_all(signal.SIGKILL)
-
-
-def until(holds):
-    until_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-
-
-def test_a_server_of_an_actor_starts_again_where_workers_do(actor, tmp_path):
-    one, url = actor
-    until(lambda: one.answers(url))
-    one.begin_attempt()  # the first
-    assert one.poll() is None
-    one.begin_attempt()
-    assert one.answers(url) and one.poll() is None  # it may still be starting
-    until(lambda: len(fake_servers.noted(tmp_path / "bin")) == 2)
-    first, second = fake_servers.noted(tmp_path / "bin")
-    assert first["port"] == second["port"] and not psutil.pid_exists(first["pid"]) and psutil.pid_exists(second["pid"])
-
-
-def test_an_actor_that_came_in_the_place_of_another_has_no_server():
-    one = ServerActor("absent", 60.0)
-    one.signal_all(signal.SIGTERM)
-    one.begin_attempt()
-    one.begin_attempt()
-    assert one.poll() == -signal.SIGKILL and not one.answers("http://127.0.0.1:1")
-
-
-def test_among_several_machines_a_server_listens_where_the_others_reach_it(monkeypatch):
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.2")
-    one = ServerActor("absent", 60.0)
-    assert (one.address(True)[0], one.address(False)[0]) == ("127.0.0.1", "10.0.0.2")
-    settings = {"model_name_or_path": "a/model", "output_dir": "out", "vllm_tensor_parallel_size": 1}
-    found = servers.servers_of(
-        settings | {"vllm_server_timeout": 1}, {}, [("10.0.0.2", 8000), ("fd00::2", 8000)], "  "
-    )
-    assert found.urls == ("http://10.0.0.2:8000", "http://[fd00::2]:8000")
-    assert [command[command.index("--host") + 1] for command in found.commands] == ["10.0.0.2", "fd00::2"]

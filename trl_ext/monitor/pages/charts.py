@@ -13,8 +13,7 @@ from trl_ext.monitor.words import short
 
 T = TypeVar("T")
 
-MOST_POINTS = 240  # of a line; more are averaged in as many columns, with a band from the lowest to the highest value
-MOST_BANDS = 5  # in a picture: more of them hide each other
+MOST_POINTS = 240  # of a line; more are averaged in as many columns
 MOST_MARKERS = 40  # a line of fewer points shows each of them
 NUM_HUES = 8
 # Values that reach this many times their median are drawn on a logarithmic axis: else one outlier flattens the rest.
@@ -54,7 +53,6 @@ class Stroke:
         name: For the legend.
         style: CSS classes.
         path: The line, an SVG path.
-        band: The area between lowest and highest values, an SVG path; empty where every value is drawn.
         markers: Places of single values with what they are.
         last: The last value, in words.
     """
@@ -62,7 +60,6 @@ class Stroke:
     name: str
     style: str
     path: str
-    band: str
     markers: tuple[tuple[float, float, str], ...]
     last: str
 
@@ -129,8 +126,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, h
     y_ticks = _y_ticks(y)
     left = max(_LEFT, round(10 + _LETTER * max((len(label) for _, label in y_ticks), default=0)))
     x = _x_scale([line.steps for line in lines], width, left=left)
-    has_bands = sum(not line.is_held_out for line in lines) <= MOST_BANDS
-    strokes = tuple(_stroke(line, x, y, has_bands) for line in lines)
+    strokes = tuple(_stroke(line, x, y) for line in lines)
     note = "logarithmic axis" if y.is_log else ""
     return Picture(title, unit, width, height, _x_ticks(x), y_ticks, strokes, note=note, left=left)
 
@@ -156,11 +152,11 @@ def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920
     strokes = []
     for line, low, high in zip(lines, tops, tops[1:], strict=False):
         path = f"M{_staircase(edges, [y(v) for v in high])}L{_staircase(edges[::-1], [y(v) for v in reversed(low)])}Z"
-        strokes.append(Stroke(line.name, _style(line), path, "", (), ""))
+        strokes.append(Stroke(line.name, _style(line), path, (), ""))
     return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), tuple(strokes), is_stacked=True)
 
 
-def _stroke(line: Line, x: Scale, y: Scale, has_bands: bool) -> Stroke:
+def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
     last = short(line.values[-1])
     if line.is_held_out or len(line.steps) <= MOST_MARKERS:
         markers = tuple(
@@ -168,19 +164,10 @@ def _stroke(line: Line, x: Scale, y: Scale, has_bands: bool) -> Stroke:
             for step, value in zip(line.steps, line.values, strict=True)
         )
         path = "" if line.is_held_out else _path((place[0], place[1]) for place in markers)
-        return Stroke(line.name, _style(line), path, "", markers, last)
+        return Stroke(line.name, _style(line), path, markers, last)
     points = list(zip(map(x, line.steps), map(y, line.values), strict=True))
-    if len(points) <= MOST_POINTS:
-        return Stroke(line.name, _style(line), _path(points), "", (), last)
-    means, highest, lowest = [], [], []
-    for column in _columns(points):
-        centre = math.fsum(px for px, _ in column) / len(column)
-        heights = [py for _, py in column]
-        means.append((centre, math.fsum(heights) / len(heights)))
-        highest.append((centre, min(heights)))
-        lowest.append((centre, max(heights)))
-    band = _path([*highest, *lowest[::-1]]) + "Z" if has_bands else ""
-    return Stroke(line.name, _style(line), _path(means), band, (), last)
+    means = (tuple(math.fsum(numbers) / len(column) for numbers in zip(*column)) for column in _columns(points))
+    return Stroke(line.name, _style(line), _path(means), (), last)
 
 
 def _columns(points: Sequence[T]) -> list[Sequence[T]]:

@@ -53,7 +53,7 @@ FORMS = {
     # "Read what is printed.", "What is printed is read."; not "what to do", and no question.
     "what ... is": rf"(?:(?:\A|[.;:(] |\n\n\s*)What|\b(?:{PREPOSITION}) what)\b(?! to\b)(?![^.?!]*\?)",
     # "a soft one", "one that is loaded"; not "one process", "page one of three".
-    "one": rf"(?<!by\s)\bone(?=[.,;:)]| (?:{VERB})\b)",
+    "one": rf"(?<!by\s)(?<!least\s)\bone(?=[.,;:)]| (?:{VERB})\b)",
     "own": rf"{NO_OF}\bown(?=[.,;:)]| (?:{VERB}|by|in|of|for|from|to)\b)|\b(?:the|an|each|every|no|few|other) own\b",
 }
 OPENER = re.compile(

@@ -15,13 +15,16 @@ def hits(text: str, kind: str = "messages") -> list[str]:
 
 @pytest.mark.slow
 def test_no_room_and_kind_is_above_its_ceiling():
-    """Lower a ceiling by `python -m tests.english --lower`; a new room starts at 15 per 10,000 and no name."""
+    """Lower a ceiling by `python -m tests.english --lower`; a new room starts at 15 per 10,000 and no name.
+
+    A twentieth above is allowed: a rate rises when text without a hit is removed.
+    """
     found, ceilings = english.texts(), json.loads(english.CEILINGS.read_text())
     above = []
     for room, kinds in english.rates(found).items():
         for kind, rate in kinds.items():
             ceiling = ceilings.get(room, {}).get(kind, 0 if kind == "names" else 15)
-            if rate > ceiling:
+            if rate > (ceiling if kind == "names" else 1.05 * ceiling):
                 lines = "\n  ".join(english.worst(found, room, kind))
                 above.append(f"{room}, {kind}: {rate:.1f}, ceiling {ceiling}. Reword some, first:\n  {lines}")
     assert not above, "\n".join(above)

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeVar
 
 from trl_ext.monitor.words import short
@@ -166,8 +167,8 @@ def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
         path = "" if line.is_held_out else _path((place[0], place[1]) for place in markers)
         return Stroke(line.name, _style(line), path, markers, last)
     points = list(zip(map(x, line.steps), map(y, line.values), strict=True))
-    means = (tuple(math.fsum(numbers) / len(column) for numbers in zip(*column)) for column in _columns(points))
-    return Stroke(line.name, _style(line), _path(means), (), last)
+    parts = [list(zip(*part, strict=True)) for part in _columns(points)]
+    return Stroke(line.name, _style(line), _path((fmean(xs), fmean(ys)) for xs, ys in parts), (), last)
 
 
 def _columns(points: Sequence[T]) -> list[Sequence[T]]:

@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def twin():
     """Answers simulations of the memory twin, each in a process of its own, which is a fork of one that is warm."""
     from tests.multi.warm import warm_python
-    from trl_ext.twin import run_apart
+    from tests.twin import run_apart
 
     def run(simulation):
         with patch.object(sys, "executable", str(warm_python())):

@@ -32,9 +32,9 @@ from benchmarks.gpu import runner
 from benchmarks.gpu.card import card_bytes
 from benchmarks.gpu.memory_report import predict, record, sentences, summary, table
 from benchmarks.gpu.memory_rows import ROWS, Row, tiny
+from tests.twin.driver import environment, simulate
+from tests.twin.simulation import Simulation, simulation_of
 from trl_ext.memory.units import GIB, gib
-from trl_ext.twin.driver import environment, simulate
-from trl_ext.twin.simulation import Simulation, simulation_of
 
 # A row is up to two runs of its worker.
 ROW_LIMIT_S = 420.0

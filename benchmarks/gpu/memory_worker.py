@@ -26,11 +26,11 @@ from transformers import TrainerCallback
 
 import trl_ext
 from benchmarks.gpu.runner import answer
+from tests.twin import adapters, run, stand_ins
+from tests.twin.simulation import Simulation
+from tests.twin.tracker import LOAD, UPDATE, Tracker
 from trl_ext.compat.versions import installed_versions
 from trl_ext.trainers.fit.rehearsal.state import trained_models
-from trl_ext.twin import adapters, run, stand_ins
-from trl_ext.twin.simulation import Simulation
-from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
 
 # No rehearsal, whose peak is no phase's, and no second try with less after an out-of-memory error.
 UNASSISTED = {"memory_rehearsal": False, "memory_on_oom": "raise"}
@@ -171,7 +171,7 @@ def models_on(device: str, in_4_bits: bool) -> Iterator[None]:
             kind, model = type(model), None
             return load_in_4_bits(kind, folder, device)
 
-    with adapters.replaced(("trl_ext.twin.stand_ins:_made", make)):
+    with adapters.replaced(("tests.twin.stand_ins:_made", make)):
         yield
 
 

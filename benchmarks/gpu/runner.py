@@ -31,9 +31,9 @@ from rich.console import Console
 from benchmarks.gpu.beside import card_name, card_note
 from benchmarks.gpu.card import card_facts, has_card
 from benchmarks.machine import machine, write
+from tests.twin.driver import last_words
 from trl_ext.memory import Job
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.twin.driver import last_words
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -22,9 +22,8 @@ DOORS: dict[str, set[str]] = {
     "doctor": {"compat", "errors", "memory"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "resources", "rewards"},
     "scripts": {"compat", "errors", "memory", "monitor", "resources", "rewards", "trainers"},
-    "twin": {"compat", "errors", "memory", "packing", "scripts", "trainers"},
     "launch": {"compat", "errors", "resources", "rewards", "scripts", "trainers"},
-    "cli": {"doctor", "errors", "launch", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin"},
+    "cli": {"doctor", "errors", "launch", "memory", "monitor", "resources", "rewards", "scripts", "trainers"},
     # The public names: `trl_ext/__init__.py`. No room may import it.
     "trl_ext": {"compat", "memory", "resources", "rewards", "trainers"},
 }

@@ -57,13 +57,7 @@ OTHERS = {"jupyter", "matplotlib", "torch", "wandb", "trackio", "tensorboard", "
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor",)
 # Commands that change nothing: once is enough, however many pages show them.
-LOOKS = re.compile(r"trl-ext (?:check|doctor|dryrun|plan|score)\b(?!.* --(?:output|plan|write)\b)")
-# What would take long, and where it is tested: tests/train/twin/test_twin.py, docs/memory.md.
-SHORTER = {
-    " --verify": "",
-    "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help",
-    "trl-ext dryrun reward.yaml --trainer reward": "trl-ext dryrun --help",
-}
+LOOKS = re.compile(r"trl-ext (?:check|doctor|plan|score)\b(?!.* --(?:output|plan|write)\b)")
 SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
 ONE_STEP = "--use_cpu true --bf16 false --report_to none --logging_steps 1"
 FEW = {
@@ -296,8 +290,6 @@ def test_the_python_blocks_of_a_page_run_from_top_to_bottom(page, hub, environme
 @pytest.mark.parametrize("page", cases([page for page in pages("", "bash") if session_of(page)]))
 def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environment, trained, tmp_path):
     session = session_of(page)
-    for longer, shorter in SHORTER.items():
-        session = [line.replace(longer, shorter) for line in session]
     furnished(tmp_path, desk, tiny_models)
     (tmp_path / "elsewhere").mkdir()  # where models are themselves and not tiny
     (tmp_path / "plan").symlink_to("elsewhere/plan")

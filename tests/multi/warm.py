@@ -28,7 +28,7 @@ from trl_ext.rewards.isolation.kernel import call
 
 # What launches, workers and the memory twin import on their way; DeepSpeed if it is there.
 PRELOADED = (
-    *("trl_ext.twin.run", "trl_ext.scripts.grpo"),
+    *("tests.twin.run", "trl_ext.scripts.grpo"),
     *(f"trl_ext.trainers.{trainer}.trainer" for trainer in ("reward", "grpo", "ppo")),
     *("peft", "trl.trainer.grpo_trainer", "trl.trainer.reward_trainer", "deepspeed", "deepspeed.comm.torch"),
     *("accelerate.commands.launch", "torch.distributed.run", "datasets"),
@@ -99,8 +99,8 @@ def main() -> None:
     for name in PRELOADED:
         try:
             import_module(name)
-        except ImportError:
-            if not name.startswith("deepspeed"):
+        except ImportError:  # beside an installed package there are no tests
+            if not name.startswith(("deepspeed", "tests.")):
                 raise
     sys.path.insert(0, "")  # a fork puts its own folder there
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all

@@ -50,7 +50,6 @@ SCRIPTS = {
 # Other commands: the module that has a function of the command's name, imported when it is asked for.
 COMMANDS = {
     "plan": "trl_ext.cli.plan.command",
-    "dryrun": "trl_ext.cli.dryrun.command",
     "check": "trl_ext.cli.check.command",
     "doctor": "trl_ext.cli.doctor",
     "report": "trl_ext.cli.report",
@@ -70,7 +69,6 @@ Trainer extensions for Hugging Face TRL.
 commands:
 {scripts}
   plan      settings that fit the cards, before the run
-  dryrun    the memory of a recipe, counted on fake tensors: no GPU, no weights
   check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
   report    the page of a run again, or runs compared in one table

@@ -277,6 +277,7 @@ torch
     Tensor._version: counts writes, so that a trained weight that a checkpoint lacks is noticed
     _fused_sdp_choice(): which kernel `scaled_dot_product_attention` becomes; of C++
     nn.Module._buffers: a generation during training restores the buffers
+    nn.Module._modules: added heads are taken out of a model, and put back at their place
     ops.aten._flash_attention_forward(): rows of different lengths with their log-sum-exp, to be merged
     ops.aten._flash_attention_backward(): gradients of merged rows
     ops.aten._scaled_dot_product_flash_attention_for_cpu(): the same on a processor
@@ -285,8 +286,6 @@ torch.utils.cpp_extension
     _get_build_directory(name, verbose): is a helper of DeepSpeed's built?
 torch._inductor
     list_mode_options(mode): what `torch_compile_mode` may be
-torch._subclasses.fake_tensor
-    FakeTensor: a model of the twin has no weights to fingerprint
 torch.distributed
     monitored_barrier(group, timeout, wait_all_ranks): names the processes that do not come; its message is read,
         and its processes other than 0 heed the group's timeout only

@@ -57,7 +57,6 @@ SLIPS = {
     "plan --max_length long": "--max_length must be a whole number, not 'long'.",
     "plan --what-if": "--what-if: expected one argument.",
     "plan 8B": "Unexpected '8B' on the command line.",
-    "dryrun recipe.yaml --gpu 4xA40": "Unknown flag --gpu. Did you mean --gpus?",
     "doctor --pln plan": "Unknown flag --pln. Did you mean --plan?",
     "score explian": "trl-ext score has no command 'explian'. Did you mean 'explain'?",
     "score explain a b --rwo 3": "Unknown flag --rwo. Did you mean --row?",

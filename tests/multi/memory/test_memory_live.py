@@ -10,12 +10,12 @@ import pytest
 
 from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import PROGRAMS, facts_of, launched
+from tests.twin.simulation import simulation_of
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.peak import Setup, footprints, resident
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.twin.simulation import simulation_of
 
 pytest.importorskip("deepspeed")
 

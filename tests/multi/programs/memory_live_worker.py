@@ -27,11 +27,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import TrainerCallback
 
+from tests.twin import run as twin
+from tests.twin import simulation_of
+from tests.twin.adapters import engine_steps
+from tests.twin.tracker import Tracker
 from trl_ext.memory.job import Job
-from trl_ext.twin import run as twin
-from trl_ext.twin import simulation_of
-from trl_ext.twin.adapters import engine_steps
-from trl_ext.twin.tracker import Tracker
 
 # Where DeepSpeed's optimizers clean up after a backward. ZeRO-1 first reduces what has come.
 _EPILOGUE = "independent_gradient_partition_epilogue"

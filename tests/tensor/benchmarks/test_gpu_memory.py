@@ -17,10 +17,10 @@ from benchmarks.gpu import memory_report as report
 from benchmarks.gpu import memory_rows as rows
 from benchmarks.gpu import memory_worker as worker
 from tests.conftest import ROOT
+from tests.twin import simulation_of, stand_ins, why_not
 from trl_ext.memory import estimate
 from trl_ext.memory.job import check_batch, check_model
 from trl_ext.memory.units import GIB
-from trl_ext.twin import simulation_of, stand_ins, why_not
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu_memory*.json"))
 TOLERANCE_PCT = 2.0

@@ -286,7 +286,7 @@ SCRIPT = """
 from rich.console import Console
 from benchmarks.gpu import memory_worker, preflight
 from trl_ext.trainers.ppo import trainer
-from trl_ext.twin import adapters
+from tests.twin import adapters
 preflight.SPEED = preflight.EXACT = ["none"]
 preflight.MEMORY = ["ppo-adapter/lora/zero2/14B"]
 preflight.run(preflight.rows(), Console(width=200))

@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from trl_ext.memory.job import Job
-from trl_ext.memory.models.find import find_shape
-from trl_ext.packing import kernels
-from trl_ext.twin import Simulation, simulation_of, why_not
-from trl_ext.twin.adapters import (
+from tests.twin import Simulation, simulation_of, why_not
+from tests.twin.adapters import (
     adam_makes_its_state_only,
     attention_of_a_gpu,
     dropout_of_a_gpu,
@@ -29,7 +26,10 @@ from trl_ext.twin.adapters import (
     reference_from_config,
     replaced,
 )
-from trl_ext.twin.tracker import Tracker
+from tests.twin.tracker import Tracker
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
+from trl_ext.packing import kernels
 
 KIB = 1024
 OF_TORCH_AND_TRL = (lists_of_ones, modules_cast_in_place, fakes_are_copied, adam_makes_its_state_only)

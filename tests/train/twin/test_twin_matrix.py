@@ -19,11 +19,11 @@ from itertools import product
 
 import pytest
 
+from tests.twin.simulation import simulation_of, why_not
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.twin.simulation import simulation_of, why_not
 
 pytest.importorskip("deepspeed")
 
@@ -144,6 +144,18 @@ def test_they_agree_on_a_setting(twin, name, num_layers, combination, changes):
     job, num_gpus = job_of(*combination, **changes)
     config = config_of("llama", num_layers)
     agree(formula_bytes(config, job, num_gpus), job, counted_bytes(twin, config, job, num_gpus))
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=on_demand)])
+def test_a_prompt_that_a_group_shares_needs_less_than_the_formulas_say(size, twin):
+    """Micro-batches of one row keep its keys for two forwards; two rows have it once in their forward."""
+    job, num_gpus = job_of("grpo", None, "lora", 0, per_device_train_batch_size=size, max_prompt_length=2048)
+    config = config_of("llama", 2)
+    simulation = simulation_of(job, config, num_gpus)
+    simulation = replace(simulation, num_steps=2, arguments={**simulation.arguments, "share_prompt": True})
+    result, formula = twin(simulation), formula_bytes(config, job, num_gpus, phases=("update",))
+    assert not result.refusal, result.refusal
+    assert 0.7 * formula < result.peaks["update"].num_bytes < 0.95 * formula
 
 
 # The optimizer step may hide what the update needs. name, layers, GPUs, combination, changes

@@ -114,9 +114,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
         advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."
         return note(SUBJECT, what, advice)
     if gib(best.need_bytes) > hardware.fill_gib * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
-        advice = (
-            f"Less than {HEADROOM_FRAC:.0%} of a card stay free, and the formulas are estimates: `trl-ext dryrun`."
-        )
+        advice = f"Less than {HEADROOM_FRAC:.0%} of a card stay free: the rehearsal before step 1 has the last word."
         return note(SUBJECT, what, advice)
     return ok(SUBJECT, what)
 

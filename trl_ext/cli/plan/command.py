@@ -13,8 +13,6 @@ from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 REQUIRED = ("trainer", "model", "gpus")
-# Half a minute for 8B, four minutes for 70B under ZeRO-3 (measured on two busy cores); time goes with the layers.
-VERIFY_S = 600.0
 NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
@@ -29,7 +27,6 @@ examples:
   trl-ext plan --trainer reward --model 8B --gpus 6x4090 --method lora --lora_r 64 --max_length 8192 --write plan
   trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
-  trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_servers 2
   trl-ext plan --trainer grpo --model 7B --gpus 8xA100-80GB --vllm_servers auto --generation_ahead 1
   trl-ext plan --trainer reward --model 70B --gpus 2x8xH100-80GB --headroom 8%
@@ -135,11 +132,6 @@ def _parser() -> CommandParser:
         "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
     )
     parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="count the best plan's training with the twin as well, in a minute or so",
-    )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -194,8 +186,6 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         if first := found.get("first_plan"):
             words += f"; the first plan goes up to {first[name]:,}, about {first['step']} s a step"
         print(f"\n{words}")
-    if arguments.verify:
-        print(f"\n{verified_in_words(verified(plans, arguments.model))}")
 
 
 def _largest(plans: Any, name: str) -> dict[str, Any]:
@@ -235,59 +225,4 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
         answer["hours"] = round(plans.best.estimate.hours(arguments.rows), 2)
     if arguments.max:
         answer["largest"] = _largest(plans, arguments.max)
-    if arguments.verify:
-        answer["verify"] = verified(plans, arguments.model)
     return answer
-
-
-def verified(plans: Any, model: str) -> dict[str, Any]:
-    """The best plan's training once more, counted by the memory twin beside the formulas; or a refusal.
-
-    The formulas search, in milliseconds and within a few per cent; the twin runs the real trainer on fake tensors, in
-    a process apart, and counts every byte. What the twin does not run, generation and vLLM, is left out of both.
-
-    Args:
-        plans: What the planner found.
-        model: The model as the command line names it.
-
-    Returns:
-        `refusal`, a sentence, "" if the twin has counted. Then also `phase`, where training peaks by the twin,
-        `formula_gib` and `twin_gib` of training, `difference_frac` of the formula over the twin, and `seconds`.
-    """
-    if not plans.plans:
-        return {"refusal": "Nothing fits, so there is no plan to verify."}
-    from trl_ext.memory.units import gib
-    from trl_ext.twin import run_apart, simulation_of
-    from trl_ext.twin.simulation import find_config
-
-    estimate = plans.best.estimate
-    try:
-        simulation = simulation_of(estimate.job, find_config(model), estimate.num_gpus)
-    except ConfigError as error:
-        return {"refusal": str(error)}
-    result = run_apart(simulation, VERIFY_S)
-    if result.refusal:
-        return {"refusal": result.refusal}
-    # The formulas' peak over the twin's phases, without vLLM's share of the card.
-    peaks = [peak for phase, peak in estimate.worst.items() if phase in result.peaks]
-    formula_gib = max(gib(peak.num_bytes - peak.terms.get("vLLM", 0.0)) for peak in peaks)
-    twin_gib = result.peak_gib
-    return {
-        "refusal": "",
-        "phase": max(set(result.peaks) - {"load"}, key=lambda phase: result.peaks[phase].num_bytes),
-        "formula_gib": round(formula_gib, 3),
-        "twin_gib": round(twin_gib, 3),
-        "difference_frac": round(formula_gib / twin_gib - 1, 4),
-        "seconds": result.seconds,
-    }
-
-
-def verified_in_words(answer: dict[str, Any]) -> str:
-    """The answer in words, one line."""
-    if answer["refusal"]:
-        return f"not verified: {answer['refusal']}"
-    return (
-        f"verified: training peaks in the phase '{answer['phase']}' at {answer['twin_gib']:.2f} GiB by the twin and "
-        f"at {answer['formula_gib']:.2f} GiB by the formulas, {answer['difference_frac']:+.1%}. Counted in "
-        f"{answer['seconds']:.0f} s, without generation and vLLM."
-    )

@@ -1,6 +1,6 @@
 """From a run's settings, the keys of a recipe or the arguments of a trainer, to a `Job`.
 
-The trainers' `memory`, `trl-ext check` and `trl-ext dryrun` all come through here.
+The trainers' `memory` and `trl-ext check` come through here.
 """
 
 import os

@@ -148,7 +148,7 @@ class PPOTargets:
         """Raise ConfigError, on all ranks, for outputs [B, T] of the critic that are not finite. Collective."""
         bad = torch.where(mask.bool(), ~outputs.isfinite(), False)
         counts = self._total(wide(torch.stack([bad.sum(), bad.any(dim=1).sum()])))
-        if bool((counts > 0).any()):  # a flag, which a twin takes for False
+        if bool((counts > 0).any()):  # a flag, which the tests' memory twin takes for False
             tokens, rows = counts.tolist()
             raise ConfigError(
                 f"The critic (critic='{self.values.critic_name}') gave NaN or infinity at {tokens:.0f} tokens of "

@@ -33,7 +33,7 @@ class Agreement:
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
         """True if any rank failed, and True if one of these cannot cut its forward. Collective."""
         assert self._flags is not None
-        # 1 is good news: `trl-ext dryrun` runs this on fake tensors, whose values are all 1.
+        # 1 is good news: the tests' memory twin runs this on fake tensors, whose values are all 1.
         self._flags.copy_(torch.tensor([not failed, not (failed and is_stuck)], dtype=torch.int32))
         torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
         all_fine, all_can_cut = self._flags.tolist()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from tests.twin.simulation import simulation_of, why_not
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
@@ -15,7 +16,6 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.folder import read_plan, write_plan
 from trl_ext.memory.planner.planner import plan
-from trl_ext.twin.simulation import simulation_of, why_not
 
 SHAPE, CARDS = find_shape("8B"), parse_gpus("8xA100-80GB")
 KINDS = {

@@ -1,4 +1,4 @@
-"""One simulation, `python -m trl_ext.twin.run JOB.json`: build the trainer on fake tensors as rank 0 of N, let it
+"""One simulation, `python -m tests.twin.run JOB.json`: build the trainer on fake tensors as rank 0 of N, let it
 train, and print where memory peaked as one line of JSON.
 
 Runs in a process of its own, whose environment `driver` sets: a process group cannot be changed in a running one, and
@@ -26,11 +26,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
+from tests.twin import adapters, stand_ins
+from tests.twin.driver import PREFIX
+from tests.twin.simulation import Simulation
+from tests.twin.tracker import Tracker
 from trl_ext.compat.versions import installed_versions
-from trl_ext.twin import adapters, stand_ins
-from trl_ext.twin.driver import PREFIX
-from trl_ext.twin.simulation import Simulation
-from trl_ext.twin.tracker import Tracker
 
 # A phase of the trainers' clocks: the planner's name for it.
 PHASES = {"update": "update", "logps": "score", "score": "score", "generate": "score", "layout": "update"}
@@ -94,8 +94,9 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.adam_makes_its_state_only(),
         adapters.dropout_of_a_gpu(),
         adapters.attention_of_a_gpu(),
-        adapters.rollouts_without_padding(),
+        adapters.rollouts_without_padding(simulation.arguments.get("num_generations", 1)),
         adapters.last_part_of_rows(),
+        adapters.no_weights_are_sampled(),
         adapters.head_of_a_gpu(),
         adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         adapters.objects_from_this_rank(),
@@ -173,8 +174,8 @@ def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
     if simulation.trainer == "reward":
         values["max_length"] = simulation.completion_tokens
     else:
-        # Equal fake prompts are different ones in the worst case.
-        values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
+        # In the worst case no prompts are equal.
+        values = {"share_prompt": False, **values, "max_completion_length": simulation.completion_tokens}
     if simulation.deepspeed:
         # Open to every optimizer, and with "auto" for batch sizes that the settings leave out.
         sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")

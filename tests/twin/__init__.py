@@ -1,7 +1,9 @@
-"""The memory twin: a simulation of the real trainers, with the real DeepSpeed engine as rank 0 of N, on fake tensors,
-which have a shape and no data.
+"""The memory twin, the judge of the memory formulas: the real trainers on fake tensors, which have a shape and no
+data.
 
-    from trl_ext.twin import simulate
+Under DeepSpeed its real engine runs as rank 0 of N.
+
+    from tests.twin import simulate
 
     result = simulate(Job("grpo", method="lora"), find_shape("8B"), num_gpus=1)
     print(result.peak_gib, result.peaks["update"].module)
@@ -9,7 +11,7 @@ which have a shape and no data.
 Every byte of live tensors is counted, on a machine without GPU and without weights. Light to import.
 """
 
-from trl_ext.twin.driver import TwinPeak, TwinResult, run_apart, simulate
-from trl_ext.twin.simulation import Simulation, simulation_of, why_not
+from tests.twin.driver import TwinPeak, TwinResult, run_apart, simulate
+from tests.twin.simulation import Simulation, simulation_of, why_not
 
 __all__ = ["Simulation", "TwinPeak", "TwinResult", "run_apart", "simulate", "simulation_of", "why_not"]

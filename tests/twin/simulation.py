@@ -1,18 +1,15 @@
 """What one simulation runs: a trainer's arguments, a model's config, adapters, DeepSpeed's settings, lengths.
 
-The one format of the twin, as JSON between two processes: a `Job` becomes one, and so does a recipe.
+The one format of the twin, as JSON between two processes: a `Job` becomes one.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files import settings
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
 
 # Keys of a recipe that no simulation has: those of TRL's ModelConfig and of the script, those that say how long a run
@@ -155,18 +152,6 @@ def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict
     if trainer == "ppo":
         kept |= {"num_iterations": 1, "num_generations": 1}
     return kept
-
-
-def find_config(model: str) -> dict[str, Any]:
-    """The config.json of a folder, of the hub's local cache, or of a known name or size."""
-    path = Path(model).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        cached = cached_config(model)
-        if cached is None:
-            return config_of(find_shape(model))
-        file = cached
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:

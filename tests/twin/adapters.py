@@ -129,8 +129,8 @@ def dropout_of_a_gpu() -> AbstractContextManager[None]:
 # trl_ext and TRL --------------------------------------------------------------------------------------------------
 
 
-def rollouts_without_padding() -> AbstractContextManager[None]:
-    """Rows of rollouts are as long as their tensors are wide, behind one prompt, have an advantage, and stay.
+def rollouts_without_padding(group: int = 1) -> AbstractContextManager[None]:
+    """Rows of rollouts are as long as their tensors are wide, have an advantage, and stay; `group` share a prompt.
 
     Why: a fake tensor has no lengths, and all ranks' rows are alike.
     Remove when: trainers plan without reading tensors back.
@@ -142,7 +142,8 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
     def sizes_of(rollouts: dict[str, Any], accelerator: Any = None) -> list[Any]:
         num_ranks = 1 if accelerator is None else accelerator.num_processes
         widths = rollouts["prompt_ids"].size(1), rollouts["completion_ids"].size(1)
-        return [RolloutSize(1, *widths, has_gradient=True)] * (len(rollouts["prompt_ids"]) * num_ranks)
+        num_rows = len(rollouts["prompt_ids"]) * num_ranks
+        return [RolloutSize(row // group, *widths, has_gradient=True) for row in range(num_rows)]
 
     def redistribute(rollouts: dict[str, Any], rows_of_ranks: Any, accelerator: Any) -> dict[str, Any]:
         num_rows = len(rows_of_ranks[accelerator.process_index])
@@ -161,7 +162,9 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
 
     def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
         num_rows, length = input_ids.shape
-        sequences = Ragged(np.ones(num_rows * length, dtype=np.int64), cumulated(np.full(num_rows, length)))
+        rows = np.arange(num_rows)
+        tokens = np.repeat(np.stack([2 * (rows // group), 2 * rows + 1], 1), [length - width, width], axis=1)
+        sequences = Ragged(tokens.ravel(), cumulated(np.full(num_rows, length)))
         return Unpadded(sequences, np.full(num_rows, width), width)
 
     where = "trl_ext.trainers"
@@ -172,6 +175,15 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
         (f"{where}.step.score:unpad", unpad),
         (f"{where}.step.rows:unpad", unpad),
     )
+
+
+def no_weights_are_sampled() -> AbstractContextManager[None]:
+    """The fingerprint of a run holds no sample of weights.
+
+    Why: fake tensors have no values.
+    Remove when: never.
+    """
+    return replaced(("trl_ext.trainers.checkpoints.fingerprint:_sample", lambda name, parameters: {}))
 
 
 def last_part_of_rows() -> AbstractContextManager[None]:

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.twin.simulation import Simulation, simulation_of, why_not
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
-from trl_ext.twin.simulation import Simulation, simulation_of, why_not
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900.0
 PREFIX = "TWIN "  # before the JSON: libraries print, too
 
@@ -86,11 +87,10 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(simulation)), encoding="utf-8")
-        command = [sys.executable, "-m", "trl_ext.twin.run", str(file)]
+        command = [sys.executable, "-m", "tests.twin.run", str(file)]
         try:
-            process = subprocess.run(
-                command, capture_output=True, text=True, env=environment(simulation), timeout=timeout_s, check=False
-            )
+            how = {"env": environment(simulation), "cwd": ROOT, "timeout": timeout_s}
+            process = subprocess.run(command, capture_output=True, text=True, check=False, **how)
         except subprocess.TimeoutExpired:
             return TwinResult({}, refusal=f"The twin took more than {timeout_s:.0f} s.")
     return read_answer(process.stdout, process.stderr)

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from trl_ext.twin.simulation import Simulation
+from tests.twin.simulation import Simulation
 
 WORDS = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "a": 3, "b": 4}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

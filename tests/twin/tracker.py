@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trl_ext.twin.driver import TwinPeak
+from tests.twin.driver import TwinPeak
 
 aten = torch.ops.aten
 LOAD, UPDATE = "load", "update"

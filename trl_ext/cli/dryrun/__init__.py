@@ -1,1 +1,0 @@
-"""`trl-ext dryrun RECIPE`: a recipe's memory, counted on fake tensors."""

@@ -22,16 +22,14 @@ def report(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
     if bool(arguments.run) == bool(arguments.compare):
         raise ConfigError("Give one run for its report, or two or more after --compare: trl-ext report --compare A B.")
-    from rich.console import Console
+    from trl_ext.monitor.report import print_report, read_log_history, table_of, write_report
 
-    from trl_ext.monitor.report import HTML_FILE, read_log_history, summary_table, table_of, write_report
-
-    console = Console()
     if arguments.compare:
+        from rich.console import Console
+
         from trl_ext.monitor.compare import compare_runs
 
-        console.print(table_of(compare_runs(arguments.compare)))
-        return 0
-    console.print(summary_table(write_report(arguments.run), read_log_history(arguments.run)))
-    console.print(f"Report: {arguments.run.rstrip('/')}/{HTML_FILE}", soft_wrap=True, markup=False, highlight=False)
+        Console().print(table_of(compare_runs(arguments.compare)))
+    else:
+        print_report(arguments.run, read_log_history(arguments.run), write_report(arguments.run))
     return 0

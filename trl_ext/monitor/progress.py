@@ -15,7 +15,7 @@ from transformers.utils import is_in_notebook
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry
 from trl_ext.monitor.notebook import NotebookCurves
-from trl_ext.monitor.words import duration, scores
+from trl_ext.monitor.words import duration, score, scores
 
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
@@ -100,5 +100,10 @@ class ProgressLine(ProgressCallback, PrinterCallback):
 
 
 def _plotted(logs: Entry, prefix: str = "") -> str:
-    """The curves that have an axis; the others stand in the report."""
-    return scores((curve.name, value) for curve, value in log_keys.values(logs, prefix).items() if curve.axis)
+    """The curves that have an axis, the reward of the only function once; the others stand in the report."""
+    found = {curve: value for curve, value in log_keys.values(logs, prefix).items() if curve.axis}
+    total = next(iter(found.values()), None)
+    parts = [curve for curve in found if curve.key.startswith("rewards/")]
+    if len(parts) == 1 and score(found[parts[0]]) == score(total):
+        del found[parts[0]]
+    return scores((curve.name, value) for curve, value in found.items())

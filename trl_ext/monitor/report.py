@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -151,6 +151,13 @@ def short_name(name: str) -> str:
     return "/".join(parts[-2:]) if len(parts) > 2 or name.startswith((".", "/")) else name
 
 
+def print_report(output_dir: str | Path, log_history: Sequence[Entry], summary: RunSummary) -> None:
+    """Print what a run ends with: table, tokens, seconds by phase, verdict, and where its report is."""
+    console = Console()
+    console.print(summary_table(summary, log_history))
+    console.print(f"Report: {Path(output_dir, HTML_FILE)}", soft_wrap=True, markup=False, highlight=False)
+
+
 def summary_table(summary: RunSummary, log_history: Sequence[Entry] = ()) -> Group:
     """The short table that a run ends with, and the verdict on its log where that is given, for rich to print."""
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
@@ -163,6 +170,7 @@ def summary_table(summary: RunSummary, log_history: Sequence[Entry] = ()) -> Gro
         verdict = judge_run(log_history, read_series(log_history), summary, None)
         parts.append(Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"))
         parts += [Text(f"* {warning}", "yellow") for warning in verdict.warnings]
+        parts += [Text(verdict.help)] if verdict.help else []
     return Group(*parts)
 
 

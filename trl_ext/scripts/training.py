@@ -262,7 +262,7 @@ def run(
     except OSError as error:
         print(f"\nwarning: the model card could not be written: {error}.\n", file=sys.stderr, flush=True)
     if trainer.is_world_process_zero():
-        print_summary(trainer)
+        print_next(trainer)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
     _leave_together(trainer)
@@ -295,18 +295,10 @@ def _leave_together(trainer: Any) -> None:
     trainer.accelerator.end_training()
 
 
-def print_summary(trainer: Any) -> None:
-    """End on the table, on where model and report are, on a problem before and after, and on what to do next."""
-    from rich.console import Console
-
+def print_next(trainer: Any) -> None:
+    """End on where the model is, on a problem before and after, and on what to do next."""
     from trl_ext.monitor.ending import ending
-    from trl_ext.monitor.report import HTML_FILE, summary_table
-    from trl_ext.monitor.summary import summarize
 
-    report = Path(trainer.args.output_dir, HTML_FILE)
-    console = Console()
-    console.print(summary_table(summarize(trainer.state.log_history), trainer.state.log_history))
-    places = f"Model: {report.parent}" + (f", report: {report}" if report.is_file() else "")
-    last_lines = ending(report.parent, trainer.memory_kind, hasattr(trainer.model, "peft_config"))
-    for line in (places, "", *last_lines):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    folder = Path(trainer.args.output_dir)
+    print(f"Model: {folder}", "", sep="\n")
+    print(*ending(folder, trainer.memory_kind, hasattr(trainer.model, "peft_config")), sep="\n", flush=True)

@@ -26,6 +26,7 @@ MOST_WARNINGS = 8
 MOST_CHARS = 500  # of an error in the headline
 # A change by less than this share of the larger value is none.
 _SMALL = 0.02
+HELP_PAGE = "docs/running/my_run.md"
 _RULES = Panel("", "", (Curve("rewards/*/mean", "*"),))
 
 
@@ -46,6 +47,11 @@ class RunVerdict:
     ending: str
     is_finished: bool
     warnings: tuple[str, ...]
+
+    @property
+    def help(self) -> str:
+        """Which page has the causes and the remedies; empty where nothing went wrong."""
+        return f"What to look at, and which key mends it: {HELP_PAGE}" if self.warnings or self.mood == "worse" else ""
 
 
 def judge_run(

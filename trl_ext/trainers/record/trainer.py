@@ -152,10 +152,16 @@ class RunRecords(Trainer):
             logger.warning(f"The record of this run could not be written: {error}.")
 
     def _report(self, history: Sequence[Mapping[str, Any]]) -> None:
-        from trl_ext.monitor.report import write_report
+        """Write the report. Print its table and verdict where the steps were printed, unless the run was cut short."""
+        from trl_ext.monitor.report import print_report, write_report
 
+        folder = str(self.args.output_dir)
+        has_line = any(isinstance(one, ProgressLine) for one in self.callback_handler.callbacks)
         try:
-            write_report(str(self.args.output_dir), history)
+            summary = write_report(folder, history)
+            is_whole = summary.train_s is not None and ERROR not in history[-1]
+            if has_line and is_whole and logging.get_verbosity() <= logging.WARNING:
+                print_report(folder, history, summary)
         except Exception as error:  # whatever it is: the trained model is not saved yet
             said = f"{type(error).__name__}: {error}"
             logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")

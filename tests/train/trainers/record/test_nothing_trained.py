@@ -6,10 +6,11 @@ import pytest
 from datasets import Dataset
 
 from tests import grpo_trainers, recipes
+from tests.conftest import ROOT
 from trl_ext import RuleSet
+from trl_ext.monitor.pages.verdict import HELP_PAGE
 from trl_ext.monitor.report import read_log_history
 from trl_ext.rewards import Answer, Length
-from trl_ext.scripts.training import print_summary
 
 ROWS = [row | {"answer": str(number)} for number, row in enumerate(recipes.PROMPTS)]
 
@@ -43,14 +44,13 @@ def test_a_run_without_gradient_is_red_with_its_reason(kind, tmp_path, monkeypat
     page = (tmp_path / "report.html").read_text()
     assert f'<strong class="worse">{headline}</strong>' in page and 'class="badge worse">Finished' in page
     assert page.split('<ul class="warnings"><li>')[1].replace("&#39;", "'").startswith(reason)
-    capsys.readouterr()
-    print_summary(trainer)
     said = capsys.readouterr().out
     assert headline in said and f"* {reason}" in said
+    assert HELP_PAGE in said and HELP_PAGE in page and (ROOT / HELP_PAGE).is_file()
     assert ("rules/answer/no_answer_frac" in read_log_history(tmp_path)[0]) == (kind == "all 0")
 
 
-def test_a_run_with_gradients_is_not_called_so(tmp_path, capsys):
-    trainer = grpo_trainers.trained(tmp_path, max_steps=4)
-    print_summary(trainer)
+def test_a_run_with_gradients_is_not_called_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    grpo_trainers.trained(tmp_path, max_steps=4)
     assert "was trained" not in capsys.readouterr().out

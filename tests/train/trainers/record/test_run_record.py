@@ -10,6 +10,7 @@ import yaml
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.utils import logging
 
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
@@ -137,6 +138,33 @@ def test_there_is_one_line_of_progress_and_no_series_that_says_nothing(tmp_path,
     assert own == rewards | {"rules/length/p95_ms"}
     captured = capfd.readouterr()
     assert "step 1/1  reward " in captured.err and "{'loss'" not in captured.out + captured.err
+
+
+def test_a_program_ends_on_table_tokens_phases_verdict_and_the_reports_path(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    trainer(tmp_path, lambda completions, **_: [float(i % 2) for i in range(len(completions))]).train()
+    said = capfd.readouterr().out
+    assert said.endswith(f"\nReport: {tmp_path}/report.html\n") and said.count("Report: ") == 1
+    assert "\ntokens forwarded: " in said and "as padded batches: " in said and "generate " in said
+    assert "in the only logged step: too little to judge\n" in said
+
+
+@pytest.mark.parametrize("how", ["no report", "no line of progress", "log level"])
+def test_who_wants_to_hear_nothing_hears_nothing_at_the_end_either(how, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("TRL_EXT_REPORT", "0" if how == "no report" else "1")
+    before = logging.get_verbosity()
+    run = trainer(tmp_path, **({"log_level": "error"} if how == "log level" else {}))
+    if how == "no line of progress":
+        run.remove_callback(ProgressLine)
+    run.train()
+    logging.set_verbosity(before)
+    assert not capfd.readouterr().out
+
+
+def test_the_reward_of_the_only_function_is_shown_once(tmp_path, capfd):
+    trainer(tmp_path, my_reward, logging_steps=1).train()
+    assert "  reward " in (said := capfd.readouterr().err) and "my_reward" not in said
 
 
 def test_the_table_that_transformers_shows_in_a_notebook_gives_way(tmp_path, monkeypatch):

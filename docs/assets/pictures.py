@@ -122,6 +122,29 @@ def draw_family() -> None:
     save(figure, "family.svg")
 
 
+def learning_curves() -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of training, and the share of held-out answers right after them: of `benchmarks/learning.py`."""
+    found = json.loads((FOLDER.parents[1] / "benchmarks/results/learning_cpu.json").read_text())
+    return {name: tuple(zip(*found[name]["curve"], strict=True))[1:] for name in ("trl_ext", "trl")}
+
+
+def draw_learning() -> None:
+    """Held-out answers over seconds of training, a point for each look at them."""
+    figure, axis = plt.subplots(figsize=(9, 3), layout="constrained")
+    for (name, (seconds, right)), color in zip(learning_curves().items(), (BLUE, ORANGE), strict=True):
+        axis.plot(seconds, [100 * share for share in right], color=color, marker="o", markersize=4)
+        axis.annotate(
+            f"{'TRL' if name == 'trl' else name}: {seconds[-1]:,.0f} s",
+            (seconds[-1], 100 * right[-1]),
+            xytext=(8, -4) if name == "trl_ext" else (0, 8),
+            textcoords="offset points",
+            ha="left" if name == "trl_ext" else "right",
+            color=color,
+        )
+    axis.set(xlabel="seconds of training, generation included", ylabel="held-out answers right, %", xlim=(0, None))
+    save(figure, "learning.svg")
+
+
 def save(figure: plt.Figure, name: str) -> None:
     """Write without a date, so that the same numbers make the same file."""
     figure.savefig(FOLDER / name, metadata={"Date": None}, facecolor="white")
@@ -132,3 +155,4 @@ if __name__ == "__main__":
     draw_padding()
     draw_memory()
     draw_family()
+    draw_learning()

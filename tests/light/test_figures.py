@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence.md"
-CHINESE = ROOT / "README_zh.md"
+CHINESE, GRPO = ROOT / "README_zh.md", ROOT / "docs" / "grpo.md"
 
 
 def results(name: str) -> list[dict]:
@@ -32,7 +32,12 @@ def grpo_update() -> dict:
     rows = {f"{one['trl_s']:.1f} s | {one['ours_s']:.1f} s | **{one['ratio']:.2f} times**" for one in found}
     rows |= {f"** | {one['tokens_ratio']:.2f} times |" for one in found}
     ratios = [one["ratio"] for one in found]
-    return {README: {from_to(ratios)}, CHINESE: {in_chinese(ratios)}, EVIDENCE: {from_to(ratios), *rows}}
+    return {
+        README: {from_to(ratios)},
+        GRPO: {from_to(ratios)},
+        CHINESE: {in_chinese(ratios)},
+        EVIDENCE: {from_to(ratios), *rows},
+    }
 
 
 def reward() -> dict:
@@ -97,14 +102,46 @@ def curriculum() -> dict:
     return {EVIDENCE: listed, ROOT / "docs" / "grpo.md": page}
 
 
+def learning() -> dict:
+    """Seconds of the same steps, and held-out answers before and after them."""
+    found = json.loads((RESULTS / "learning_cpu.json").read_text())
+    ours, trl = found["trl_ext"], found["trl"]
+    begin, ours_right, trl_right = (
+        f"{100 * right:.0f}" for right in (ours["curve"][0][2], ours["curve"][-1][2], trl["curve"][-1][2])
+    )
+    ratio = f"{trl['seconds'] / ours['seconds']:.2f}"
+    seconds = [f"{one['seconds']:,.0f}" for one in (ours, trl)]
+    english = {f"{seconds[0]} s where TRL's trainer takes {seconds[1]} s, {ratio} times as long"}
+    english |= {f"from {begin} % to {ours_right} % and {trl_right} %"}
+    chinese = {*(f" {one} 秒" for one in seconds), f"{ratio} 倍", f"从 {begin}% 到 {ours_right}% 和 {trl_right}%"}
+    evidence = {f"{seconds[0]} s and {seconds[1]} s; from {begin} % to {ours_right} % and {trl_right} %"}
+    return {README: english, CHINESE: chinese, EVIDENCE: evidence}
+
+
+def whole_step() -> dict:
+    """The step's ratio, generation in it, next to the update's: wherever a page gives the latter."""
+    found = json.loads((RESULTS / "whole_step_cpu.json").read_text())["ratios"]
+    step, update, generate = (f"{found[key]:.2f}" for key in ("step", "update", "generate"))
+    both = f"{step} times where the update gains {update}"
+    rows = {f"{step} times faster; {update} and {generate} times", both.replace("the update", "the\nupdate")}
+    pages = {
+        GRPO: {f"{step} times\nwith an update {update} times"},
+        CHINESE: {f"{step} 倍", f"其中更新是 {update} 倍"},
+    }
+    return {README: {both, f"; {step} times |"}, EVIDENCE: rows, **pages}
+
+
 def card() -> dict:
-    """Of one H100: updates over TRL's, MFU, and how far the formulas are from the allocator."""
+    """Of one H100: updates and steps over TRL's, MFU, and how far the formulas are from the allocator."""
     speed = json.loads((RESULTS / "gpu_speed_h100.json").read_text())
-    mfu = {one["row"]: f"{one['mfu']:.0%}".replace("%", " %") for one in speed["rows"]}
-    faster = {row: f"{one['update']:.1f}" for row, one in speed["summary"]["faster_than"].items()}
-    long, tail = (faster[f"update/{shape}/trl"] for shape in ("dualkv", "tail"))
-    shares = " and ".join(mfu[f"update/{shape}/trl_ext"] for shape in ("dualkv", "tail"))
-    ratios = f"{long} and {tail} times"
+    mfu = {one["row"]: f"{one['mfu']:.0%}".replace("%", " %") for one in speed["rows"] if one.get("mfu")}
+    faster = speed["summary"]["faster_than"]
+    rows = ["update/dualkv", "update/tail", "peers/trl-1.7B"]
+    shares = [mfu[f"{row}/trl_ext"] for row in rows]
+    updates, steps = ([f"{faster[f'{row}/trl'][what]:.2f}" for row in rows] for what in ("update", "step"))
+    table = {f"| {updates[i]} | {steps[i]} | {shares[i]} |" for i in (0, 1)}
+    listed = {"{}, {} and {}".format(*numbers) for numbers in (updates, steps, shares)}
+    ratios = f"{updates[0]} and {updates[1]} times"
     memory = json.loads((RESULTS / "gpu_memory_h100.json").read_text())["rows"]
     ppo, padded = (
         max(abs(one["error_pct"]["allocated"]) for one in memory if one["row"].startswith(trainer))
@@ -117,13 +154,14 @@ def card() -> dict:
     chinese, docs = {f"公式最多比实际分配的显存低 {below}%"}, ROOT / "docs"
     pages = {docs / "memory.md": {f"at most {below} % below what they allocated, and at most {above} % above"}}
     pages |= {docs / "zh" / "memory.md": chinese}
-    pages |= {docs / "reference" / "support.md": within, CHINESE: {f"{long} 和 {tail} 倍", *chinese}}
-    return {README: {ratios, f"at most {below} % below"}, EVIDENCE: {ratios, shares}, **pages}
+    pages |= {docs / "reference" / "support.md": within, GRPO: {ratios}}
+    pages |= {CHINESE: {*chinese, *(row.replace(" %", "%") for row in table)}}
+    return {README: {*table, f"at most {below} % below"}, EVIDENCE: {ratios, *listed}, **pages}
 
 
 @pytest.mark.parametrize(
     "figures",
-    [card, grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
+    [card, whole_step, learning, grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
     ids=lambda figures: figures.__name__,
 )
 def test_pages_give_the_figures_of_the_results(figures):
@@ -184,6 +222,14 @@ def test_the_family_picture_has_every_method_over_equal_episodes(pictures):
         assert all(len(curve) == len(episodes) for curve in seeds)
         mean = sum(curve[-1] for curve in seeds) / 3
         assert f"{method} {100 * mean:.1f} %" in page
+
+
+@pytest.mark.slow  # matplotlib
+def test_the_learning_picture_ends_on_the_seconds_of_both(pictures):
+    text = (ASSETS / "learning.svg").read_text()
+    for name, (seconds, right) in pictures["learning_curves"]().items():
+        assert f">{'TRL' if name == 'trl' else name}: {seconds[-1]:,.0f} s<" in text
+        assert len(seconds) == len(right) > 2 and seconds[0] == 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)

@@ -7,9 +7,10 @@ A block of YAML whose first line is `# NAME.yaml` lies in that folder under this
 
 | block | what happens to it |
 |---|---|
-| Python | the blocks of a page are one program, from top to bottom, run with a tiny model for one step |
+| Python | the blocks of a page are one program, run with a tiny model for one step, the README's for all |
 | shell | the commands of a page are one session, each run as printed; but |
 | ... that trains | launcher and script are asked whether they take it; the first of each trainer reaches step 1 |
+| ... that launches the reader's own `train.py` | it launches the README's program, on two processes |
 | ... of pip or uv | its requirements are names and extras that exist |
 | ... of make | the target exists |
 | ... that only looks, and stands on an earlier page, too | nothing more |
@@ -48,6 +49,7 @@ TRAINS = re.compile(
     r"(?:\w+=\S+ )*(?:trl-ext |(?:accelerate launch|torchrun|python) .*-m trl_ext\.scripts\.)"
     r"(grpo|reward|ppo)\b(?! --help)"
 )
+OWN_PROGRAM = re.compile(r"accelerate launch .* train\.py$")
 COPIES = re.compile(r"trl-ext recipes [\w-]+$")
 LANGUAGES = {"", "bash", "diff", "json", "jsonl", "python", "text", "toml", "yaml"}
 SAVED = re.compile(r"# (\w+\.yaml)\n")
@@ -85,7 +87,8 @@ def session_of(page: str) -> list[str]:
         seen = {line for name in found if name != block.page for line in found[name] if LOOKS.match(line)}
         lines = [" ".join(line.partition(" #")[0].split()) if LOOKS.match(line) else line for line in block.commands()]
         found.setdefault(block.page, []).extend(line for line in lines if line not in seen)
-    return [line for line in found[page] if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
+    others = (TRAINS, OWN_PROGRAM, re.compile("make "))
+    return [line for line in found[page] if not (installs(line) or any(other.match(line) for other in others))]
 
 
 def pages(*languages: str) -> list[str]:
@@ -280,11 +283,25 @@ def program_of(page: str) -> str:
 PROGRAMS_OF_PAGES = {program_of(page): page for page in pages("python")[::-1]}
 
 
-@pytest.mark.parametrize("page", cases(list(PROGRAMS_OF_PAGES.values())))
+@pytest.mark.parametrize("page", cases([page for page in PROGRAMS_OF_PAGES.values() if page != "README.md"]))
 def test_the_python_blocks_of_a_page_run_from_top_to_bottom(page, hub, environment):
     program = ast.parse(program_of(page))
     (hub / "page.py").write_text(ast.unparse(OneStep().visit(program)))
     run(["python", "page.py"], hub, environment)
+
+
+def test_the_readmes_program_runs_as_printed_and_ends_on_what_it_reached(hub, environment):
+    """Only its model is tiny."""
+    (hub / "train.py").write_text(program_of("README.md"))
+    said = run(["python", "train.py"], hub, environment | {"TRL_EXT_REPORT": "1"})
+    assert "step 20/20" in said and "\nReport: out/report.html" in said
+
+
+def test_the_launch_line_for_a_program_of_ones_own_trains_on_two_processes(hub, environment):
+    [line] = {line for block in blocks("", "bash") for line in block.commands() if OWN_PROGRAM.match(line)}
+    (hub / "train.py").write_text(ast.unparse(OneStep().visit(ast.parse(program_of("README.md")))))
+    run(["bash", "-c", line.replace("--num_processes 8", "--num_processes 2")], hub, environment)
+    assert json.loads((hub / "out" / "versions.json").read_text())["num_processes"] == 2
 
 
 @pytest.mark.parametrize("page", cases([page for page in pages("", "bash") if session_of(page)]))
@@ -294,7 +311,7 @@ def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environmen
     (tmp_path / "elsewhere").mkdir()  # where models are themselves and not tiny
     (tmp_path / "plan").symlink_to("elsewhere/plan")
     session = [f"(cd elsewhere; {line})" if line.startswith("trl-ext plan") else line for line in session]
-    for name in ("grpo", "grpo-more"):
+    for name in ("grpo", "grpo-more", "padded"):
         shutil.copytree(trained, tmp_path / "out" / name, dirs_exist_ok=True)
     script = [f"{{ {line}\n}} >said.{i} 2>&1; echo $? >code.{i}" for i, line in enumerate(session)]
     run(["bash"], tmp_path, environment, input="\n".join(script))

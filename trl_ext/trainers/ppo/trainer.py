@@ -594,7 +594,7 @@ class PPOTrainer(GRPOTrainer):
         with hidden_from_names(base_model(self.model)):
             super()._save(output_dir, state_dict and critic_files.without_value_head(state_dict))
         if self.args.should_save:
-            critic_files.write_kind(output_dir, self._critic.name)
+            critic_files.write_kind(output_dir, self._critic.name, self._scale.line)
             self._critic.save(output_dir, critic)
 
     def _save_own_state(self, folder: str) -> None:

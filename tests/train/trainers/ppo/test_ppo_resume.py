@@ -93,6 +93,10 @@ def test_actor_and_critic_load_in_plain_transformers_and_peft(uninterrupted):
             expected = trainer.model(input_ids=ids, labels=ids, fused_lm_head=True)
         actual = values_by_plain_transformers(critic, folder / "final", ids)
         torch.testing.assert_close(actual, expected.token_values, rtol=0, atol=1e-6)
+        saved = json.loads((folder / "final" / "critic" / "critic.json").read_text())
+        meant = trainer._scale.values(trainer._scale.standardised(actual))
+        torch.testing.assert_close(saved["intercept"] + saved["slope"] * actual, meant, rtol=1e-6, atol=1e-6)
+        assert saved["slope"] != 1
         logits = trainer.model(input_ids=ids).logits
         if critic == "adapter":
             actor = PeftModel.from_pretrained(tiny.model("llama"), folder / "final").eval()

@@ -3,6 +3,8 @@
 adapter    a LoRA for AutoModelForTokenClassification with one label; its `score` is the value head
 head       score.safetensors: weight and bias of the value head, for the same class on the actor's weights
 separate   the value model as `save_pretrained` writes it
+
+critic.json names the kind, and `intercept` and `slope`: value = intercept + slope x output, in units of the score.
 """
 
 import json
@@ -36,11 +38,11 @@ def value_head_of(state_dict: dict[str, Any] | None, head: nn.Linear) -> dict[st
     return {name: value.detach().float().cpu().contiguous() for name, value in found.items()}
 
 
-def write_kind(output_dir: str, kind: str) -> None:
-    """Write which kind of critic lies in the folder."""
+def write_kind(output_dir: str, kind: str, line: dict[str, float]) -> None:
+    """Write which kind of critic lies in the folder, and intercept and slope of its values by its outputs."""
     folder = Path(output_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _KIND).write_text(json.dumps({"critic": kind}))
+    (folder / _KIND).write_text(json.dumps({"critic": kind} | line))
 
 
 def write_state(checkpoint: str, state: dict[str, Any]) -> None:

@@ -58,6 +58,12 @@ class ValueScale:
         variance = square - self.mean**2
         return variance**0.5 if variance > square * _LEAST_SPREAD**2 else 1.0
 
+    @property
+    def line(self) -> dict[str, float]:
+        """Return `intercept` and `slope`: a saved critic's output o stands for the value intercept + slope x o."""
+        slope = self.std / self._spread
+        return {"intercept": self.mean - slope * self._offset, "slope": slope}
+
     def follow(self, to_come: torch.Tensor, mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Move with a batch of rollouts. Collective where it runs.
 

@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import os
 import re
+import shutil
 import tomllib
 from datetime import date
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -102,6 +103,8 @@ TODAY = NOTEBOOKS[date.today().toordinal() % 3 :: 3]  # a third, another one eac
 
 @pytest.mark.parametrize("path", daily(NOTEBOOKS, *TODAY), ids=lambda path: path.name)
 def test_notebook_runs(path, tmp_path, monkeypatch):
+    for module in path.parent.glob("*.py"):
+        shutil.copy(module, tmp_path)
     absent = lacking(path)
     python = python_with(absent, "TRL_EXT_OTHER_PYTHON", tmp_path / "venv") if absent else ""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -1,14 +1,17 @@
-"""The fenced blocks of the README and of the pages under docs/, with what each needs to run."""
+"""The fenced blocks of the README, of the pages under docs/ and of notebooks' text, with what each needs to run."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("README*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+PAGES = [*ROOT.glob("README*.md"), *sorted(ROOT.glob("docs/**/*.md")), *NOTEBOOKS]
 # `<!-- needs: KIND, REASON -->` before a block: this machine cannot run it.
 NEEDS = {
     "card": "a GPU",
+    "clone": "files of the repository that no wheel has",
     "hub": "a model or data of the hub that stand for themselves, and not for their shape",
     "service": "a server or an account of somebody else's",
     "theirs": "another project's program",
@@ -50,9 +53,23 @@ class Block:
         return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
+def text_of(page: Path) -> str:
+    """A page's text: of a notebook its cells of text, and what its code gives to the shell as blocks."""
+    if page.suffix != ".ipynb":
+        return page.read_text(encoding="utf-8")
+    texts = []
+    for cell in json.loads(page.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        commands = [line[1:] for line in source.splitlines() if line.startswith("!")]
+        texts.append(
+            source if cell["cell_type"] == "markdown" else "".join(f"```\n{line}\n```\n" for line in commands)
+        )
+    return "\n".join(texts)
+
+
 def blocks_of(page: Path) -> list[Block]:
     """Read a page's blocks, in order."""
-    text, found = page.read_text(encoding="utf-8"), []
+    text, found = text_of(page), []
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("text")) + 1
         kind, reason = match["kind"] or "", match["reason"] or ""

@@ -1,6 +1,7 @@
 """What the documents name exists: files, functions in them, the documents themselves, and the site made of them."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.documents import BLOCKS
+from tests.documents import BLOCKS, NOTEBOOKS, text_of
 from trl_ext.resources import __version__
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -38,9 +39,10 @@ def defined_in(file: str) -> set[str]:
 
 
 def test_every_path_and_link_that_a_page_names_leads_somewhere():
-    named = [(page, path) for page in PAGES for path in re.findall(PATH, page.read_text())]
+    texts = {page: text_of(page) for page in [*PAGES, *NOTEBOOKS]}
+    named = [(page, path) for page, text in texts.items() for path in re.findall(PATH, text)]
     assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
-    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    links = [(page, link) for page, text in texts.items() for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
     assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
@@ -113,6 +115,15 @@ def test_the_tables_of_remedies_have_equal_figures():
     )
     english, chinese = ([line.strip("| ").split("|")[-2:] for line in lines] for lines in rows)
     assert len(english) > 25 and english == chinese
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_shows_its_outputs_no_path_of_a_machine_and_no_private_name(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    said = json.dumps([output.get("text", output.get("data", output)) for cell in cells for output in cell["outputs"]])
+    assert not re.findall(r"/(?:home|root|tmp|work|usr|opt|mnt|Users)/\S*", said)
+    assert not re.findall(r"(?<!\bos)\._[a-z]\w*|import _\w+", "".join("".join(cell["source"]) for cell in cells))
 
 
 def test_a_folder_of_pages_has_at_most_14_siblings():

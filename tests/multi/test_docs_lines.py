@@ -1,4 +1,4 @@
-"""What the README and the pages show, runs from an installed wheel, in a folder that is no checkout.
+"""What the README, the pages and notebooks' text show, runs from an installed wheel, in a folder that is no checkout.
 
 Pages that translate others, and those on clusters and on what is beside and after a run, wait for `make nightly`; the
 lines of theirs that train are asked about every time.
@@ -37,7 +37,7 @@ import torch
 from packaging.requirements import Requirement
 
 from tests import tiny
-from tests.documents import BLOCKS, NEEDS, PAGES, ROOT, Block
+from tests.documents import BLOCKS, NEEDS, PAGES, ROOT, Block, text_of
 from tests.multi.launching import ENVIRONMENT, PROGRAMS
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
@@ -239,9 +239,11 @@ def run(command: list, folder: Path, environment: dict[str, str], **options) -> 
 
 def test_every_block_has_a_language_that_is_looked_at():
     assert not [block for block in BLOCKS if block.language not in LANGUAGES]
-    fences = sum(page.read_text().count("```") for page in PAGES)
-    inline = sum(page.read_text().count("` ```") for page in PAGES)
+    fences = sum(text_of(page).count("```") for page in PAGES)
+    inline = sum(text_of(page).count("` ```") for page in PAGES)
     assert fences == 2 * len(BLOCKS) + inline
+    # The second backslash escapes the first: the line ends there, and the next one is a command of its own.
+    assert not [block for block in BLOCKS if block.is_shell and "\\\\\n" in block.text]
 
 
 def test_a_block_that_cannot_run_here_says_why():

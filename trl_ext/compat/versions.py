@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from trl_ext.errors import SupportError
+from trl_ext.errors import ConfigError, SupportError
 
 # Package: lowest version that works, first version that does not.
 SUPPORTED = {
@@ -33,11 +33,17 @@ def check_versions() -> None:
     """Stop early on a version outside the support window or without a seam; warn once of those that are not tested.
 
     Raises:
+        ConfigError: Unsloth is imported, which replaces TRL's trainers and the layers of models in place.
         SupportError: a package of `SUPPORTED` is missing or outside its window, or a newer one than `TESTED` lacks
             something that we hold on to.
     """
     from packaging.version import Version
 
+    if "unsloth" in sys.modules:
+        raise ConfigError(
+            "unsloth is imported, which replaces parts of TRL and transformers that trl_ext builds on. Leave its "
+            "import out, or take the trainers from trl."
+        )
     for package, (low, high) in SUPPORTED.items():
         try:
             found = Version(version(package))

@@ -7,18 +7,20 @@ import re
 import sys
 import textwrap
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+import trl_ext
 from tests.conftest import ROOT
 from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
 from trl_ext.compat import torch as compat_torch
 from trl_ext.compat import versions
 from trl_ext.compat.seams import SEAMS, Seam, resolve, set_in_methods
 from trl_ext.compat.trl import check_fused_head, head_in_cache
-from trl_ext.errors import SupportError
+from trl_ext.errors import ConfigError, SupportError
 
 PACKAGE = ROOT / "trl_ext"
 ROOMS = [path for room in ("compat", "launch", "trainers") for path in sorted((PACKAGE / room).rglob("*.py"))]
@@ -195,6 +197,13 @@ def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeyp
     monkeypatch.setitem(versions.SUPPORTED, "trl", ("99.0", None))
     with pytest.raises(SupportError, match=r"pip install 'trl>=99\.0'"):
         versions.check_versions()
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "PPOTrainer", "RewardTrainer"])
+def test_a_trainer_beside_unsloth_is_refused_before_anything_loads(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "unsloth", ModuleType("unsloth"))
+    with pytest.raises(ConfigError, match=r"^unsloth is imported, which replaces parts of TRL"):
+        getattr(trl_ext, name)(model="a/model")
 
 
 # Versions that nobody has tested -------------------------------------------------------------------------------------

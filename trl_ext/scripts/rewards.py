@@ -32,7 +32,9 @@ and an unknown one is an error. The keys that most runs set:
   dataset_config, dataset_streaming
                          its configuration; whether rows are read as training goes on, which needs max_steps
   columns                columns by our name, with the data's: {prompt: question, answer: solution}
-  answer_pattern         where in the column answer the answer stands: a regular expression with one group
+  answer_pattern, first_option
+                         where in the column answer the answer stands: a regular expression with one group; the number
+                         of the first option, where it counts options
   system_prompt, prompt_template, prompt_format
                          what is around a prompt; it is a chat where the model's tokenizer has a chat template
   rules                  rules in the recipe, or the path of a YAML file with them

@@ -175,7 +175,9 @@ MADE = [
     ({"prompt_template": "{question} w9"}, {"question": "w5"}, "w5 w9"),
     ({"prompt_template": "{question} w9"}, {"prompt": "w5"}, "w5 w9"),
     ({"columns": {"prompt": "question", "answer": "gold"}}, {"question": "w5"}, "w5"),
-    ({"columns": {"answer": "gold"}, "answer_pattern": "#(.)"}, {"prompt": "w5"}, "w5"),
+    ({"columns": {"answer": "gold"}, "answer_pattern": "#(.)", "first_option": 0}, {"prompt": "w5"}, "w5"),
+    ({"columns": {"prompt": "turns.0.value"}}, {"turns": [{"value": "w5"}]}, "w5"),
+    ({"prompt_template": "{ask.text} w9"}, {"ask": {"text": "w5"}}, "w5 w9"),
 ]
 
 

@@ -34,7 +34,7 @@ def parts(*texts):
 
 ASKS, GOOD, BAD = user("w5 w6"), said("w7"), said("w8")
 VERL = {"prompt": [ASKS], "reward_model": {"style": "rule", "ground_truth": "11"}, "extra_info": {"split": "train"}}
-NESTED = {"answer": "reward_model.ground_truth"}
+NESTED, FIRST_PART = {"answer": "reward_model.ground_truth"}, {"prompt": "prompt.0.content.0.text"}
 # A row, the keys of the recipe, and what is refused: empty where the run trains.
 PROMPTS = {
     "answer with a derivation": ({"question": "w5", "answer": "w6 #### 12"}, dict(answer_pattern="#### (.+)"), ""),
@@ -66,6 +66,11 @@ PROMPTS = {
         dict(prompt_template="{ask}\n{choices}", rules=CHOICE),
         "no letter A to Z at the start of '1'",
     ),
+    "the same, mended": (
+        {"ask": "w5", "choices": ["w6", "w7"], "answer": 1},
+        dict(prompt_template="{ask}\n{choices}", first_option=0, rules=CHOICE),
+        "",
+    ),
     "lists of lists": (
         {"grid": [[1], [2]], "answer": 1},
         dict(prompt_template="{grid}"),
@@ -75,15 +80,32 @@ PROMPTS = {
     "messages that end with the answer": (
         {"messages": [ASKS, GOOD], "answer": "4"},
         dict(columns={"prompt": "messages"}),
+        "the assistant's answer at the end of 'messages', which columns: {prompt: messages.:-1} cuts off",
+    ),
+    "messages without the answer": (
+        {"messages": [ASKS, said("4")]},
+        dict(columns={"prompt": "messages.:-1", "answer": "messages.-1.content"}),
         "",
     ),
+    "prompt that ends with the answer": ({"prompt": [ASKS, GOOD], "answer": "4"}, {}, ""),
     "from and value": (
         {"prompt": [{"from": "human", "value": "w5"}], "answer": "4"},
         {},
         "have a message without role in its prompt",
     ),
+    "turns of from and value": (
+        {"conversations": [{"from": "human", "value": "w5"}, {"from": "gpt", "value": "4"}]},
+        dict(columns={"prompt": "conversations.:-1", "answer": "conversations.-1.value"}),
+        "",
+    ),
+    "messages as JSON": (
+        {"input": json.dumps([ASKS]), "label": "4"},
+        dict(columns={"prompt": "input", "answer": "label"}),
+        "",
+    ),
     "no content": ({"prompt": [{"role": "system", "content": None}, ASKS], "answer": "4"}, {}, "without content"),
     "parts of content": ({"prompt": [user(parts("w5"))], "answer": "4"}, {}, "The chat template refuses them"),
+    "parts of content, mended": ({"prompt": [user(parts("w5"))], "answer": "4"}, dict(columns=FIRST_PART), ""),
     "a mapping as prompt": ({"prompt": {"full_text": "w5"}, "answer": "4"}, {}, "have a prompt of type dict"),
     "a text within a column": (
         {"question": {"full_text": "w5"}, "answer": "4"},
@@ -113,6 +135,15 @@ PAIRS = {
         {},
         "have a chosen side of type dict",
     ),
+    "a message of from and value for a side": (
+        {
+            "conversations": [{"from": "human", "value": "w5"}],
+            "chosen": {"from": "gpt", "value": "w7"},
+            "rejected": {"from": "gpt", "value": "w8"},
+        },
+        dict(columns={"prompt": "conversations"}),
+        "",
+    ),
     "token ids by an old name": (
         {"input_ids_chosen": [5, 6], "input_ids_rejected": [5, 7]},
         {},
@@ -141,6 +172,7 @@ FORMS |= {("reward", name): form for name, form in PAIRS.items()}
 # Runs take some seconds.
 DAILY = ("gold within a column", "parts of content", "messages next to a text", "a message for a side", "token ids")
 DAILY += ("token ids by an old name", "a mapping as prompt", "text, PPO", "place of the right option")
+DAILY += ("messages that end with the answer", "turns of from and value", "a message of from and value for a side")
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +228,7 @@ def test_no_form_of_rows_ends_a_check_in_a_traceback(recipe_of, capsys, subtests
 
 
 def test_an_answer_at_the_end_of_a_prompt_is_named_by_check_and_run_with_the_way_out(recipe_of, capfd, caplog):
-    recipe, _ = recipe_of("grpo", "messages that end with the answer")
+    recipe, _ = recipe_of("grpo", "prompt that ends with the answer")
     check([recipe, "--json"])
     (note,) = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if "ends with the" in f["what"]]
     assert note.startswith("train_dataset: row 0 has a prompt that ends with the assistant's answer")

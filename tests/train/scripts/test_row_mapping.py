@@ -1,17 +1,21 @@
 """Columns of any data become prompts and answers, by the keys of a recipe; what cannot be mapped is a sentence."""
 
+import json
 import re
 from itertools import product
 
 import pytest
-from datasets import Dataset, IterableDataset
+import yaml
+from datasets import ClassLabel, Dataset, IterableDataset, Value
 
+from tests.conftest import ROOT
 from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.rewards import RuleSet
 from trl_ext.scripts import reward
 from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.data.keys import DataArguments, PromptArguments
 from trl_ext.trainers.checkpoints.fingerprint import data_of, differences
+from trl_ext.trainers.rows.pairs import check_pairs
 
 PATTERN = "#### (.+)"
 GSM8K = [
@@ -77,7 +81,7 @@ def test_every_gold_of_gsm8k_is_a_number(data_dir):
 
 
 def test_messages_get_the_system_message_in_front():
-    rows = [{"prompt": ASKED}, {"prompt": [*ASKED, {"role": "assistant", "content": "6"}]}]
+    rows = [{"prompt": ASKED}, {"prompt": [*ASKED, {"role": "assistant", "content": "6"}, *ASKED]}]
     found = mapped(rows, chat_template=True, system_prompt="Be brief.")["prompt"]
     assert found == [[SYSTEM, *row["prompt"]] for row in rows]
 
@@ -118,6 +122,93 @@ def test_values_within_columns_and_lists_are_written_out(streams):
     for cell, template, text in WRITTEN:
         rows = mapped([{"cell": cell, "answer": "6"}], streams=streams, prompt_template=template)
         assert next(iter(rows))["prompt"] == text
+
+
+TURNS = [*ASKED, {"role": "assistant", "content": "6"}, *ASKED, {"role": "assistant", "content": "7"}]
+SAID = [{"from": {"user": "human"}.get(turn["role"], "gpt"), "value": turn["content"]} for turn in TURNS]
+# The name in the data, and what it is within these turns.
+WITHIN = {
+    "turns.:-1": TURNS[:-1],
+    "turns.2:3": TURNS[2:3],
+    "turns.-2:-1": TURNS[2:3],
+    "said.:-1": TURNS[:-1],
+    "json.:-1": None,  # of a text there are no parts
+    "turns.0.content": ASKED,
+    "turns.-1.content": [{"role": "user", "content": "7"}],
+    "turns.4.content": None,
+    "turns.-5.content": None,
+    "turns.:": None,  # ends with the answer
+    "turns.content": None,
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_dotted_name_reads_items_and_parts_of_lists(streams, subtests):
+    for name, prompt in WITHIN.items():
+        with subtests.test(name):
+            rows = [{"turns": TURNS, "said": SAID, "json": str(TURNS)}] * 2
+            keys = dict(chat_template=True, streams=streams, columns={"prompt": name})
+            if prompt is not None:
+                assert next(iter(mapped(rows, **keys)))["prompt"] == prompt
+                continue
+            with pytest.raises(DataError, match=re.escape(name.partition(".")[0])):
+                next(iter(mapped(rows, **keys)))
+
+
+def test_messages_as_json_are_read_where_chats_are_made(subtests):
+    named = [{**ASKED[0], "name": "Ann"}]
+    rows = [{"input": json.dumps(chat)} for chat in (ASKED, named)] + [{"input": "How many?"}, {"input": "[1, 2]"}]
+    whole = [{"role": "user", "content": "[1, 2]"}]
+    for keys, chat_template, wanted in (
+        ({}, True, [ASKED, ASKED, ASKED, whole]),
+        ({}, False, [row["input"] for row in rows]),
+        ({"prompt_format": "text"}, True, [row["input"] for row in rows]),
+    ):
+        with subtests.test(str(keys), chat_template=chat_template):
+            found = mapped(rows, chat_template=chat_template, columns={"prompt": "input"}, **keys)
+            assert list(found["prompt"]) == wanted
+
+
+def test_a_value_within_a_column_may_take_its_place():
+    rows = [{"prompt": TURNS, "answer": {"it": "7"}}]
+    (row,) = mapped(rows, chat_template=True, columns={"prompt": "prompt.:-1", "answer": "answer.it"})
+    assert row == {"prompt": TURNS[:-1], "answer": "7"}
+
+
+@pytest.mark.parametrize("kind", [Value("int64"), Value("string"), ClassLabel(names=["A", "B", "C", "D"])])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_number_of_an_option_becomes_its_letter(kind, streams):
+    rows = Dataset.from_list([{"prompt": "w5", "answer": 2}]).cast_column("answer", Value("int64"))
+    rows = rows.cast_column("answer", kind)
+    rows = rows.to_iterable_dataset() if streams else rows
+    for first, letter in ((0, "C"), (1, "B"), (2, "A")):
+        mapping = PromptArguments(first_option=first).mapping()
+        assert next(iter(mapping.apply(rows, "train_dataset", lambda: False)))["answer"] == letter
+
+
+# The page's table: the form, a row, and the keys.
+PAGE = (ROOT / "docs/reference/data.md").read_text().partition("## Rows of other projects")[2].partition("\n## ")[0]
+FORMS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (`.+`) \|$", PAGE, flags=re.MULTILINE)
+
+
+def test_the_page_shows_keys_for_rows_of_other_projects(subtests):
+    assert len(FORMS) == PAGE.count("\n| ") - 1
+    for form, row, keys in FORMS:
+        keys = {name: value for one in re.findall("`([^`]+)`", keys) for name, value in yaml.safe_load(one).items()}
+        rows, has_pairs = [json.loads(row)] * 2, "rejected" in row or "answer_0" in row
+        for streams in (False, True):
+            with subtests.test(form, streams=streams):
+                kind = DataArguments if has_pairs else PromptArguments
+                found = mapped(rows, chat_template=True, streams=streams, kind=kind, **keys)
+                if has_pairs:
+                    check_pairs(found, "train_dataset")
+                    first = next(iter(found))
+                    assert "Hello." in str(first["chosen"]) if "ids" not in form else first["chosen_ids"] == [5, 6]
+                    continue
+                first = next(iter(found))
+                (message,) = first["prompt"]
+                assert message["role"] == "user" and "2" in message["content"] and "5" in message["content"]
+                assert first["answer"] in ("7", 7, "B")
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -173,6 +264,7 @@ REFUSED = {
     "prompt_format: chat makes messages": dict(columns=COLUMNS, prompt_format="chat"),
     "no place for a system_prompt": dict(system_prompt=BRIEF, prompt_format="text"),
     "system_prompt is blank": dict(system_prompt=" "),
+    "first_option has nothing to read": dict(columns={"prompt": "question", "gold": "answer"}, first_option=0),
     "answer_pattern has nothing to read": dict(
         columns={"prompt": "question", "gold": "answer"}, answer_pattern=PATTERN
     ),
@@ -224,6 +316,13 @@ BAD_TYPES = [
     ({"question": [["w5"]]}, TEMPLATE, "a list as 'question', where"),
     ({"answer": 6}, {"answer_pattern": PATTERN}, "a value of type int as 'answer', where"),
     ({"question": ASKED}, AS_TEXT, "messages as 'question', where prompt_format is text"),
+    (
+        {"answer": 26},
+        {"first_option": 0},
+        "'26' as 'answer', where first_option reads the number of one of 26 options",
+    ),
+    ({"answer": "no"}, {"first_option": 1}, "'no' as 'answer', where first_option reads the number of one of 26"),
+    ({"question": [*ASKED, {"role": "assistant", "content": "6"}]}, {"columns": COLUMNS}, "question.:-1} cuts off"),
     ({"question": 7}, {"columns": COLUMNS}, "a value of type int as 'question', which is neither"),
     ({"question": [SYSTEM, *ASKED]}, BRIEFED, "all 2 rows have its own system message in addition to system_prompt"),
 ]

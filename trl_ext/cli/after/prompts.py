@@ -10,7 +10,7 @@ from typing import Any
 
 from trl_ext.cli.after.finished import FinishedRun
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.scripts.data.mapping import PROMPT, RowMapping
+from trl_ext.scripts.data.mapping import PROMPT, RowMapping, within
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def tell_unknown(run: FinishedRun) -> None:
 
 def recipe_mapping(recipe: Mapping[str, Any], prompt_format: str | None = None) -> RowMapping:
     """Return what a run's recipe does to the rows of its data; a prompt format that is given counts instead."""
-    keys = ("columns", "system_prompt", "prompt_template", "prompt_format", "answer_pattern")
+    keys = ("columns", "system_prompt", "prompt_template", "prompt_format", "answer_pattern", "first_option")
     given = {key: recipe.get(key) for key in keys}
     return RowMapping.of(SimpleNamespace(**given | ({"prompt_format": prompt_format} if prompt_format else {})))
 
@@ -93,12 +93,13 @@ def policy_prompts(
     makes_chats = mapping.makes_chats(lambda: has_template)
     reads = mapping.template.fields if mapping.template else [mapping.columns.get(PROMPT) or PROMPT]
     columns = {name: theirs for name, theirs in mapping.columns.items() if theirs in reads}
-    mapping = replace(mapping, columns=columns, answer_pattern=None)
+    mapping = replace(mapping, columns=columns, answer_pattern=None, first_option=None)
     ours = {theirs: name for name, theirs in columns.items()}
     found = []
     for number, row in enumerate(rows):
         text = row.get(PROMPT)
-        cells = {name: row[name] for name in reads if name in row}
+        given = {name: row.get(name, within(row, name)) for name in reads}
+        cells = {name: cell for name, cell in given.items() if name in row or cell is not None}
         if len(reads) == 1 and not cells and text:
             cells = {reads[0]: text}
         if lacking := [name for name in reads if name not in cells]:

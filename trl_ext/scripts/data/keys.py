@@ -17,13 +17,19 @@ class DataArguments(ScriptArguments):
 
     columns: dict | str | None = setting(
         None,
-        "Columns by our name, with the data's: {prompt: question, answer: solution}. With null as the data's name, a "
+        "Columns by our name, with the data's: {prompt: question, answer: solution}. A dotted name is a value within "
+        "a column: reward_model.ground_truth, messages.:-1, messages.0.content. With null as the data's name, a "
         "column is left out. Other columns keep their names.",
     )
     answer_pattern: str | None = setting(
         None,
         "Regular expression with one group: what it finds in the column `answer` becomes the answer. GSM8K: '#### "
         "(.+)'.",
+    )
+    first_option: int | None = setting(
+        None,
+        "Number of the first option, where the column `answer` counts options, from which it becomes the option's "
+        "letter. MMLU: 0.",
     )
 
     def __post_init__(self) -> None:

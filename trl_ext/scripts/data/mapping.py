@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from string import ascii_uppercase
 from typing import Any, NoReturn
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.resources import __version__
+from trl_ext.scripts.data.chats import messages_of
 from trl_ext.scripts.data.template import PromptTemplate, written
 from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
+PAIR = (PROMPT, "chosen", "rejected")
 _ADVICE = "Drop or mend such rows."
 
 
@@ -37,11 +40,13 @@ class RowMapping:
     """What a recipe says about the columns of its data.
 
     Args:
-        columns: From our name of a column to the data's, dotted for a value within one; None leaves a column out.
+        columns: From our name of a column to the data's, dotted for a value within one (`messages.:-1` for a part of
+            a list); None leaves a column out.
         system_prompt: The system message in front of each prompt.
         template: The prompt, around columns by the data's names.
         prompt_format: "chat", "text", or None: chat where the recipe makes the prompt and a chat template is there.
         answer_pattern: Regular expression whose group is the answer.
+        first_option: The number of the first option, where the answer counts options; it becomes a letter.
         has_pairs: True for preference pairs, whose prompts stay as they are.
     """
 
@@ -50,6 +55,7 @@ class RowMapping:
     template: PromptTemplate | None = None
     prompt_format: str | None = None
     answer_pattern: str | None = None
+    first_option: int | None = None
     has_pairs: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +93,7 @@ class RowMapping:
             template=None if template is None else PromptTemplate.parse(template),
             prompt_format=getattr(args, "prompt_format", None),
             answer_pattern=args.answer_pattern,
+            first_option=getattr(args, "first_option", None),
             has_pairs=not hasattr(args, "prompt_template"),
         )
 
@@ -109,11 +116,11 @@ class RowMapping:
             ConfigError: A key has nothing to work on, or needs a chat template.
             DataError: A column is missing or there twice, or rows cannot be mapped.
         """
-        from datasets import IterableDataset
+        from datasets import ClassLabel, IterableDataset, Value
 
         from trl_ext.trainers.rows.columns import columns_of
 
-        if dataset is None or not (self.columns or self.makes_prompts or self.answer_pattern):
+        if dataset is None or not (self.columns or self.makes_prompts or self._makes_answers):
             return dataset
         names = columns_of(dataset, role)
         dataset, names = self._unnested(dataset, names)
@@ -125,10 +132,15 @@ class RowMapping:
             version=__version__,  # rows that another version has written are not taken from the cache
         )
         renamed = self._renamed(dataset, names)
+        if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
+            renamed = renamed.cast_column(ANSWER, Value("int64"))  # of a class, a letter would become a number again
         if isinstance(dataset, IterableDataset):
             return renamed.map(rewrite)
         self._check_filled(renamed, role)
-        if not (self.makes_prompts or self.answer_pattern):
+        other_pairs = self.has_pairs and any(
+            messages_of(renamed[0].get(name)) != renamed[0].get(name) for name in PAIR
+        )
+        if not (self.makes_prompts or self._makes_answers or other_pairs):
             return renamed
         try:
             return renamed.map(rewrite)
@@ -144,20 +156,24 @@ class RowMapping:
             if written(row[name]) is None:
                 what = f"{_kind(row[name])} as {self._theirs(name)}"
                 return f"{what}, where prompt_template fills in text, numbers and lists of up to 26 of these"
-        prompt = row[PROMPT] if self.makes_prompts and self.template is None else ""
+        prompt = messages_of(row[PROMPT]) if self.makes_prompts and self.template is None else ""
         if not isinstance(prompt, str | list):
             return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
-        if isinstance(prompt, list) and self.prompt_format == "text":
+        if isinstance(row.get(PROMPT), list) and prompt and self.prompt_format == "text":
             return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
-        first = prompt[0] if prompt and self.system_prompt is not None else None
-        if isinstance(first, Mapping) and first.get("role") == "system":
+        first, last = (prompt[0], prompt[-1]) if prompt else (None, None)
+        if isinstance(first, Mapping) and first.get("role") == "system" and self.system_prompt is not None:
             return "its own system message in addition to system_prompt"
-        if self.answer_pattern is None:
-            return ""
-        if not isinstance(row[ANSWER], str):
+        if isinstance(last, Mapping) and last.get("role") == "assistant":
+            theirs = self.columns.get(PROMPT) or PROMPT
+            return f"the assistant's answer at the end of '{theirs}', which columns: {{prompt: {theirs}.:-1}} cuts off"
+        if self.answer_pattern is not None and not isinstance(row[ANSWER], str):
             return f"{_kind(row[ANSWER])} as {self._theirs(ANSWER)}, where answer_pattern reads text"
-        if re.search(self.answer_pattern, row[ANSWER]) is None:
+        if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
             return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
+        if self._makes_answers and self._answer(row) is None:
+            what = f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}"
+            return f"{what}, where first_option reads the number of one of 26 options, from {self.first_option}"
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:
@@ -165,14 +181,31 @@ class RowMapping:
         cells: dict[str, Any] = {}
         if self.makes_prompts:
             prompt = row[PROMPT] if self.template is None else self.template.filled(row, self._ours)
+            if self.template is None and (makes_chats or not isinstance(prompt, str)):
+                prompt = messages_of(prompt)
             if makes_chats and isinstance(prompt, str):
                 prompt = [{"role": "user", "content": prompt}]
             if self.system_prompt is not None:
                 prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
             cells[PROMPT] = prompt
-        if self.answer_pattern is not None and (match := re.search(self.answer_pattern, row[ANSWER])):
-            cells[ANSWER] = match[1].strip()
-        return cells
+        if self.has_pairs:
+            cells = {name: messages_of(row[name]) for name in PAIR if name in row}
+        return cells | ({ANSWER: self._answer(row)} if self._makes_answers else {})
+
+    @property
+    def _makes_answers(self) -> bool:
+        return self.answer_pattern is not None or self.first_option is not None
+
+    def _answer(self, row: Mapping[str, Any]) -> str | None:
+        """Return what the pattern finds, and of an option's number its letter; None where there is none."""
+        answer = row[ANSWER]
+        if self.answer_pattern is not None:
+            match = re.search(self.answer_pattern, answer)
+            answer = match and match[1].strip()
+        if self.first_option is None:
+            return answer
+        number = int(answer) - self.first_option if re.fullmatch(r"\d{1,9}", str(answer)) else -1
+        return ascii_uppercase[number] if 0 <= number < len(ascii_uppercase) else None
 
     @contextmanager
     def names_of_the_data(self) -> Iterator[None]:
@@ -212,7 +245,7 @@ class RowMapping:
     def _read(self) -> list[str]:
         """The columns that may not be null, by our names."""
         prompt = [PROMPT] if self.makes_prompts and self.template is None else []
-        answer = [ANSWER] if self.answer_pattern is not None else []
+        answer = [ANSWER] if self._makes_answers else []
         return list(dict.fromkeys([*self._ours.values(), *self._filled_in, *prompt, *answer]))
 
     def _theirs(self, ours: str) -> str:
@@ -220,15 +253,19 @@ class RowMapping:
         return f"'{self.columns.get(ours) or ours}'"
 
     def _unnested(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
-        """Add a column for each dotted name, `reward_model.ground_truth`, of a value within another column."""
+        """Add a column for each dotted name, `reward_model.ground_truth`, of a value within another column.
+
+        One that gets the name of the column that it is within, `{prompt: prompt.:-1}`, takes its place.
+        """
         features, asked = dataset.features, [*self._ours, *(self.template.fields if self.template else [])]
         nested = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
-        kinds = {name: kind for name in nested if (kind := _within(features, name)) is not None or not features}
+        kinds = {name: kind for name in nested if (kind := within(features, name)) is not None or not features}
         if not kinds:
             return dataset, names
         features = features and type(features)({**features, **kinds})
-        rows = dataset.map(lambda row: {name: _within(row, name) for name in kinds}, features=features)
-        return rows, [*names, *kinds]
+        rows = dataset.map(lambda row: {name: within(row, name) for name in kinds}, features=features)
+        gone = [ours for ours, theirs in self.columns.items() if theirs in kinds and theirs.partition(".")[0] == ours]
+        return rows.remove_columns(gone), [name for name in (*names, *kinds) if name not in gone]
 
     def _check_names(self, names: list[str], role: str, features: Mapping[str, Any]) -> None:
         """Refuse what the names of the data's columns tell."""
@@ -262,10 +299,11 @@ class RowMapping:
                 f"{key} needs prompts: {has}, and none is 'prompt'. Name it in the recipe, such as columns: "
                 f"{{prompt: {names[0]}}}."
             )
-        if self.answer_pattern is not None and ANSWER not in there:
+        if self._makes_answers and ANSWER not in there:
+            key = "first_option" if self.answer_pattern is None else "answer_pattern"
             raise DataError(
-                f"answer_pattern has nothing to read: {has}, and none is 'answer'. Name it in the recipe, such as "
-                f"columns: {{answer: {names[-1]}}}, or leave answer_pattern out."
+                f"{key} has nothing to read: {has}, and none is 'answer'. Name it in the recipe, such as "
+                f"columns: {{answer: {names[-1]}}}, or leave {key} out."
             )
 
     def _renamed(self, dataset: Any, names: list[str]) -> Any:
@@ -341,12 +379,32 @@ def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, v
     return mapping.rewritten(row, makes_chats)
 
 
-def _within(value: Any, name: str) -> Any:
-    """Return what a dotted name means within a row, or within the types of columns; None where there is nothing."""
+def within(value: Any, name: str) -> Any:
+    """Return what a dotted name means within a row, or within the types of columns; None where there is nothing.
+
+    In a list a number is the item of this place, `:-1` all but the last, `1:` all but the first.
+    """
     for key in name.split("."):
-        if type(value).__name__ != "Json":  # the type of a column of any JSON, which may hold the name
-            value = value.get(key) if isinstance(value, Mapping) else None
+        if type(value).__name__ == "Json":  # the type of a column of any JSON, which may hold the name
+            break
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif place := re.fullmatch(r"(-?\d+)|(-?\d+)?:(-?\d+)?", key):
+            value = _of_list(value, *(None if number is None else int(number) for number in place.groups()))
+        else:
+            return None
     return value
+
+
+def _of_list(items: Any, place: int | None, start: int | None, stop: int | None) -> Any:
+    """Return an item of a list, or a part where `place` is None; of the type of a list the type of that."""
+    if kind := getattr(items, "feature", None):
+        return items if place is None else kind
+    if not isinstance(items, list):
+        return None
+    if place is None:
+        return items[start:stop]
+    return items[place] if -len(items) <= place < len(items) else None
 
 
 def _check_columns(columns: Any) -> None:

@@ -73,7 +73,8 @@ def unread_in_batch(rows: Sequence[Mapping[str, Any]], reward_funcs: Sequence[An
 def _none_read(rule: Rule, said: Sequence[str]) -> str:
     return (
         f"rule '{rule.name}' can read the gold of none of the {len(said)} rows that it was tried on; the first: "
-        f"{said[0]}. Only the other rewards would be learned. Mend the column or the rule, or give the rule `when`; "
+        f"{said[0]}. Only the other rewards would be learned. Mend the column (a recipe reads a value within it by "
+        "columns: {answer: column.key}, numbers of options by first_option) or the rule, or give the rule `when`; "
         "where this is meant, set on_unscored='warn' for the RuleSet."
     )
 

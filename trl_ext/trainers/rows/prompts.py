@@ -37,7 +37,8 @@ USED = ("prompt", "image", "images")
 _ADVICE = "Drop or mend such rows: dataset.filter(...)."
 _ENDS_WITH_ANSWER = (
     "prompt that ends with the assistant's answer: the model reads it before it answers, and rules may pay for a "
-    "copy. Cut it off: dataset.map(lambda row: {'prompt': row['prompt'][:-1]})."
+    "copy. Cut it off: in a recipe columns: {prompt: prompt.:-1}, else dataset.map(lambda row: {'prompt': "
+    "row['prompt'][:-1]})."
 )
 _TEMPLATE_ADVICE = "Give a tokenizer with one (tokenizer.chat_template = ...), or prompts that are text."
 

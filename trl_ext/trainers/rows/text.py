@@ -85,7 +85,8 @@ class TextCheck:
                 return f"a {what} that is a list of {type(message).__name__}, not of messages"
             role, content = message.get("role"), message.get("content")
             if not isinstance(role, str) or not role.strip():
-                return f"a message without role in its {what}"
+                way_out = " (a recipe reads `from` and `value` by its columns)" if "from" in message else ""
+                return f"a message without role in its {what}{way_out}"
             if self.roles and role not in self.roles:
                 return f"a message in its {what} with the role '{role}', which the chat template does not name"
             stands_in = any(message.get(name) for name in INSTEAD_OF_CONTENT)

@@ -22,7 +22,7 @@ PRINTED = {
 STUBS = {
     "my_verl_reward.py": """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    assert (data_source, extra_info) == ("sums", {"prompt": "9 * 2 ="})
+    assert (data_source, extra_info) == ("sums", {"index": 0})
     right = float(solution_str.endswith(ground_truth))
     return {"score": right, "acc": right} if "18" in solution_str else right
 """,
@@ -30,9 +30,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 import torch
 
 def reward_func(queries, prompts, labels):
-    answers = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
+    answers = [query.removeprefix("9 * 2 =") for query in queries]
     rewards = torch.tensor([float(label in answer) for answer, label in zip(answers, labels, strict=True)])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"seen": rewards}}
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}} if "18" in queries[0] else rewards
 """,
 }
 
@@ -59,8 +59,10 @@ def folder(tmp_path, monkeypatch):
 
 def test_functions_for_verl_and_openrlhf_are_rules(folder):
     rules = rules_of("theirs")
-    columns = {"data_source": ["sums"] * 2, "answer": ["18"] * 2}
-    assert rules(prompts=["9 * 2 ="] * 2, completions=["A: 18", "A: 17"], **columns) == [2.0, 0.0]
+    row = {"data_source": "sums", "reward_model": {"ground_truth": "18"}, "extra_info": {"index": 0}, "answer": "18"}
+    columns = {name: [cell] * 2 for name, cell in row.items()}
+    for prompt in ("9 * 2 =", [{"role": "user", "content": "9 * 2 ="}]):
+        assert rules(prompts=[prompt] * 2, completions=["A: 18", "A: 17"], **columns) == [2.0, 0.0]
     rules.close()
 
 

@@ -5,11 +5,13 @@ until the process group times out, 30 minutes later. So an exception is kept unt
 on every rank, with the name of the reward function.
 """
 
+import inspect
 import json
 import math
 import re
+import reprlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from trl.trainer.utils import is_async_callable
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
+from trl_ext.rewards.totals.unscored import Tally
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules
@@ -52,6 +55,7 @@ class GuardedReward:
 
     Attributes:
         turns: Of each completion, the values of its turns; None where it has one for the whole, or is not scored.
+        tally: How many completions of the last call have a value.
     """
 
     function: Callable[..., Any]
@@ -59,6 +63,7 @@ class GuardedReward:
     takes_turns: bool = False
     error: Exception | None = None
     turns: list[list[float] | None] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
 
     def __call__(self, /, **kwargs: Any) -> list[float | None]:
         try:
@@ -68,18 +73,24 @@ class GuardedReward:
             return [0.0] * len(kwargs["completions"])
 
     def _checked(self, rewards: Any, expected: int) -> list[float | None]:
+        said = f"The reward '{self.name}'{_place_of(self.function)} returned"
+        advice = "Return a list of one float, or None, per completion."
+        is_one = not isinstance(rewards, Iterable) or getattr(rewards, "ndim", 1) == 0
+        if is_one or isinstance(rewards, str | bytes | Mapping | Set):
+            raise RuleError(f"{said} {_described(rewards)} for {expected} completions. {advice}")
         values = list(rewards)
         if len(values) != expected:
-            raise RuleError(
-                f"The reward '{self.name}' returned {len(values)} values for {expected} completions. "
-                "Return one float, or None, per completion."
-            )
+            raise RuleError(f"{said} {len(values)} values for {expected} completions. {advice}")
         takes_turns = self.takes_turns or getattr(self.function, "sums_turns", False)
         if not takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
             raise RuleError(
-                f"The reward '{self.name}' returned rewards per turn, {found[0]}. GRPO has one advantage for a whole "
-                "completion: return their sum, or take PPOTrainer."
+                f"{said} rewards per turn, {found[0]}. GRPO has one advantage for a whole completion: return their "
+                "sum, or take PPOTrainer."
             )
+        for number, value in enumerate(values):
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                if not _is_number(one):
+                    raise RuleError(f"{said} {_described(one)} for completion {number}. {advice}")
         turns = [
             [float(one) if _is_bounded(one) else math.nan for one in v] if isinstance(v, (list, tuple)) else None
             for v in values
@@ -89,6 +100,7 @@ class GuardedReward:
         self.turns = [None if v is None else own for v, own in zip(finite, turns, strict=True)]
         if finite != values:
             _warn_of_bounds(self.name)
+        self.tally = Tally(len(finite), sum(value is not None for value in finite))
         return finite
 
 
@@ -148,7 +160,39 @@ class RewardCalls(RolloutPart):
             yield
         raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
-        self._unscored.look(trainer)
+        self._unscored.look(trainer, {place: one.tally for place, one in enumerate(self.guarded) if _is_plain(one)})
+
+
+def _is_plain(guarded: Any) -> bool:
+    """Return True for a guarded function that is no rule set, which counts its own rules."""
+    return isinstance(guarded, GuardedReward) and not isinstance(guarded.function, RuleSet | RuleColumn)
+
+
+def _place_of(function: Any) -> str:
+    """Return ` (file, line 7)` of a function, a bound method or a callable object in Python, empty for others."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
+    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+
+
+def _described(value: Any) -> str:
+    """Name what is no reward, by its kind and its beginning."""
+    if value is None:
+        return "None"
+    kind = "text" if isinstance(value, str) else "a number" if _is_number(value) else f"a {type(value).__name__}"
+    return f"{kind}, {' '.join(reprlib.repr(value).split())},"
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for None and for what Python takes for a real number, such as NumPy's, torch's and Decimal."""
+    try:
+        if value is not None:
+            math.fabs(value)
+    except OverflowError:
+        return True
+    except (TypeError, ValueError, RuntimeError):  # the last has a tensor of several numbers
+        return False
+    return True
 
 
 def _is_bounded(value: Any) -> bool:
@@ -222,16 +266,17 @@ def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
         RuleError: with the name, the rank and the traceback of each failure.
     """
     errors = [(r.name, r.error) for r in rewards if getattr(r, "error", None) is not None]
-    messages = []
+    messages, cause = [], None
     for name, error in errors:
         # Our own errors say all there is to say in their sentence, and carry the cause's traceback themselves.
         is_plain = isinstance(error, TrlExtError) and error.__cause__ is None
+        cause = cause or (None if is_plain else error)
         text = str(error) if is_plain else "".join(traceback.format_exception(error)).rstrip()
         messages.append(f"On rank {rank} the reward '{name}' raised:\n{text}")
     if num_processes > 1:
         messages = gather_object(messages)
     if messages:
-        raise RuleError("\n".join(messages)) from (errors[0][1] if errors else None)
+        raise RuleError("\n".join(messages)) from cause
 
 
 def start_scoring(

@@ -7,6 +7,7 @@ the model in minutes.
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -264,6 +265,11 @@ def check_call(function: Any, given: set[str], what: str) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
+        if near := get_close_matches(missing[0], given, n=1, cutoff=0.8):
+            raise DataError(
+                f"The reward function {name} needs the argument '{missing[0]}', and TRL gives it '{near[0]}'. Rename "
+                f"the argument; {what}."
+            )
         raise DataError(
             f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and {what}. "
             "Rename a column so (columns: in a recipe), or give the argument a default."

@@ -212,9 +212,12 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
 
 @pytest.mark.parametrize("packing", daily([True, False], True))
 def test_one_token_prompts_that_nothing_scores_go_through(packing, tmp_path):
-    unscored = dict(reward_funcs=lambda completions, **_: [None] * len(completions))
+    def nothing(completions, **_):
+        return [None] * len(completions)
+
+    nothing.on_unscored = "warn"
     data = Dataset.from_dict({"prompt": ["w5"] * 16})
-    trainer = head(tmp_path, data=data, packing=packing, max_steps=1, **unscored)
+    trainer = head(tmp_path, data=data, packing=packing, max_steps=1, reward_funcs=nothing)
     before = trained_weights(trainer)
     trainer.train()
     assert logged(trainer, "ppo/unscored_frac") == [1.0]

@@ -19,6 +19,8 @@ def gives_nan(completions, **_):
     return [math.nan] * len(completions)
 
 
+gives_nan.on_unscored = "warn"
+
 SAMPLED = dict(rollout_func=None, max_completion_length=4)
 # What scores, and the first warning.
 KINDS = {

@@ -3,7 +3,9 @@
 Names load on first use: `import trl_ext` imports neither torch nor TRL.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.resources import __version__
@@ -50,7 +52,13 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'trl_ext' has no attribute '{name}'. It offers {', '.join(sorted(_HOME))}.")
+        sentence = f"module 'trl_ext' has no attribute '{name}'. It offers {', '.join(sorted(_HOME))}."
+        # In `from trl_ext import name` Python drops the words of an AttributeError.
+        is_import = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"
+        if not is_import or find_spec(f"trl_ext.{name}"):
+            raise AttributeError(sentence)
+        is_trls = find_spec("trl") and name in dir(import_module("trl"))
+        raise ImportError(f"'{name}' is TRL's and the same here: from trl import {name}." if is_trls else sentence)
     try:
         return getattr(import_module(_HOME[name]), name)
     except (ImportError, AttributeError):

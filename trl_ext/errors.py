@@ -2,6 +2,7 @@
 
     TrlExtError
     ├── ConfigError      a key, a value or a combination that cannot work (also a ValueError)
+    │   └── ArgumentError    a keyword that a config does not take (also a TypeError)
     ├── DataError        the dataset lacks rows or columns (also a ValueError)
     ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
@@ -27,6 +28,10 @@ class TrlExtError(Exception):
 
 class ConfigError(TrlExtError, ValueError):
     """A key, a value or a combination of settings that cannot work."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """A keyword that the constructor of a config does not take."""
 
 
 class DataError(TrlExtError, ValueError):

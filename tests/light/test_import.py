@@ -35,3 +35,14 @@ def test_the_monitor_offers_its_names_without_loading_what_they_need():
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(AttributeError, match="RuleSet"):
         trl_ext.nothing_of_the_kind  # noqa: B018
+
+
+def test_a_from_import_says_where_trls_own_names_are():
+    """Python drops the words of an AttributeError there, and keeps those of an ImportError."""
+    for name in ("ModelConfig", "TrlParser", "get_peft_config", "SFTTrainer"):
+        with pytest.raises(ImportError, match=f"^'{name}' is TRL's and the same here: from trl import {name}.$"):
+            exec(f"from trl_ext import RuleSet, {name}")
+        assert not hasattr(trl_ext, name)
+    with pytest.raises(ImportError, match=r"has no attribute 'GRPOTrianer'\. It offers GRPOConfig, GRPOTrainer"):
+        exec("from trl_ext import GRPOTrianer")
+    exec("from trl_ext import memory, rewards")  # submodules

@@ -19,6 +19,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.settings.former import replacement
 
 # argparse's and transformers' words for a value of another type.
 _WRONG_VALUE = re.compile(
@@ -122,7 +123,7 @@ def _problems(
         elif key not in types_of and key != LAUNCH_KEY:
             guess = nearest(key, types_of)
             suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
-            yield line, f"unknown key '{key}'. {of_others.get(key, suggestion)}"
+            yield line, f"unknown key '{key}'. {of_others.get(key) or replacement(key) or suggestion}"
         else:
             yield from _value_problems(key, types_of.get(key, str), value_node)
 
@@ -269,7 +270,8 @@ def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
         return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
     flag = word.partition("=")[0]
     guess = nearest(flag.removeprefix("--"), valid_names)
-    return ConfigError(f"Unknown flag {flag}. {f'Did you mean --{guess}?' if guess else 'List them with --help.'}")
+    advice = f"Did you mean --{guess}?" if guess else "List them with --help."
+    return ConfigError(f"Unknown flag {flag}. {replacement(flag.removeprefix('--')) or advice}")
 
 
 def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:

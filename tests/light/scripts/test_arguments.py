@@ -120,6 +120,9 @@ SLIPS = {
     "# a recipe\nmax_steps: 20\nlearnig_rate: 1e-5\n": "3: unknown key 'learnig_rate'. Did you mean 'learning_rate'?",
     "learning-rate: 1e-5": "1: unknown key 'learning-rate'. Did you mean 'learning_rate'?",
     "zzz: 1": "1: unknown key 'zzz'. Remove it, or list the valid keys with --help.",
+    "evaluation_strategy: steps": "1: unknown key 'evaluation_strategy'. It is 'eval_strategy' now.",
+    "torch_dtype: bfloat16": "1: unknown key 'torch_dtype'. It is 'dtype' in a recipe, and model_init_kwargs="
+    "{'dtype': ...} in a program.",
     "max_steps: 2\nnum_processes: 2": "2: unknown key 'num_processes'. It belongs to `accelerate launch`: give "
     "--num_processes on the command line, before the script.",
     "max_steps: 1\nmax_steps: 2": "2: the key 'max_steps' already stands on line 1. Keep one of the two.",
@@ -156,6 +159,8 @@ def test_a_broken_or_missing_recipe_is_a_sentence_and_all_slips_are_reported_tog
     [
         (["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
         (["--max_step=1"], "Unknown flag --max_step. Did you mean --max_steps?"),
+        (["--no_cuda"], "Unknown flag --no_cuda. It is 'use_cpu' now."),
+        (["--dataset-id-or-path=x"], "Unknown flag --dataset-id-or-path. It is 'dataset_name' now."),
         (["--zzz"], "Unknown flag --zzz. List them with --help."),
         (["stray"], "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."),
         (["--max_steps", "ten"], "--max_steps must be a whole number, not 'ten'."),

@@ -14,6 +14,7 @@ from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
+from trl_ext.trainers.settings.former import check_names
 from trl_ext.trainers.settings.values import check_deepspeed_file, check_numbers, choose_precision, setting
 from trl_ext.trainers.step.sequence_parallel import check_other_ways
 
@@ -98,6 +99,7 @@ class ExtendedConfig(PublicArguments):
     )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_names(cls, kwargs)
         self = super().__new__(cls)
         vars(self).update(given=_given(cls, args, kwargs), memory_plan=None)
         return self

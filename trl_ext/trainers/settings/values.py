@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.compat.swap import swapped
+from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import LARGEST
@@ -180,6 +181,11 @@ def check_settings(args: Any) -> None:
     """
     check_deepspeed_file(getattr(args, "deepspeed", None))  # a plain TRL config has not looked
     check_anywhere(args)
+    if getattr(args, "vllm_server_options", None) and STARTS_VARIABLE not in os.environ:
+        raise ConfigError(
+            f"vllm_server_options={args.vllm_server_options!r} is for servers that trl-ext starts. Launch with "
+            "--vllm_servers N, or leave it out, and give these words to `vllm serve`."
+        )
     if args.fp16 and args.device.type == "cpu":
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
     dtype = (getattr(args, "model_init_kwargs", None) or {}).get("dtype")

@@ -70,6 +70,16 @@ class RunRecord:
         cards = [str(card) for card in self.versions.get("cards") or ()]
         return ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
 
+    @property
+    def measures(self) -> list[str]:
+        """Return the keys of evaluations that training does not reward, without their prefix: rules of weight 0, and
+        `metric_for_best_model` where more is better."""
+        rules = [rule for rule in (self.rules or {}).get("rules", ()) if rule.get("weight") == 0]
+        keys = [f"rewards/{rule.get('name', rule.get('rule'))}/mean" for rule in rules]
+        best = self.recipe.get("metric_for_best_model")
+        is_score = best not in (None, "loss") and self.recipe.get("greater_is_better") is not False
+        return [*keys, str(best).removeprefix("eval_")] if is_score else keys
+
     def settings(self) -> dict[str, str]:
         """Return what a person reads of the run, as text by name: the recipe without its rules, then the versions."""
         facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}

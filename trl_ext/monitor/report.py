@@ -118,6 +118,7 @@ def run_facts(
         planned=_planned(record.plan or {}),
         launch=str(versions.get("launch") or ""),
         max_steps=max_steps,
+        measures=record.measures,
         samples=samples,
         held_out=held_out,
     )
@@ -154,12 +155,12 @@ def short_name(name: str) -> str:
 def print_report(output_dir: str | Path, log_history: Sequence[Entry], summary: RunSummary) -> None:
     """Print what a run ends with: table, tokens, seconds by phase, verdict, and where its report is."""
     console = Console()
-    console.print(summary_table(summary, log_history))
+    console.print(summary_table(summary, log_history, output_dir))
     console.print(f"Report: {Path(output_dir, HTML_FILE)}", soft_wrap=True, markup=False, highlight=False)
 
 
-def summary_table(summary: RunSummary, log_history: Sequence[Entry] = ()) -> Group:
-    """The short table that a run ends with, and the verdict on its log where that is given, for rich to print."""
+def summary_table(summary: RunSummary, log_history: Sequence[Entry] = (), folder: str | Path = "") -> Group:
+    """The table that a run ends with, and the verdict where its log and its folder are given, for rich to print."""
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     table = table_of(curve_rows(summary), f"{summary.num_steps} steps{time}")
     facts = [": ".join(row) for row in token_rows(summary)]
@@ -167,7 +168,8 @@ def summary_table(summary: RunSummary, log_history: Sequence[Entry] = ()) -> Gro
     parts: list[Any] = [table, *(Text(fact) for fact in facts if fact)]
     parts += [table_of(summary.memory)] if summary.memory else []
     if log_history:
-        verdict = judge_run(log_history, read_series(log_history), summary, None)
+        measures = record.measures if folder and (record := read_record(folder)) else ()
+        verdict = judge_run(log_history, read_series(log_history), summary, None, measures)
         parts.append(Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"))
         parts += [Text(f"* {warning}", "yellow") for warning in verdict.warnings]
         parts += [Text(verdict.help)] if verdict.help else []

@@ -7,12 +7,13 @@ import pytest
 from tests.run_folder import entry
 from trl_ext.monitor.pages.series import read_series
 from trl_ext.monitor.pages.verdict import judge_run
+from trl_ext.monitor.record import RunRecord
 from trl_ext.monitor.summary import summarize
 from trl_ext.monitor.words import from_to
 
 
-def judged(log, max_steps=None):
-    return judge_run(log, read_series(log), summarize(log), max_steps)
+def judged(log, max_steps=None, measures=()):
+    return judge_run(log, read_series(log), summarize(log), max_steps, measures)
 
 
 def rewards(values, **others):
@@ -112,3 +113,35 @@ def test_a_reward_model_that_overfits_or_judges_length_is_told():
     log = [{"step": 5, "accuracy": 0.95, "loss": 0.1}]
     log += [{"step": 5, "eval_accuracy": 0.7, "eval_score_length_correlation": 0.8}]
     assert "it overfits" in warned(log) and "does it judge length?" in warned(log)
+
+
+def parted(held_out, training=None, measures=("rewards/truth/mean",), name="rewards/truth/mean"):
+    """The warnings on 24 steps with an evaluation before, every eight, and at the end."""
+    log = rewards([number / 24 for number in range(24)] if training is None else training)
+    log += [{"step": 8 * number, f"eval_{name}": value} for number, value in enumerate(held_out)]
+    log.sort(key=lambda one: one["step"])
+    return [one for one in judged(log, measures=measures).warnings if "they part" in one]
+
+
+def test_a_reward_that_rises_while_a_held_out_measure_falls_is_told():
+    assert parted([0.40, 0.62, 0.58, 0.50]) == [
+        "Held-out truth fell from 0.62 in step 8 to 0.50 while the reward in training rose by 0.50: they part. The "
+        "policy learns what pays and not what is measured: take the model of step 8, and mend the reward."
+    ]
+    assert parted([0.62, 0.50]) and parted([0.4, 0.6, 0.5, 0.5], name="reward", measures=())
+    greedy = "greedy_rewards/truth/mean"
+    assert "Held-out greedy truth fell" in parted([0.6, 0.5], measures=[greedy], name=greedy)[0]
+    assert not parted([0.40, 0.62, 0.60, 0.61])  # within 0.05
+    assert not parted([0.40, 0.50, 0.62])
+    assert not parted([0.40, 0.62, 0.58, 0.50], training=[0.5] * 24)
+    assert not parted([0.40, 0.62, 0.58, 0.50], training=[0.1 * (number % 2) for number in range(24)])
+    assert not parted([0.40, 0.50, 0.62, 0.50], training=[0.04 * min(number, 16) for number in range(24)])
+    assert not parted([0.40, 0.62, 0.58, 0.50], measures=())  # a rule that is rewarded may fall for a better one
+
+
+def test_measures_are_rules_of_weight_0_and_what_chooses_the_best_model():
+    rules = [{"rule": "answer", "weight": 0}, {"rule": "tags", "name": "t", "weight": 0.0}, {"rule": "math"}]
+    assert RunRecord({}, {}, {"rules": rules}).measures == ["rewards/answer/mean", "rewards/t/mean"]
+    for best, measures in (("eval_rewards/x/mean", ["rewards/x/mean"]), ("loss", []), (None, [])):
+        assert RunRecord({"metric_for_best_model": best}, {}).measures == measures
+    assert RunRecord({"metric_for_best_model": "rewards/x/mean", "greater_is_better": False}, {}).measures == []

@@ -48,6 +48,7 @@ class RunFacts:
         planned: What the plan says, by name.
         launch: The line that the run was launched with, empty where not known.
         max_steps: Steps that the run was to take, None if not known.
+        measures: See `judge_run`.
         samples: Completions.
         held_out: Completions of held-out prompts.
     """
@@ -61,6 +62,7 @@ class RunFacts:
     planned: Sequence[tuple[str, str]] = ()
     launch: str = ""
     max_steps: int | None = None
+    measures: Sequence[str] = ()
     samples: Samples = field(default_factory=lambda: Samples({}))
     held_out: HeldOutTable = field(default_factory=HeldOutTable)
 
@@ -89,7 +91,7 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         title=facts.title,
         facts=facts.facts,
         kind=kind,
-        verdict=judge_run(log_history, series, summary, facts.max_steps),
+        verdict=judge_run(log_history, series, summary, facts.max_steps, facts.measures),
         tiles=_tiles(series, summary),
         curves=curve_rows(summary),
         main_pictures=[picture for panel in main_panels(kind) for picture in _main_charts(panel, series)],

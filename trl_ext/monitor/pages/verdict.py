@@ -55,13 +55,18 @@ class RunVerdict:
 
 
 def judge_run(
-    log_history: Sequence[Entry], series: Mapping[str, Series], summary: RunSummary, max_steps: int | None
+    log_history: Sequence[Entry],
+    series: Mapping[str, Series],
+    summary: RunSummary,
+    max_steps: int | None,
+    measures: Sequence[str] = (),
 ) -> RunVerdict:
     """The verdict on a run.
 
     Args:
         log_history, series, summary: Of the run.
         max_steps: Steps that it was to take, None if not known.
+        measures: Keys of evaluations that training does not reward, without their prefix.
     """
     headline, mood = _learning(series, summary)
     norms = [entry for entry in log_history if "grad_norm" in entry]
@@ -81,7 +86,7 @@ def judge_run(
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
     ending = f"{'failed' if failure or error else state}: {steps}{time}"
-    warnings = [*([failure] if failure else []), *_warnings(series, summary)]
+    warnings = [*([failure] if failure else []), *_parted(series, summary, measures), *_warnings(series, summary)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
     return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))
@@ -175,6 +180,27 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
     for phase, planned, measured, difference in list(summary.memory)[1:]:
         if planned != "-" and float(measured) > MEMORY_OVER_PLAN * float(planned):
             yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
+
+
+def _parted(series: Mapping[str, Series], summary: RunSummary, measures: Sequence[str]) -> Iterator[str]:
+    """Which held-out measures fall from their best on, while the reward in training goes on rising."""
+    reward = summary.kind.curves[0]
+    training = series.get(reward.key, Series())
+    for name in dict.fromkeys([reward.key, f"greedy_{reward.key}", *measures]):
+        held_out = series.get(HELD_OUT + name, Series())
+        if summary.kind is REWARD_MODEL or not held_out.values:
+            continue
+        best, last = max(held_out.values), held_out.values[-1]
+        step = held_out.steps[held_out.values.index(best)]
+        later = [value for at, value in zip(training.steps, training.values, strict=True) if at > step]
+        rose = _change(Series(values=later)) if later else 0.0
+        if rose > 0 and best - last > OUTBID * max(1.0, abs(best)):
+            what = name.replace("rewards/", "").removesuffix("/mean").replace("_", " ", 1)
+            yield (
+                f"Held-out {what} fell from {score(best)} in step {step:,} to {score(last)} while the {reward.name} "
+                f"in training rose by {short(rose)}: they part. The policy learns what pays and not what is measured: "
+                f"take the model of step {step:,}, and mend the reward."
+            )
 
 
 def _overlap(series: Mapping[str, Series]) -> Iterator[str]:

@@ -1,9 +1,49 @@
-"""vLLM servers of a run: how often each has been started, counted by the launcher and read by the trainer."""
+"""vLLM servers of a run: the words that they are started with, and how often each has been started, counted by the
+launcher and read by the trainer."""
 
+import json
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from trl_ext.errors import ConfigError
+
+# What the launcher or another setting decides, and what TRL needs of a server.
+_DECIDED = (
+    "model host port seed revision trust-remote-code tensor-parallel-size data-parallel-size gpu-memory-utilization "
+    "max-model-len model-impl vllm-model-impl weight-transfer-config logprobs-mode max-logprobs".split()
+)
 STARTS_VARIABLE = "TRL_EXT_VLLM_STARTS"  # names the launcher's file
+
+
+def server_words(given: Any) -> list[str]:
+    """Return `vllm_server_options` as words of vLLM's command: `--kv-cache-dtype=fp8`, true and false as
+    `--enable-x` and `--no-enable-x`, a mapping as JSON. No shell reads them.
+
+    Raises:
+        ConfigError: It is no mapping, or it has an option that another setting decides.
+    """
+    try:
+        options = json.loads(given) if isinstance(given, str) else given or {}
+    except ValueError:
+        options = None
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"vllm_server_options={given!r} must be a mapping, such as {{'kv_cache_dtype': 'fp8'}}.")
+    words = []
+    for name, value in options.items():
+        flag = str(name).replace("_", "-")
+        is_option = re.fullmatch(r"[a-z][a-z0-9-]*", flag) and isinstance(value, bool | int | float | str | Mapping)
+        if not is_option or flag in _DECIDED:
+            raise ConfigError(
+                f"vllm_server_options has {name!r}: {value!r}. Write options of `vllm serve` without dashes in front, "
+                f"with a number, a text, true, false or a mapping, and none of these, which are decided elsewhere: "
+                f"{', '.join(_DECIDED)}."
+            )
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag}={text}")
+    return words
 
 
 def starts() -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.compat.vllm import STARTS_VARIABLE
+from trl_ext.compat.vllm import STARTS_VARIABLE, server_words
 from trl_ext.errors import ConfigError, LostProcessError, SupportError
 from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.scripts.arguments import StrictParser
@@ -225,7 +225,8 @@ def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, see
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     # What TRL does not know goes to vLLM. Servers with one seed would draw alike for different prompts.
-    return (str(program()), "vllm-serve", *words, *(["--seed", str(seed)] if seed else []))
+    words += [*server_words(given.get("vllm_server_options")), *(["--seed", str(seed)] if seed else [])]
+    return (str(program()), "vllm-serve", *words)
 
 
 def free_ports(number: int) -> list[int]:

@@ -102,7 +102,7 @@ if __name__ == "__main__":
     for name in ("port", "tensor_parallel_size", "max_model_len", "seed"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--gpu_memory_utilization", type=float)
-    arguments = parser.parse_args(sys.argv[2:])
+    arguments, for_vllm = parser.parse_known_args(sys.argv[2:])
     note({"pid": os.getpid(), "cards": os.environ.get("CUDA_VISIBLE_DEVICES"), **vars(arguments)})
     if BEHAVIOUR == "dies":
         sys.exit("No available memory for the cache blocks.")

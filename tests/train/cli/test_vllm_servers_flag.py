@@ -1,5 +1,6 @@
 """What `--vllm_servers N` makes of a command line: servers, their cards, and what the run is told of them."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,15 +10,18 @@ import time
 
 import psutil
 import pytest
+import yaml
 from trl import TrlParser
 from trl.scripts import vllm_serve
 
 from tests import fake_servers
-from trl_ext.compat.vllm import starts
+from trl_ext import GRPOConfig
+from trl_ext.compat.vllm import STARTS_VARIABLE, starts
 from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch import servers
 from trl_ext.launch.servers import servers_beside, serving
 from trl_ext.scripts.grpo import make_parser
+from trl_ext.trainers.settings.values import check_settings
 
 RUN = ["--model_name_or_path", "Qwen/Qwen2.5-7B", "--output_dir"]
 
@@ -59,6 +63,77 @@ def test_trl_takes_the_command_of_each_server(asked):
         assert (options.tensor_parallel_size, options.max_model_len) == (2, 1024)
         assert (options.gpu_memory_utilization, options.trust_remote_code) == (0.7, True)
         assert rest == (["--seed", str(number)] if number else [])
+
+
+OPTIONS = {
+    "kv_cache_dtype": "fp8",
+    "enable-prefix-caching": False,
+    "enable_expert_parallel": True,
+    "max_num_seqs": 64,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+    "reasoning_parser": "--port=1; echo $HOME `ls`",  # a text that no shell and no parser takes apart
+}
+
+
+@pytest.mark.parametrize("is_flag", [False, True])
+def test_options_of_vllm_reach_its_command_as_words(asked, is_flag, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"vllm_server_options": OPTIONS}))
+    given = ["--vllm_server_options", json.dumps(OPTIONS)] if is_flag else ["--config", str(tmp_path / "recipe.yaml")]
+    found, words = asked("--vllm_servers", "1", *given)
+    options, rest = TrlParser(vllm_serve.ScriptArguments).parse_args_and_config(
+        list(found.commands[0][2:]), return_remaining_strings=True
+    )
+    command = vllm_serve.build_command(options, rest)
+    asks = dict(zip(command, [*command[1:], ""], strict=True))
+    assert (
+        asks["--kv-cache-dtype"] == "fp8" and json.loads(asks["--speculative-config"]) == OPTIONS["speculative_config"]
+    )
+    assert rest == [
+        "--no-enable-prefix-caching",
+        "--enable-expert-parallel",
+        "--max-num-seqs=64",
+        f"--reasoning-parser={OPTIONS['reasoning_parser']}",
+    ]
+    assert asks["--port"] == found.urls[0].rpartition(":")[2]
+    assert make_parser().given_values(words)["vllm_server_options"]  # the run is recorded with them
+
+
+def test_servers_start_with_options(of_stand_ins, tmp_path):
+    with serving(of_stand_ins("--vllm_server_options", '{"kv_cache_dtype": "fp8"}')):
+        pids = [line["pid"] for line in fake_servers.noted(tmp_path / "bin")]
+    assert len(pids) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"port": 1}, "vllm_server_options has 'port': 1. Write options of `vllm serve` without"),
+        ({"tensor-parallel-size": 2}, "vllm_server_options has 'tensor-parallel-size': 2"),
+        ({"--kv-cache-dtype": "fp8"}, "vllm_server_options has '--kv-cache-dtype': 'fp8'"),
+        ({"kv_cache_dtype": None}, "vllm_server_options has 'kv_cache_dtype': None"),
+        ({"kv_cache_dtype; rm": "x"}, "vllm_server_options has 'kv_cache_dtype; rm'"),
+        ("--kv-cache-dtype fp8", "vllm_server_options='--kv-cache-dtype fp8' must be a mapping"),
+        ("[1]", r"vllm_server_options='\[1\]' must be a mapping"),
+    ],
+)
+def test_options_that_vllm_may_not_be_given_are_a_sentence(options, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        GRPOConfig(str(tmp_path), use_cpu=True, use_vllm=True, vllm_server_options=options)
+
+
+def test_options_for_servers_that_nobody_starts_are_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv(STARTS_VARIABLE, raising=False)
+    args = GRPOConfig(
+        str(tmp_path), use_cpu=True, bf16=False, use_vllm=True, vllm_server_options={"kv_cache_dtype": "fp8"}
+    )
+    with pytest.raises(ConfigError, match=r"is for servers that trl-ext starts\. Launch with --vllm_servers N"):
+        check_settings(args)
+    monkeypatch.setenv(STARTS_VARIABLE, str(tmp_path / "starts.json"))
+    check_settings(args)
+    with pytest.raises(ConfigError, match="has no effect without use_vllm=True"):
+        check_settings(
+            GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, vllm_server_options={"kv_cache_dtype": "fp8"})
+        )
 
 
 REFUSED = {

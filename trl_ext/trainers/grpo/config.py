@@ -6,6 +6,7 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
+from trl_ext.compat.vllm import server_words
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.generation.ahead import check_ahead_settings
@@ -61,6 +62,11 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
         "threshold (1.0), the total reward from which on a completion passes; rest_after (2) visits all of whose "
         "completions passed a row rests for rest_for (100) generations. Unset: all rows alike.",
     )
+    vllm_server_options: dict[str, Any] | str | None = setting(
+        None,
+        'More options of `vllm serve` for servers that --vllm_servers starts, as \'{"kv_cache_dtype": "fp8"}\'. '
+        "true and false are flags, a mapping is JSON.",
+    )
     reward_model_eos: str = setting(
         "auto",
         "Whether plain text that a reward model scores ends in EOS, where its folder has no reward_input.json. "
@@ -74,6 +80,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
         check_ahead_settings(self)
         check_correction(self)
         check_curriculum(self)
+        server_words(self.vllm_server_options)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

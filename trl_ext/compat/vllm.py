@@ -19,12 +19,8 @@ STARTS_VARIABLE = "TRL_EXT_VLLM_STARTS"  # names the launcher's file
 
 
 def server_words(given: Any) -> list[str]:
-    """Return `vllm_server_options` as words of vLLM's command: `--kv-cache-dtype=fp8`, true and false as
-    `--enable-x` and `--no-enable-x`, a mapping as JSON. No shell reads them.
-
-    Raises:
-        ConfigError: It is no mapping, or it has an option that another setting decides.
-    """
+    """Return `vllm_server_options` as words of vLLM's command: `--name=value`, `--name` for true, `--no-name` for
+    false, a mapping as JSON. Raise ConfigError where it is no mapping, or another setting decides an option."""
     try:
         options = json.loads(given) if isinstance(given, str) else given or {}
     except ValueError:
@@ -38,8 +34,7 @@ def server_words(given: Any) -> list[str]:
         if not is_option or flag in _DECIDED:
             raise ConfigError(
                 f"vllm_server_options has {name!r}: {value!r}. Write options of `vllm serve` without dashes in front, "
-                f"with a number, a text, true, false or a mapping, and none of these, which are decided elsewhere: "
-                f"{', '.join(_DECIDED)}."
+                "as numbers, texts, true, false or mappings, and none that another setting or the launcher decides."
             )
         text = value if isinstance(value, str) else json.dumps(value)
         words.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag}={text}")

@@ -125,7 +125,7 @@ def test_a_run_ends_with_the_sentence(made, tmp_path):
 @pytest.mark.parametrize("made", [grpo, ppo])
 def test_a_run_without_any_reward_ends_in_its_first_step(made, value, tmp_path):
     trainer = made(tmp_path, returns(value), gradient_accumulation_steps=2)
-    with pytest.raises(DataError, match="'mine' scored none of the 8 completions of the first step: it returned None"):
+    with pytest.raises(DataError, match="'mine' scored no completion of the first step: it returned None"):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -136,7 +136,7 @@ def test_beside_others_or_where_it_is_meant_it_is_said_and_the_run_goes_on(made,
     meant = returns(None, name="meant")
     meant.on_unscored = "warn"
     made(tmp_path / "meant", meant, max_steps=1).train()
-    said = [m for m in caplog.messages if "scored none of" in m]
+    said = [m for m in caplog.messages if "scored no completion" in m]
     assert ["'mine'" in said[0], "'meant'" in said[1], len(said)] == [True, True, 2]
 
 
@@ -144,7 +144,7 @@ def test_later_steps_and_later_parts_of_the_first_may_go_without(tmp_path, caplo
     half = returns(None, steps=1)
     # Two batches of generations make one step; the first of them has no reward.
     grpo(tmp_path, half, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=1).train()
-    assert not [m for m in caplog.messages if "scored none of" in m]
+    assert not [m for m in caplog.messages if "scored no completion" in m]
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,11 @@ from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
 from trl_ext.compat.swap import swapped
-from trl_ext.errors import ConfigError, RuleError, TrlExtError
+from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
-from trl_ext.rewards.totals.unscored import Tally
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.grpo.reward_models import as_function
-from trl_ext.trainers.grpo.unscored import UnscoredRules
+from trl_ext.trainers.grpo.unscored import UnscoredRules, batches_per_step
 from trl_ext.trainers.reward.scorer import CompletionScorer
 from trl_ext.trainers.rows.images import without_nulls
 
@@ -55,7 +54,6 @@ class GuardedReward:
 
     Attributes:
         turns: Of each completion, the values of its turns; None where it has one for the whole, or is not scored.
-        tally: How many completions of the last call have a value.
     """
 
     function: Callable[..., Any]
@@ -63,7 +61,6 @@ class GuardedReward:
     takes_turns: bool = False
     error: Exception | None = None
     turns: list[list[float] | None] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
 
     def __call__(self, /, **kwargs: Any) -> list[float | None]:
         try:
@@ -100,7 +97,6 @@ class GuardedReward:
         self.turns = [None if v is None else own for v, own in zip(finite, turns, strict=True)]
         if finite != values:
             _warn_of_bounds(self.name)
-        self.tally = Tally(len(finite), sum(value is not None for value in finite))
         return finite
 
 
@@ -132,6 +128,7 @@ class RewardCalls(RolloutPart):
         self.rows: list[dict[str, Any]] = []
         self._takes_turns = takes_turns
         self._unscored = UnscoredRules()
+        self._num_looked_at, self._are_silent = 0, torch.tensor(True)
         self.shares = RuleShares()
 
     def before_generation(self, trainer: Any, rows: Rows) -> Rows:
@@ -160,12 +157,35 @@ class RewardCalls(RolloutPart):
             yield
         raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
-        self._unscored.look(trainer, {place: one.tally for place, one in enumerate(self.guarded) if _is_plain(one)})
+        self._unscored.look(trainer)
 
+    def look_at_first_step(self, trainer: Any, rewards: torch.Tensor) -> None:
+        """Warn of functions that scored no completion of the first step; rule sets look after themselves.
 
-def _is_plain(guarded: Any) -> bool:
-    """Return True for a guarded function that is no rule set, which counts its own rules."""
-    return isinstance(guarded, GuardedReward) and not isinstance(guarded.function, RuleSet | RuleColumn)
+        Args:
+            trainer: The trainer.
+            rewards: [rows of all ranks, functions] of a batch of training, NaN where a function abstains.
+
+        Raises:
+            DataError: Nothing has scored any completion, and the function does not call for a warning only.
+        """
+        self._num_looked_at += 1
+        self._are_silent = self._are_silent & rewards.isnan().all(dim=0)
+        if trainer.state.global_step or self._num_looked_at != batches_per_step(trainer.args):
+            return
+        # PPO's reward models have a weight, and are no part of the functions here.
+        is_all = bool(self._are_silent.all()) and len(trainer.reward_weights) == rewards.size(1)
+        named = zip(trainer.reward_funcs, trainer.reward_func_names, self._are_silent.tolist(), strict=True)
+        silent = ((function, name) for function, name, is_silent in named if is_silent)
+        for function, name in (one for one in silent if not isinstance(one[0], RuleSet | RuleColumn)):
+            said = (
+                f"The reward '{name}' scored no completion of the first step: it returned None, NaN or infinity alone."
+            )
+            if is_all and getattr(function, "on_unscored", "error") == "error":
+                advice = "Return finite numbers; if it is meant, set its attribute on_unscored = 'warn'."
+                raise DataError(f"{said} Nothing would be learned. {advice}")
+            if trainer.accelerator.is_main_process:
+                logger.warning(f"{said} Only the other rewards are learned from.")
 
 
 def _place_of(function: Any) -> str:

@@ -394,6 +394,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
         if self.model.training:
+            self._reward_calls.look_at_first_step(self, rewards)
             totals = total_rewards(rewards, self.reward_weights[: rewards.size(1)])
             for part in self._parts:
                 part.rewarded(self, totals)

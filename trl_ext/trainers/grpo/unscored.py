@@ -1,9 +1,9 @@
-"""Rules and functions that score nothing: an error at the first step, of rules one warning later.
+"""Rules that score nothing: an error at the first step, said once later.
 
 A step is what an optimizer step learns from: the completions of all ranks, in one batch of generations or several.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,13 @@ from trl_ext.rewards.totals.unscored import Tally
 from trl_ext.trainers.rows.gold import rows_tried, verdicts_on
 
 logger = logging.get_logger(__name__)
-# A reward function's place, and the name of one of its rules; "" for a function that is no set of rules.
+# A reward function's place, and the name of one of its rules.
 Key = tuple[int, str]
+
+
+def batches_per_step(args: Any) -> int:
+    """Return how many batches of generations the first optimizer step takes."""
+    return int(-(-args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations)))
 
 
 @dataclass(eq=False)
@@ -39,54 +44,30 @@ class UnscoredRules:
         for _, rules in _sets_of(functions):
             rules.take_tallies()
 
-    def look(self, trainer: Any, of_functions: Mapping[int, Tally]) -> None:
+    def look(self, trainer: Any) -> None:
         """Count what the rules have scored since `begin`; at the end of a step, judge it. Collective.
-
-        Args:
-            trainer: The trainer.
-            of_functions: How the batch went for functions that are no rule sets, by their place. They are judged by
-                the first step alone: later they may have no value for whole steps of a mixture of tasks.
 
         Raises:
             DataError: on all ranks, for a rule that scored nothing in the whole first step, though it is told to be an
-                error, and though nothing shows that it can score other rows of the data; where no function scored
-                anything in it.
+                error, and though nothing shows that it can score other rows of the data.
         """
         rules = dict(_rules_of(trainer.reward_funcs))
-        args = trainer.args
-        batches_per_step = -(-args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations))
-        # A resumed run has had its first step.
-        is_first = self.num_batches < batches_per_step and trainer.state.global_step == 0
-        if not trainer.model.training or not (rules or (of_functions and is_first)):
+        if not rules or not trainer.model.training:
             return
         taken = {place: rule_set.take_tallies() for place, rule_set in _sets_of(trainer.reward_funcs)}
         own = {key: taken[key[0]].get(key[1], Tally()) for key in rules}
-        own |= {(place, ""): tally for place, tally in of_functions.items() if is_first}
         for part in gather_object([own]) if trainer.accelerator.num_processes > 1 else [own]:
             for key, tally in part.items():
                 self.tallies[key] = self.tallies.get(key, Tally()) + tally
         self.num_batches += 1
-        if self.num_batches % batches_per_step:
+        if self.num_batches % batches_per_step(trainer.args):
             return
         tallies, self.tallies = self.tallies, {}
+        # A resumed run has had its first step.
+        is_first = self.num_batches == batches_per_step(trainer.args) and trainer.state.global_step == 0
         for key, tally in tallies.items():
-            if key in rules and tally.num_unscored:
+            if tally.num_unscored:
                 self._judge(trainer, key, rules[key], tally, is_first=is_first)
-        silent = [place for place, name in tallies if not name and tallies[place, name].scored_nothing]
-        # PPO's reward models, which are no part of reward_funcs here, have a weight, too.
-        is_all = len(silent) == len(trainer.reward_weights)
-        for place in silent:
-            said = (
-                f"The reward '{trainer.reward_func_names[place]}' scored none of the {tallies[place, ''].num_rows} "
-                "completions of the first step: it returned None, NaN or infinity for all of them."
-            )
-            if is_all and getattr(trainer.reward_funcs[place], "on_unscored", "error") == "error":
-                raise DataError(
-                    f"{said} Nothing would be learned. Return finite numbers; where this is meant, set the function's "
-                    "attribute on_unscored = 'warn'."
-                )
-            if trainer.accelerator.is_main_process:
-                logger.warning(f"{said} Only the other rewards are learned from.")
 
     def _judge(self, trainer: Any, key: Key, rule: Rule, tally: Tally, *, is_first: bool) -> None:
         function, dataset = trainer.reward_funcs[key[0]], trainer.train_dataset

@@ -1,7 +1,4 @@
-"""Settings of earlier TRL and transformers, which public scripts still have, and what took their place.
-
-Imports nothing of TRL's: the command line reads it as well.
-"""
+"""Settings of earlier TRL and transformers, which public scripts still have, and what took their place."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,12 +9,10 @@ from trl_ext.errors import ArgumentError
 
 _RENAMED = """
 evaluation_strategy eval_strategy  per_gpu_train_batch_size per_device_train_batch_size  no_cuda use_cpu
-per_gpu_eval_batch_size per_device_eval_batch_size  torchdynamo torch_compile_backend  push_to_hub_token hub_token
-include_tokens_per_second include_num_input_tokens_seen  push_to_hub_model_id hub_model_id  model_id model_name_or_path
 dataset_id_or_path dataset_name  use_liger use_liger_kernel  use_liger_loss use_liger_kernel  init_kl_coef kl_coef
 max_new_tokens max_completion_length  wandb_log_unique_prompts log_unique_prompts  ppo_epochs num_ppo_epochs
-vllm_gpu_memory vllm_gpu_memory_utilization  vllm_max_model_len vllm_max_model_length
-vllm_guided_decoding_regex vllm_structured_outputs_regex
+vllm_gpu_memory vllm_gpu_memory_utilization  vllm_max_model_len vllm_max_model_length  push_to_hub_token hub_token
+vllm_guided_decoding_regex vllm_structured_outputs_regex  model_id model_name_or_path
 """.split()
 # What to do about a setting of old, by its name; settings of today stand in quotes.
 REPLACED = {old: f"It is '{new}' now." for old, new in zip(_RENAMED[::2], _RENAMED[1::2], strict=True)} | {
@@ -25,16 +20,13 @@ REPLACED = {old: f"It is '{new}' now." for old, new in zip(_RENAMED[::2], _RENAM
     "overwrite_output_dir": "It is 'overwrite' here: checkpoints of an earlier run are removed before step 1.",
     "logging_dir": "Leave it out: TensorBoard's folder is the environment variable TENSORBOARD_LOGGING_DIR.",
     "group_by_length": "Set 'train_sampling_strategy' to group_by_length; packed rows need no such order.",
-    "save_safetensors": "Leave it out: models are saved as safetensors in any case.",
     "torch_dtype": "It is 'dtype' in a recipe, and model_init_kwargs={'dtype': ...} in a program.",
     "use_flash_attention_2": "Set 'attn_implementation' to flash_attention_2 (in a program in model_init_kwargs).",
     "max_seq_length": "It is 'max_length' of a reward model's pairs, 'max_completion_length' of completions.",
     "max_prompt_length": "Prompts are not cut: leave out rows whose prompt is too long (dataset.filter). The longest "
     "one that memory is planned for is 'memory_prompt_length'.",
     "vllm_device": "vLLM runs on the trainer's cards where 'vllm_mode' is colocate, on others by --vllm_servers N.",
-    "vllm_dtype": "Leave it out: vLLM takes the type of the model that is trained.",
     "vllm_enable_prefix_caching": "It is a key of 'vllm_server_options', for servers that --vllm_servers N starts.",
-    "mini_batch_size": "An update takes 'num_mini_batches' optimizer steps, each on an equal part of its episodes.",
 }
 
 
@@ -44,12 +36,7 @@ def replacement(name: str) -> str:
 
 
 def check_names(config: type, given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for a keyword that the constructor of a config does not take.
-
-    Args:
-        config: Its class; one whose constructor takes any keyword is left alone.
-        given: The keywords.
-    """
+    """Raise ArgumentError for a given keyword that a config's constructor does not take; some take any."""
     parameters = inspect.signature(config.__init__).parameters  # type: ignore[misc]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in () if takes_any else given.keys() - parameters.keys():

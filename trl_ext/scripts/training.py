@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.utils import logging
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
@@ -19,7 +21,7 @@ from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.data.keys import DataArguments
-from trl_ext.scripts.data.look import ROLES
+from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
@@ -30,6 +32,8 @@ from trl_ext.trainers.checkpoints.resume import no_checkpoint
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.fit.message import out_of_memory_in_words
 from trl_ext.trainers.settings.values import check_settings, check_text
+
+logger = logging.get_logger(__name__)
 
 
 def main(
@@ -168,6 +172,13 @@ def load_rows(
     )
     if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
         check_steps(train_rows, training_args)
+    is_text = isinstance(train_rows, Dataset) and isinstance(train_rows[:1].get("prompt", [None])[0], str)
+    if (
+        is_text
+        and getattr(script_args, "prompt_format", "text") is None
+        and has_chat_template(training_args, model_args)
+    ):
+        logger.warning_once(f"{NOT_APPLIED} {AS_MEANT}")
     return train_rows, held_out_rows
 
 

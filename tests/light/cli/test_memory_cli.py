@@ -64,6 +64,13 @@ def test_seconds_of_the_longest_completions_are_called_so_and_a_mean_makes_them_
         plan([*question.split(), "--mean_completion_length", "5000"])
 
 
+def test_the_parts_of_a_step_add_up(capsys):
+    for question in ("--model 8B --gpus 8xH100-80GB --use_vllm", "--model 1.5B --gpus 1x4090 --allow lora"):
+        said = printed(capsys, f"--trainer grpo --max_completion_length 4096 {question}")
+        parts = re.search(r"Step of about [\d,]+ s, rough: (.+?)\.", said)[1]
+        assert "generation" in parts and 97 <= sum(map(int, re.findall(r"(\d+)%", parts))) <= 103
+
+
 def printed(capsys, question) -> str:
     plan(question.split())
     return " ".join(capsys.readouterr().out.split())

@@ -1,6 +1,7 @@
 """`trl-ext check`: a recipe is parsed, its tokenizer, rows and rules are tried, its memory planned; no weights."""
 
 import json
+import logging
 import os
 import re
 import socket
@@ -28,6 +29,7 @@ from trl_ext.launch import accelerate as launch
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import MODELS, find_shape
+from trl_ext.scripts.training import load_rows
 
 GRPO = dict(rules=RULES, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_completion_length=6)
 GRPO |= dict(num_generations=8, num_generations_eval=1, eval_strategy="steps", eval_steps=2)
@@ -142,6 +144,18 @@ def test_a_chat_template_that_is_not_used_is_told_unless_meant(ask, chat_model):
     for keys in ({}, {"prompt_format": "text"}):
         code, findings = ask({**GRPO, **keys}, model=chat_model)
         assert code == 0 and (words in told(findings, "data", "note")) == (not keys)
+
+
+def test_the_run_warns_of_it_as_well(chat_model, tmp_path, caplog):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "w3"}\n' * 16)
+    words = ["--dataset_name", str(tmp_path / "rows.jsonl"), "--model_name_or_path", str(chat_model)]
+    words += ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
+    for more, times in (([], 1), (["--prompt_format", "text"], 0), (["--prompt_format", "chat"], 0)):
+        logging.Logger.warning_once.cache_clear()
+        caplog.clear()
+        script_args, training_args, model_args, dataset_args = check_recipe.make_parser("grpo").parse([*words, *more])
+        load_rows(script_args, training_args, model_args, dataset_args)
+        assert sum("the model's chat template is not applied. prompt_format:" in m for m in caplog.messages) == times
 
 
 BLANK = {"columns": {"prompt": "question", "task": "answer"}, "rules": RULES[1:], "eval_strategy": "no"}

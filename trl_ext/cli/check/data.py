@@ -11,7 +11,7 @@ from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
-from trl_ext.scripts.data.look import ROLES, look_at_pairs, look_at_prompts
+from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
 
 NUM_ROWS = 8
 # What is shown of the first row and of each other one.
@@ -86,8 +86,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     found += [note("data", sentence) for sentence in warned]
     if isinstance(rows.train[0].get("prompt"), str) and getattr(tokenizer, "chat_template", None):
         if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
-            advice = "prompt_format: chat asks as a user would; prompt_format: text confirms that this is meant."
-            found.append(note("data", "The prompts are text, and the model's chat template is not applied.", advice))
+            found.append(note("data", NOT_APPLIED, AS_MEANT))
     return found
 
 

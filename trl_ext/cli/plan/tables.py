@@ -118,15 +118,13 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     """Peak and time of a plan, and of which lengths; what of a server's card its weights and its cache take, and how
     many completions that cache holds."""
     job, peak = estimate.job, estimate.peak
-    seconds = {name: one for name, one in estimate.seconds.items() if one >= 0.5}
-    parts = " + ".join(f"{name} {estimate.in_seconds(one)}" for name, one in seconds.items())
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
     is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
     tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
     step = f"Step of about {estimate.in_seconds()} s, rough"
-    yield f"peak: {peak.what}. {step}: {parts}.{ending}{tight}"
+    yield f"peak: {peak.what}. {step}: {estimate.parts()}.{ending}{tight}"
     if job.generates and not job.mean_completion_length:
         longest = f"{job.max_completion_length:,} tokens long"
         yield f"Seconds are for completions that are all {longest}: give --mean_completion_length."

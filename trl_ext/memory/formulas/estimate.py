@@ -109,6 +109,11 @@ class Estimate:
         rounded = float(f"{self.step_s if seconds is None else seconds:.0e}")
         return f"{rounded:,.0f}" if rounded >= 1 else f"{rounded:.1f}"
 
+    def parts(self) -> str:
+        """Return the phases of a step with their shares, which add up where rounded seconds do not."""
+        shares = {name: seconds / self.step_s for name, seconds in self.seconds.items()}
+        return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
     def num_steps(self, num_rows: int) -> int:
         """Optimizer steps that go through so many rows once: pairs, or prompts, of which all groups take one."""
         samples = num_rows * self.job.num_generations * self.job.oversample if self.job.generates else num_rows

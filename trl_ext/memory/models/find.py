@@ -129,6 +129,9 @@ def nearest_models(name: str) -> list[str]:
     names, plain = _names(), _plain(name)
     if plain in names:
         return []
+    base, _, variant = plain.rpartition("-")
+    if base in names and get_close_matches(variant, ["instruct"]):
+        return [f"{names[base]}-Instruct"]
     family = plain.partition("-")[0]
     alike = [known for known in names if known.partition("-")[0] == family]
     # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.

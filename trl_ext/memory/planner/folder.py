@@ -107,7 +107,6 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
         f"| {PHASE_WORDS[phase]} | {peak.what} | {gib(peak.num_bytes):.1f} |" for phase, peak in one.worst.items()
     )
     terms = "\n".join(f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items())
-    parts = ", ".join(f"{name} {one.in_seconds(value)} s" for name, value in one.seconds.items())
     meanings = "\n".join(f"| `{word}` | {settings.MEANINGS[word]} |" for word in dict.fromkeys(words))
     return f"""# {one.shape.name} on {one.hardware}
 
@@ -116,7 +115,7 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
 slack, on a card with {one.hardware.usable}. \
 Host memory {gib(one.host_bytes):.0f} GiB. About {one.in_seconds()} \
-s an optimizer step ({parts}), rough.
+s an optimizer step ({one.parts()}), rough.
 All numbers are estimated, by trl_ext {__version__}.
 
 ```

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 ROLES = ("train_dataset", "eval_dataset")
+NOT_APPLIED = "The prompts are text, and the model's chat template is not applied."
+AS_MEANT = "prompt_format: chat asks as a user would; prompt_format: text confirms that this is meant."
 
 
 def look_at_prompts(

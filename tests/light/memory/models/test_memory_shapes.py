@@ -86,6 +86,7 @@ def test_a_model_without_a_usable_config_is_a_sentence(subtests, tmp_path):
         ("me/unheard-of", "neither in the local cache nor .* the hub: HF_HUB_OFFLINE is set. Give"),
         ("meta-llama/Llama-3.1-9B", "Nearest: meta-llama/Llama-3.1-8B"),
         ("Qwen/Qwn2.5-7B", "Nearest: Qwen/Qwen2.5-7B. Give"),
+        ("Qwen/Qwen2.5-7B-Instuct", "Nearest: Qwen/Qwen2.5-7B-Instruct. Give"),
         ("deepseek-ai/DeepSeek-V3", r"is a 'deepseek_v3' with latent attention \(MLA\): no formula"),
         ({"model_type": "deepseek_v3", "n_routed_experts": 256}, r"latent attention \(MLA\)"),
         ("11B", "Sizes: 135M"),

@@ -1,16 +1,17 @@
-"""Alternatives to a run, or to a question of the planner, that does not fit.
+"""Changes to a run, or to a question of the planner, that does not fit: one table, from which both take their kinds.
 
 Of a run: single changes that the optimisation does not see, cheapest first, and the next ZeRO stage or offload. All
 GiB are estimated, by the planner's formulas: the difference that a setting makes is told as such, for the estimate of
-the run itself may be what was wrong. Of a question: the same over all settings, in the order of what they cost the
+the run itself may be what was wrong. Of a question: changes over all settings, in the order of what they cost the
 user; the planner answers it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, Hardware
+from trl_ext.memory.cards import CARDS
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.peak import slack_bytes
@@ -27,33 +28,43 @@ LARGEST_MACHINE = 8  # cards
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """A change that keeps the optimisation and needs less memory.
+class Change:
+    """One setting of a run, or of the planner's question, changed.
 
     Args:
-        kind: Of several of a kind the cheapest is enough.
-        change: What to set, as it is written: "--config_file zero3".
-        estimate: Of the run with the change.
-        saves_gib: In the phase that ran out of memory.
+        search, allow: The question then; its job is the run then.
+        kind: Of several of a kind the first that helps is enough; "" for any number.
+        option: As `trl-ext plan` takes it: "--allow lora"; "" for what the planner chooses by itself.
+        key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
+        opt_in: The opt-in that it gives, "" for another setting.
+        worth: How many times faster it must be to be mentioned beside plans that fit.
+        saves_gib: In the phase that ran out of memory, of a run.
     """
 
-    kind: str
-    change: str
-    estimate: Estimate
-    saves_gib: float
+    search: Search
+    allow: frozenset[str] = frozenset()
+    kind: str = ""
+    option: str = ""
+    key: str = ""
+    opt_in: str = ""
+    worth: float = 1.0
+    saves_gib: float = 0.0
 
     @property
-    def fits(self) -> bool:
-        """True if the run fits with the change."""
-        return self.estimate.fits
+    def estimate(self) -> Estimate:
+        """The run with the change."""
+        return self.search.estimate(self.search.job)
 
-    @property
-    def need_gib(self) -> float:
-        """GiB of the whole run with the change, in its worst phase."""
-        return gib(self.estimate.need_bytes)
+    def then(self, other: "Change") -> "Change":
+        """This change and another one of the question that it leaves."""
+        return replace(other, option=f"{self.option} {other.option}", key="", opt_in=self.opt_in or other.opt_in)
+
+    def where(self, **settings: Any) -> "Change":
+        """The same of a run with other settings, which are known to go together."""
+        return replace(self, search=replace(self.search, job=replace(self.search.job, **settings)))
 
 
-def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Alternative]:
+def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Change]:
     """The cheapest changes that save memory in a phase: those with which the run fits, by the seconds that they cost;
     at most three, of different kinds.
 
@@ -62,16 +73,12 @@ def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None)
         phase: One of `PHASES` of the formulas, "" for the run's worst.
         asked_gib: What could not be allocated; what saves less is named only if nothing saves as much.
     """
-    search = _search(now)
-    found = []
-    for kind, change, job in _changes(search):
-        then = search.estimate(job)
-        saved = _need_gib(now, phase) - _need_gib(then, phase)
-        if saved >= WORTH_GIB:
-            found.append(Alternative(kind, change, then, saved))
+    before = _need_gib(now, phase)
+    found = [replace(one, saves_gib=before - _need_gib(one.estimate, phase)) for one in of_a_run(_search(now))]
+    found = [one for one in found if one.saves_gib >= WORTH_GIB]
     enough = [one for one in found if one.saves_gib >= (asked_gib or 0.0)]
     # Of changes that cost no time the simplest stands first, the allocator's.
-    ranked = sorted(enough or found, key=lambda one: (not one.fits, max(one.estimate.step_s, now.step_s)))
+    ranked = sorted(enough or found, key=lambda one: (not one.estimate.fits, max(one.estimate.step_s, now.step_s)))
     kinds = dict.fromkeys(one.kind for one in ranked)
     return [next(one for one in ranked if one.kind == kind) for kind in kinds][:NUM_ALTERNATIVES]
 
@@ -102,54 +109,6 @@ def _need_gib(estimate: Estimate, phase: str) -> float:
     return gib(estimate.need_bytes if peak is None else peak.num_bytes + slack_bytes(peak, estimate.job))
 
 
-def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
-    """Every single change that the optimisation does not see: its kind, how it is written, and the job then."""
-    job = search.job
-    if not job.expandable_segments:
-        written = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
-        yield "allocator", written, replace(job, expandable_segments=True)
-    size = job.per_device_train_batch_size
-    if size > 1:
-        part = largest_part(size)
-        smaller = replace(job, per_device_train_batch_size=part)
-        steps = smaller.accumulation(search.num_gpus)
-        yield "batch", f"per_device_train_batch_size={part} gradient_accumulation_steps={steps}", smaller
-    budget = 2 * job.sequence_tokens  # one pair
-    if not job.generates and job.packing and job.row_tokens > budget:
-        yield "budget", f"max_tokens_per_forward={budget}", replace(job, max_tokens_per_forward=budget)
-    for one in shared_rows(search):
-        yield "shared rows", f"sequence_parallel={one.sequence_parallel}", one
-    for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
-        if not (offloads and job.generates):
-            written = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
-            written += ", every layer" if job.checkpoint_every > 1 else ""
-            yield "checkpointing", written, replace(job, checkpoint_every=every, activation_offloading=offloads)
-    if job.shares_with_vllm:
-        if not job.vllm_enable_sleep_mode:
-            yield "vllm", "vllm_enable_sleep_mode=True", replace(job, vllm_enable_sleep_mode=True)
-    elif job.generates and not job.use_vllm:
-        for one in fewer_at_once(search, job):
-            yield "generated at once", f"steps_per_generation={one.steps_per_generation}", one
-    for one in _later_stages(search):
-        written = launched_with(one) or f"zero_stage={one.zero_stage} offload={one.offload}"
-        yield "launch", written if one.dtype == job.dtype else f"{written} dtype={one.dtype}", one
-
-
-def shared_rows(search: Search) -> Iterator[Job]:
-    """The job with rows that more GPUs of a machine share."""
-    job, here = search.job, search.hardware.gpus_per_machine
-    if not job.packing or job.fsdp or search.shape.experts is not None:
-        return
-    for size in range(job.sequence_parallel + 1, here + 1):
-        one = replace(job, sequence_parallel=size)
-        try:
-            check_batch(one, search.hardware.num_gpus)
-        except ConfigError:
-            continue
-        if here % size == 0:
-            yield one
-
-
 def _later_stages(search: Search) -> list[Job]:
     """The job under every ZeRO stage and offload that comes after its own."""
     here = (search.job.zero_stage, search.job.offload)
@@ -157,140 +116,153 @@ def _later_stages(search: Search) -> list[Job]:
     return [one for one in techniques(search) if TECHNIQUES.index((one.zero_stage, one.offload)) > place]
 
 
-# Other questions ---------------------------------------------------------------------------------------------------
+# The changes --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WayOut:
-    """One setting of the planner's question, changed.
+def of_a_run(search: Search) -> Iterator[Change]:
+    """Every single change that the optimisation does not see and a run can have."""
+    job = search.job
 
-    Args:
-        option: As `trl-ext plan` takes it: "--allow lora".
-        search, allow: The question then.
-        key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
-        opt_in: The opt-in that it gives, "" for another setting.
-        kind: "method" if it trains other weights, "cards" for more of them, "larger card" for others, "shared rows"
-            for more cards a row, "" else.
-        worth: How many times faster it must be to be mentioned beside plans that fit.
-    """
+    def change(kind: str, key: str, **settings: Any) -> Change:
+        return Change(search, kind=kind, key=key).where(**settings)
 
-    option: str
-    search: Search
-    allow: frozenset[str]
-    key: str = ""
-    opt_in: str = ""
-    kind: str = ""
-    worth: float = 1.0
+    if not job.expandable_segments:
+        key = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+        yield change("allocator", key, expandable_segments=True)
+    if (size := job.per_device_train_batch_size) > 1:
+        part = largest_part(size)
+        smaller = change("batch", "", per_device_train_batch_size=part)
+        steps = smaller.search.job.accumulation(search.num_gpus)
+        yield replace(smaller, key=f"per_device_train_batch_size={part} gradient_accumulation_steps={steps}")
+    budget = 2 * job.sequence_tokens  # one pair
+    if not job.generates and job.packing and job.row_tokens > budget:
+        yield change("budget", f"max_tokens_per_forward={budget}", max_tokens_per_forward=budget)
+    yield from _shared_rows(Change(search))
+    for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
+        if not (offloads and job.generates):
+            key = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
+            key += ", every layer" if job.checkpoint_every > 1 else ""
+            yield change("checkpointing", key, checkpoint_every=every, activation_offloading=offloads)
+    if job.shares_with_vllm and not job.vllm_enable_sleep_mode:
+        yield change("vllm", "vllm_enable_sleep_mode=True", vllm_enable_sleep_mode=True)
+    for one in fewer_at_once(search, job) if job.generates and not job.use_vllm else ():
+        key = f"steps_per_generation={one.steps_per_generation}"
+        yield change("generated at once", key, steps_per_generation=one.steps_per_generation)
+    for one in _later_stages(search):
+        key = launched_with(one) or f"zero_stage={one.zero_stage} offload={one.offload}"
+        key += "" if one.dtype == job.dtype else f" dtype={one.dtype}"
+        yield change("launch", key, zero_stage=one.zero_stage, offload=one.offload, dtype=one.dtype)
 
-    def then(self, other: "WayOut") -> "WayOut":
-        """This change and another one of the question that it leaves."""
-        return replace(other, option=f"{self.option} {other.option}", key="", opt_in=self.opt_in or other.opt_in)
 
-
-def other_questions(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Change]:
     """Every single change of a question that may make something fit: first what the optimisation does not see, then
     the method, Adam in 8 bits, less at once, and more cards."""
+    now, given = Change(search, allow), sorted(FREE & search.given)
     # Settings that are the planner's to choose, and that the user gave: each, and all of them.
-    given = sorted(FREE & search.given)
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
         option = " ".join(["without", *(f"--{name}" for name in names)])
-        yield WayOut(option, replace(search, given=search.given.difference(names)), allow)
-    for one in shared_rows(search):
-        option, key = (f"{before}{one.sequence_parallel}" for before in ("--sequence_parallel ", "sequence_parallel="))
-        yield WayOut(option, replace(search, job=one), allow, key, kind="shared rows")
-    yield from _other_vllm(search, allow)
-    yield from _other_methods(search, allow)
-    if search.job.method == "full" and search.may("optim") and "adam8bit" not in allow:
-        yield _allowed(search, allow, "adam8bit")
-    for name in ("shorter", "fewer") if search.job.trainer == "grpo" else ("shorter",):
-        if name not in allow:
-            yield _allowed(search, allow, name)
-    yield from _more_cards(search, allow)
+        yield replace(now, option=option, search=replace(search, given=search.given.difference(names)))
+    yield from _shared_rows(now)
+    if search.job.use_vllm:
+        none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_servers": 0}
+        yield from _asked(replace(now, option="without --use_vllm", key="use_vllm=False"), **none)
+        yield from _other_vllm_mode(now)
+    yield from _other_methods(now)
+    if search.job.method == "full" and search.may("optim"):
+        yield from _allowed(now, "adam8bit")
+    yield from _allowed(now, *(("shorter", "fewer") if search.job.trainer == "grpo" else ("shorter",)))
+    # Twice, four and eight times the cards: in one machine up to eight, then more machines.
+    cards = search.hardware
+    for count in (cards.num_gpus * times for times in (2, 4, 8)):
+        each = min(count // cards.num_machines, max(LARGEST_MACHINE, cards.gpus_per_machine))
+        if count % each == 0:
+            more = replace(cards, num_gpus=count, num_machines=count // each)
+            if not _divides(search.job, count):
+                return
+            yield replace(now, option=f"--gpus {more}", kind="cards", search=replace(search, hardware=more))
 
 
-def faster_ways(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+def of_larger_cards(search: Search, allow: frozenset[str]) -> Iterator[Change]:
+    """As many cards of each kind with more memory, the smallest first."""
+    for card in sorted(CARDS, key=lambda one: one.total_gib):
+        if card.total_gib > search.hardware.card.total_gib and (card.has_bf16 or search.job.fp16):
+            larger = replace(search, hardware=replace(search.hardware, card=card))
+            yield Change(larger, allow, "larger card", f"--gpus {larger.hardware}")
+
+
+def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Change]:
     """Changes of a question that has an answer: vLLM where there is none, a server for it, adapters."""
+    now = Change(search, allow)
     if search.job.generates and search.may("use_vllm"):
-        yield from _changed(search, allow, "--use_vllm", "", use_vllm=True)
+        yield from _asked(replace(now, option="--use_vllm"), use_vllm=True)
     elif search.job.shares_with_vllm and search.may("vllm_mode"):
-        yield from (replace(one, worth=WORTH_A_SERVER) for one in _other_vllm(search, allow) if "server" in one.option)
+        yield from _other_vllm_mode(replace(now, worth=WORTH_A_SERVER))
     stage = search.job.zero_stage if not search.may("zero_stage") else 2
     if search.num_gpus > 1 and stage in (1, 2) and search.may("overlap_comm") and not search.job.fsdp:
-        for one in _changed(search, allow, "--overlap_comm", "", overlap_comm=True, zero_stage=stage):
-            yield replace(one, worth=WORTH_A_BUCKET)
-    for one in _other_methods(search, allow):
-        if one.opt_in == "lora":
-            yield replace(one, worth=0.0)  # a question that is always asked
+        overlapping = replace(now, option="--overlap_comm", worth=WORTH_A_BUCKET)
+        yield from _asked(overlapping, overlap_comm=True, zero_stage=stage)
+    # A question that is always asked.
+    yield from (replace(one, worth=0.0) for one in _other_methods(now) if one.opt_in == "lora")
 
 
-def _other_vllm(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
-    """No vLLM, or the other of its two modes."""
-    job = search.job
-    if not job.use_vllm:
+def _asked(change: Change, **settings: Any) -> Iterator[Change]:
+    """The change with these settings of its question, if they go together."""
+    try:
+        other = replace(change.search, job=changed(change.search.job, settings))
+        other.placed()
+    except ConfigError:
         return
-    none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_servers": 0}
-    yield from _changed(search, allow, "without --use_vllm", "use_vllm=False", **none)
-    given = search.given - OF_SERVERS
-    free = replace(search, given=given)
-    if job.vllm_mode == "server":
-        yield from _changed(free, allow, "--vllm_mode colocate", "", vllm_mode="colocate", vllm_servers=0)
-    elif search.hardware.num_machines == 1:
-        yield from _changed(free, allow, "--vllm_mode server", "", vllm_mode="server")
+    yield replace(change, search=other)
 
 
-def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+def _allowed(now: Change, *names: str) -> Iterator[Change]:
+    """The opt-ins of these names that the question lacks."""
+    for name in (name for name in names if name not in now.allow):
+        kind = "method" if name in ("lora", "qlora") else ""
+        yield Change(now.search, now.allow | {name}, kind, f"--allow {name}", f"memory_allow={name}", name)
+
+
+def _divides(job: Job, num_gpus: int) -> bool:
+    try:
+        check_batch(job, num_gpus)
+    except ConfigError:
+        return False
+    return True
+
+
+def _shared_rows(now: Change) -> Iterator[Change]:
+    """Rows that more GPUs of a machine share."""
+    job, hardware = now.search.job, now.search.hardware
+    if not job.packing or job.fsdp or now.search.shape.experts is not None:
+        return
+    for size in range(job.sequence_parallel + 1, hardware.gpus_per_machine + 1):
+        option, key = f"--sequence_parallel {size}", f"sequence_parallel={size}"
+        one = replace(now, kind="shared rows", option=option, key=key).where(sequence_parallel=size)
+        if hardware.gpus_per_machine % size == 0 and _divides(one.search.job, hardware.num_gpus):
+            yield one
+
+
+def _other_vllm_mode(now: Change) -> Iterator[Change]:
+    free = replace(now, search=replace(now.search, given=now.search.given - OF_SERVERS))
+    if now.search.job.vllm_mode == "server":
+        colocated = replace(free, option="--vllm_mode colocate")
+        yield from _asked(colocated, vllm_mode="colocate", vllm_servers=0)
+    elif now.search.hardware.num_machines == 1:
+        yield from _asked(replace(free, option="--vllm_mode server"), vllm_mode="server")
+
+
+def _other_methods(now: Change) -> Iterator[Change]:
     """Adapters, and adapters on a 4-bit base, also if the user gave another method."""
-    job = search.job
+    search, job = now.search, now.search.job
     for name in ("lora", "qlora")[("full", "lora", "qlora").index(job.method) :]:
-        if name in allow:
+        if name in now.allow:
             continue
         if job.method == "full" and search.may("method"):
-            yield _allowed(search, allow, name)
+            yield from _allowed(now, name)
             continue
         is_freed = job.method == "full" and job.critic != "none"
         freed = search.given - {"critic", "reward_model"} if is_freed else search.given
         critic = job.critic if "critic" in freed else None
         settings = {**ppo_defaults(job.trainer, name, freed, critic), "method": name}
         key = "load_in_4bit=True" if job.method == "lora" else ""
-        for one in _changed(search, allow, f"--method {name}", key, **settings):
-            yield replace(one, kind="method")
-
-
-def _allowed(search: Search, allow: frozenset[str], name: str) -> WayOut:
-    kind = "method" if name in ("lora", "qlora") else ""
-    return WayOut(f"--allow {name}", search, allow | {name}, f"memory_allow={name}", name, kind)
-
-
-def _more_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
-    """Twice, four and eight times the cards: in one machine up to eight, then more machines."""
-    now = search.hardware
-    for times in (2, 4, 8):
-        each = min(now.gpus_per_machine * times, max(LARGEST_MACHINE, now.gpus_per_machine))
-        count = now.num_gpus * times
-        if count % each:
-            continue
-        hardware: Hardware = replace(now, num_gpus=count, num_machines=count // each)
-        try:
-            check_batch(search.job, count)
-        except ConfigError:
-            return
-        yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="cards")
-
-
-def larger_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
-    """As many cards of each kind with more memory, the smallest first."""
-    now = search.hardware
-    for card in sorted(CARDS, key=lambda one: one.total_gib):
-        if card.total_gib > now.card.total_gib and (card.has_bf16 or search.job.fp16):
-            hardware = replace(now, card=card)
-            yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="larger card")
-
-
-def _changed(search: Search, allow: frozenset[str], option: str, key: str, **settings: object) -> Iterator[WayOut]:
-    """The question with other settings, if they go together."""
-    try:
-        other = replace(search, job=changed(search.job, settings))
-        other.placed()
-    except ConfigError:
-        return
-    yield WayOut(option, other, allow, key)
+        yield from _asked(replace(now, kind="method", option=f"--method {name}", key=key), **settings)

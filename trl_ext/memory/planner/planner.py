@@ -22,7 +22,7 @@ from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
-from trl_ext.memory.planner.alternatives import WayOut, faster_ways, larger_cards, other_questions
+from trl_ext.memory.planner.alternatives import Change, of_a_question, of_an_answer, of_larger_cards
 from trl_ext.memory.planner.search import (
     Search,
     label,
@@ -120,20 +120,20 @@ class Plans:
         firsts = {one.estimate.job.zero_stage: one for one in reversed(self.refused)}
         return " ".join(f"{firsts[stage].reason.rstrip('.')}." for stage in sorted(firsts))
 
-    def ways_out(self) -> list[tuple[WayOut, Plan]]:
+    def ways_out(self) -> list[tuple[Change, Plan]]:
         """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
         does, else those that make steps faster, and adapters."""
         if self.plans:
             best_s = self.plans[0].estimate.step_s
-            faster = _answered(faster_ways(self.search, self.allow))
+            faster = _answered(of_an_answer(self.search, self.allow))
             return [(change, one) for change, one in faster if one.estimate.step_s * change.worth <= best_s]
-        changes = _that_may_fit(other_questions(self.search, self.allow))
-        if not changes:  # of two changes the first is another method: what costs least beside more cards
-            methods = [one for one in other_questions(self.search, self.allow) if one.kind == "method"]
-            pairs = (first.then(second) for first in methods for second in other_questions(first.search, first.allow))
-            changes = _that_may_fit(one for one in pairs if one.kind != "method")
-        found = list(_answered(changes[:NUM_WAYS_OUT]))
-        return found or list(_answered(_that_may_fit(larger_cards(self.search, self.allow))))
+        found = _that_may_fit(of_a_question(self.search, self.allow))
+        if not found:  # of two changes the first is another method: what costs least beside more cards
+            methods = [one for one in of_a_question(self.search, self.allow) if one.kind == "method"]
+            pairs = (first.then(second) for first in methods for second in of_a_question(first.search, first.allow))
+            found = _that_may_fit(one for one in pairs if one.kind != "method")
+        answered = list(_answered(found[:NUM_WAYS_OUT]))
+        return answered or list(_answered(_that_may_fit(of_larger_cards(self.search, self.allow))))
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -362,19 +362,19 @@ def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
             return
 
 
-def _answered(changes: Iterable[WayOut]) -> Iterator[tuple[WayOut, Plan]]:
+def _answered(asked: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
     """Changes with which something fits, and the best plan that needs them."""
-    for change in changes:
+    for change in asked:
         found, _ = _plans_and_refusals(change.search, change.allow)
         best = next((one for one in found if change.opt_in in ("", *one.opt_ins)), None)
         if best:
             yield change, best
 
 
-def _that_may_fit(changes: Iterable[WayOut]) -> list[WayOut]:
+def _that_may_fit(asked: Iterable[Change]) -> list[Change]:
     """Changes with which something fits, by a quick look; of more and more cards, for all or for a row, the fewest."""
-    found: list[WayOut] = []
-    for change in changes:
+    found: list[Change] = []
+    for change in asked:
         if change.kind in ("cards", "larger card", "shared rows") and found and found[-1].kind == change.kind:
             continue
         if change.opt_in in ("shorter", "fewer") or _any_fits(change.search, {}, change.allow):

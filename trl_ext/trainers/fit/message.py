@@ -9,7 +9,7 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError, OutOfMemoryError
 from trl_ext.memory.planner.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.units import in_gib
+from trl_ext.memory.units import gib, in_gib
 from trl_ext.trainers.fit.plan import plan_of
 from trl_ext.trainers.step.out_of_memory import (
     BACKWARD,
@@ -110,7 +110,7 @@ def _why_forward_stays_whole(loop: Any) -> str:
 
 def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
     changes = "; ".join(
-        f"({i}) {one.change}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
+        f"({i}) {one.key}: {one.saves_gib:.1f} GiB less there, {gib(one.estimate.need_bytes):.1f} in all"
         for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
     )
     later = next_stage(plan.estimate)
@@ -130,7 +130,7 @@ def cheapest_change(trainer: Any) -> str:
     except ConfigError:  # settings that the formulas refuse, which the run did not
         found = []
     for one in found:
-        return f"set {one.change} ({one.need_gib:.1f} GiB by the plan); the optimisation stays the same."
+        return f"set {one.key} ({gib(one.estimate.need_bytes):.1f} GiB by the plan); the optimisation stays the same."
     size, steps = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
     if size > 1:
         part = largest_part(size)

@@ -115,5 +115,5 @@ def test_it_is_not_offered_where_weights_are_what_does_not_fit_nor_for_a_mixture
 
 def test_it_is_an_alternative_for_a_run_with_one_long_row():
     run = estimated(1, max_prompt_length=2000, max_completion_length=60_000, zero_stage=3, offload="all")
-    changes = [one.change for one in alternatives(run, "update")]
+    changes = [one.key for one in alternatives(run, "update")]
     assert any(change.startswith("sequence_parallel=") for change in changes)

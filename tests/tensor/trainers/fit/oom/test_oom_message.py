@@ -60,7 +60,8 @@ def test_the_message_names_place_numbers_changes_and_the_next_stage(tmp_path):
     opening = "Out of memory in the forward: step 12, rank 1, 4 rows of 8,192 tokens together. 1.96 GiB asked for. "
     assert text.startswith(opening)
     for i, one in enumerate(alternatives(run.estimate, "update", 1.96), 1):
-        assert f"({i}) {one.change}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all" in text
+        need = gib(one.estimate.need_bytes)
+        assert f"({i}) {one.key}: {one.saves_gib:.1f} GiB less there, {need:.1f} in all" in text
     assert text.endswith(f"The next ZeRO stage or offload: {named_stage(**FULL)}.")
     assert not list(tmp_path.iterdir())
 
@@ -76,7 +77,7 @@ def test_where_memory_is_short_the_cheapest_change_is_named_with_what_it_needs(t
     run = planned(**FULL)
     cheapest = alternatives(run.estimate)[0]
     hint = cheapest_change(trainer(tmp_path, run))
-    assert f"set {cheapest.change} ({gib(cheapest.estimate.need_bytes):.1f} GiB by the plan)" in hint
+    assert f"set {cheapest.key} ({gib(cheapest.estimate.need_bytes):.1f} GiB by the plan)" in hint
 
 
 def test_without_a_plan_the_micro_batch_becomes_smaller_and_then_there_are_general_remedies(tmp_path):

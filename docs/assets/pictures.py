@@ -6,6 +6,7 @@ Text stays text in the SVG files, so that `tests/light/test_figures.py` can hold
 import json
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +15,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.step_plan import RowSize
@@ -68,13 +70,27 @@ def draw_padding() -> None:
     save(figure, "padding.svg")
 
 
+# What one would have tried first, over the preset's settings.
+_FULL_PPO = dict(method="full", critic="separate", reward_model="copy", zero_stage=2, per_device_train_batch_size=1)
+_FP32_DDP = dict(zero_stage=0, dtype="float32", use_vllm=False, gradient_as_bucket_view=False)
+OBVIOUS = {
+    **dict.fromkeys(("ppo-7b-4xa100-80gb", "ppo-13b-4xa100-80gb", "ppo-8b-4xa40-48gb"), _FULL_PPO),
+    "reward-8b-6x4090-8192": dict(activation_offloading=False),
+    "reward-8b-6x4090-4096": dict(zero_stage=0, dtype="float32"),
+    "grpo-7b-2xa100-40gb": dict(method="full", zero_stage=3, use_vllm=False),
+    **dict.fromkeys(("grpo-8b-8xa100-80gb", "grpo-7b-8xa100-40gb"), _FP32_DDP),
+}
+
+
 def memory_rows() -> list[tuple[str, float, float, float]]:
     """Name, GiB of the preset, GiB of the obvious settings and usable GiB of the card, for the users' cases."""
     rows = []
     for name, one in PRESETS.items():
-        if "x" in name:
-            found = one.plan().estimate
-            rows.append((name, found.peak_gib, one.obvious_estimate().peak_gib, found.hardware.card.usable_gib))
+        found = one.plan()
+        settings = {"checkpoint_every": 1, "keep_attention": False, **OBVIOUS[name]}
+        obvious = estimate(replace(found.job, **settings), found.estimate.shape, found.estimate.hardware)
+        assert found.estimate.fits and not obvious.fits, name
+        rows.append((name, found.estimate.peak_gib, obvious.peak_gib, obvious.hardware.card.usable_gib))
     return rows
 
 

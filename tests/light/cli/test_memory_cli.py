@@ -216,23 +216,22 @@ def test_written_files_are_named(tmp_path, capsys):
     assert "written: " in capsys.readouterr().out
 
 
-def test_presets_are_listed_and_one_is_an_answer_with_what_it_refuses(capsys, tmp_path):
+def test_presets_are_listed_and_each_is_a_question_that_other_settings_change(capsys, tmp_path):
     assert plan(["--presets"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text and f"{one.peak_gib:.1f}" in text for name, one in PRESETS.items())
+    assert all(f"{name} " in text and one.purpose in text for name, one in PRESETS.items())
     assert plan(["--presets", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert listed.keys() == PRESETS.keys()
-    assert listed["24gb"]["gpus"] == "1x4090" and listed["24gb"]["basis"] == "estimated"
-    assert plan(["--preset", "24gb", "--write", str(tmp_path / "plan")]) == 0
-    text = capsys.readouterr().out
-    assert "16 bytes for every weight." in text and "refused" in text
-    assert read_plan(tmp_path / "plan").job == PRESETS["24gb"].job
+    assert json.loads(capsys.readouterr().out)["reward-8b-6x4090-4096"]["gpus"] == "6x4090"
+    name, folder = "reward-8b-6x4090-4096", str(tmp_path / "plan")
+    assert plan(["--preset", name, "--write", folder]) == 0
+    assert read_plan(folder).job == PRESETS[name].plan().job
+    assert plan(["--preset", name, "--lora_r", "8", "--write", folder]) == 0
+    assert read_plan(folder).job.lora_r == 8
 
 
 def test_a_slip_is_a_sentence(subtests):
     for words, message in (
-        (["--preset", "24gb", "--lora_r", "8"], "--preset 24gb is a frozen plan, and --lora_r would change it"),
+        (["--preset", "24gb"], "There is no preset '24gb'. Nearest: "),
         (["--trainer", "grpo"], "--model, --gpus missing"),
         ([*PPO, *K1, "--what-if", "max_length"], "KEY=VALUE"),
         ([*PPO, *K1, "--stages"], "there is no --write"),

@@ -42,18 +42,20 @@ def plan(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(list(argv))
     if arguments.presets:
         if set(argv) - {"--presets", "--json"}:
-            raise ConfigError("--presets lists the frozen plans and takes --json alone. Ask for one by --preset NAME.")
-        from trl_ext.cli.plan.tables import print_presets
+            raise ConfigError("--presets lists the presets and takes --json alone. Ask for one by --preset NAME.")
         from trl_ext.memory.planner.presets import PRESETS
 
         if arguments.json:
-            print(json.dumps({name: {**asdict(one), "basis": "estimated"} for name, one in PRESETS.items()}, indent=2))
+            print(json.dumps({name: asdict(one) for name, one in PRESETS.items()}, indent=2))
         else:
-            print_presets()
+            for name, one in PRESETS.items():
+                print(f"{name:24}{one.purpose}, on {one.gpus}")
         return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
-    plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
+    if arguments.preset:
+        _take_preset(arguments)
+    plans = _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
         from trl_ext.memory.planner.folder import write_plan
@@ -84,25 +86,18 @@ def _searched(arguments: argparse.Namespace) -> Any:
     return make_plans(arguments.trainer, arguments.model, hardware, **options)
 
 
-def _of_preset(arguments: argparse.Namespace) -> Any:
-    """Take a preset as the planner's answer, with the obvious settings as what it refused.
+def _take_preset(arguments: argparse.Namespace) -> None:
+    """Fill in what a preset asks for, where nothing else was given.
 
     Raises:
-        ConfigError: There is no such preset, or other settings are given beside it.
+        ConfigError: There is no such preset.
     """
-    from trl_ext.memory.planner.presets import as_plans, preset
+    from trl_ext.memory.planner.presets import preset
 
-    given = [name for name in REQUIRED if getattr(arguments, name) is not None] + list(_settings(arguments))
-    others = ("allow", "max", "headroom", "network_gbit_s", "gpu_memory_gib", "host_memory_gib")
-    given += [name for name in others if getattr(arguments, name)]
-    if given:
-        one = given[0]
-        raise ConfigError(
-            f"--preset {arguments.preset} is a frozen plan, and --{one} would change it. Ask without --preset, or "
-            "look at --what-if."
-        )
-    arguments.model = preset(arguments.preset).model
-    return as_plans(arguments.preset)
+    one = preset(arguments.preset)
+    for name, value in {"trainer": one.trainer, "model": one.model, "gpus": one.gpus, **one.settings}.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
 
 
 def _parser() -> CommandParser:
@@ -132,8 +127,8 @@ def _parser() -> CommandParser:
         "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
     )
     parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
-    parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
-    parser.add_argument("--presets", action="store_true", help="list the frozen plans")
+    parser.add_argument("--preset", metavar="NAME", help="a job of this name; settings beside it go before its own")
+    parser.add_argument("--presets", action="store_true", help="list the presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     group = parser.add_argument_group("settings, which the plan keeps")
     purpose = "micro-batches of an optimizer step; with the micro-batch fixes the global batch"

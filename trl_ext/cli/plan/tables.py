@@ -14,7 +14,6 @@ from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vl
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
 from trl_ext.memory.planner.planner import Plans
-from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.planner.search import vllm_label
 from trl_ext.memory.units import gib, in_gib
 
@@ -99,19 +98,6 @@ def _table(first: str, *numbers: str) -> Table:
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
-
-
-def print_presets() -> None:
-    """The frozen plans: name, purpose, GiB."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in ("preset", "cards", "for"):
-        table.add_column(heading, no_wrap=heading != "for")
-    table.add_column("GiB", justify="right")
-    for name, one in PRESETS.items():
-        table.add_row(name, one.gpus, escape(one.purpose), f"{one.peak_gib:.1f}")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print("\nAll numbers are estimated. `trl-ext plan --preset NAME` shows one, --write DIR writes it.")
 
 
 def _best_in_words(estimate: Estimate) -> Iterator[str]:

@@ -86,15 +86,6 @@ def job_of_run(
     return changed(Job(trainer), fields)
 
 
-def written(name: str, value: Any) -> tuple[str, Any]:
-    """A field of `Job` and its value as a trainer's config has them, for messages."""
-    if name != "checkpoint_every":
-        return name, value
-    if value > 1:
-        return "gradient_checkpointing_kwargs", {"every_n_layers": value}
-    return "gradient_checkpointing", bool(value)
-
-
 def loaded_dtype(keys: Mapping[str, Any]) -> str:
     """The dtype in which weights are loaded: float32 unless something else is asked for, as in TRL; "auto" and float16
     take as much as bfloat16."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, HEADROOM_FRAC, Hardware, parse_gpus
+from trl_ext.memory.cards import HEADROOM_FRAC, Hardware, parse_gpus
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
@@ -19,9 +19,8 @@ from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE, micro_batches
 from trl_ext.memory.planner.folder import read_plan
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
-from trl_ext.memory.planner.presets import PRESETS, preset
+from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.planner.search import Search, technique
-from trl_ext.memory.run.keys import written
 
 AUTO = "auto"
 MICRO = "per_device_train_batch_size"
@@ -32,19 +31,17 @@ SIZES = frozenset(
     {"reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "sub_group_size"}
 )
 ALL = frozenset(field.name for field in fields(Job))
-MUCH_FASTER = 1.25  # another launch is mentioned if a step takes so many times less
-_TRAINS = {"full": "all weights", "lora": "adapters", "qlora": "adapters on a 4-bit base"}
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySetting:
-    """The machine to plan for, and the plan if it is a frozen one.
+    """The machine to plan for, and the plan if `memory` names one.
 
     Args:
         name: As the user wrote it.
         hardware: The cards; None for those of this machine.
-        job: The frozen plan's; None where the settings are to be searched.
-        headroom_frac: Share of a card that stays free; None for that of the cards, or of the frozen plan.
+        job: The plan's; None where the settings are to be searched.
+        headroom_frac: Share of a card that stays free; None for that of the cards, or of the plan.
     """
 
     name: str
@@ -74,22 +71,19 @@ def parse_memory(memory: Any) -> MemorySetting:
     if text == AUTO:
         return MemorySetting(text)
     if text in PRESETS:
-        return MemorySetting(text, parse_gpus(preset(text).gpus), preset(text).job)
+        planned = PRESETS[text].plan()
+        return MemorySetting(text, planned.estimate.hardware, planned.job)
     if Path(text).expanduser().exists() or "/" in text or text.endswith(".json"):
         found = read_plan(Path(text).expanduser())
         return MemorySetting(text, found.estimate.hardware, found.job)
     try:
         return MemorySetting(text, parse_gpus(text))
     except ConfigError as error:
-        count, _, card = text.rpartition("x")
-        prefix = f"{count}x" if count.isdigit() else ""
-        cards = [f"{prefix}{one.name}" for one in CARDS]
-        sizes = [name for name in cards if card.lower() in name.lower()]  # "2xA100" leaves its size open
-        near = sizes or get_close_matches(text, cards if prefix else [*PRESETS, *cards], n=3, cutoff=0.5)
+        near = get_close_matches(text, PRESETS, n=2, cutoff=0.4)
+        presets = f"Nearest presets: {', '.join(near)}. " if near else ""
         raise ConfigError(
-            f"memory is {text!r}, which is neither auto, nor cards, nor a preset, nor the folder of a plan. Nearest: "
-            f"{', '.join(near[:3]) or '4xA40-48GB'}. For a card that is not in the table write a plan: `trl-ext plan "
-            "--gpu_memory_gib ... --write DIR`, and memory=DIR."
+            f"memory is {text!r}, which is neither auto, nor cards, nor a preset, nor the folder of a plan. {presets}"
+            f"As cards: {error} A plan for it: `trl-ext plan --gpu_memory_gib ... --write DIR`, and memory=DIR."
         ) from error
 
 
@@ -145,7 +139,7 @@ def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Cal
     """
     hardware = replace(_hardware(run, setting, machine), headroom_frac=setting.kept_free_frac)
     if setting.job is not None:
-        return _frozen(run, setting, setting.job, allow, hardware)
+        return _as_planned(run, setting, setting.job, allow, hardware)
     plans = run.plans(hardware, allow)
     if not plans.plans:
         otherwise = run.plans(hardware, allow, LAUNCHED)
@@ -157,18 +151,6 @@ def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Cal
         instead = instead or ("Take more or larger cards, or see `trl-ext plan`.",)
         raise ConfigError(" ".join([nothing, plans.reasons, *instead]))
     return plans.best
-
-
-def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
-    """A sentence if another launch makes steps much faster; "" if none does."""
-    other = run.plans(plan.estimate.hardware, allow, LAUNCHED).best
-    if other.estimate.step_s * MUCH_FASTER > plan.estimate.step_s:
-        return ""
-    then, now = other.estimate.in_seconds(), plan.estimate.in_seconds()
-    return (
-        f"Launched with {_launch(other.job)}, an optimizer step takes about {then} s instead of {now} "
-        f"(estimated, rough)."
-    )
 
 
 def _launch(job: Job) -> str:
@@ -198,89 +180,41 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
     return replace(setting.hardware, num_gpus=trains)
 
 
-# A frozen plan ----------------------------------------------------------------------------------------------------
+def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
+    """The settings of a preset or of a plan's folder, where the user gave none; batch and lengths are the run's.
 
-
-def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
-    """A preset's or a file's settings on this run: its batch and lengths stay, and it must fit."""
-    if planned.trainer != run.job.trainer:
-        raise ConfigError(f"memory={setting.name} is for {planned.trainer}, and this is a {run.job.trainer} run.")
-    if any(getattr(run.job, name) != getattr(planned, name) for name in ("zero_stage", "offload", "fsdp")):
+    Raises:
+        ConfigError: The run is launched otherwise, the plan needs an opt-in, or it does not fit.
+    """
+    for name in ("trainer", "zero_stage", "offload", "fsdp", "sequence_parallel"):
+        theirs, own = getattr(planned, name), getattr(run.job, name)
+        if theirs != own:
+            raise ConfigError(
+                f"memory={setting.name} is planned with {name}={theirs}, and this run has {name}={own}. Start a "
+                f"{planned.trainer} run with {_launch(planned)} and sequence_parallel={planned.sequence_parallel}, or "
+                "set memory=auto."
+            )
+    needed = [planned.method] if planned.method not in ("full", run.job.method) else []
+    needed += ["adam8bit"] if planned.optim not in (Job("grpo").optim, run.job.optim) else []
+    if missing := [name for name in needed if name not in allow]:
         raise ConfigError(
-            f"memory={setting.name} is planned with {_engine(planned)}, and the run was launched with "
-            f"{_engine(run.job)}. Launch with {_launch(planned)}, or set memory=auto."
+            f"memory={setting.name} is planned with method={planned.method} and optim={planned.optim}, and this run "
+            f"has method={run.job.method} and optim={run.job.optim}. Allow it: memory_allow={','.join(missing)}; or "
+            "set memory=auto."
         )
-    if run.job.sequence_parallel != planned.sequence_parallel:
-        raise ConfigError(
-            f"memory={setting.name} is planned with sequence_parallel={planned.sequence_parallel}, and this run has "
-            f"{run.job.sequence_parallel}. Set sequence_parallel={planned.sequence_parallel}, or set memory=auto."
-        )
-    _check_given(run, setting, planned)
-    # The technique is the plan's; of its micro-batch the largest part that divides the run's own batch.
-    changes: dict[str, Any] = {name: getattr(planned, name) for name in (FREE | SIZES) - run.given - LAUNCHED}
+    names = FREE | SIZES | (OPTED | {"lora_r", "lora_target_modules", "lora_dropout"} if needed else frozenset())
+    changes: dict[str, Any] = {name: getattr(planned, name) for name in names - run.given - LAUNCHED}
     if "steps_per_generation" in changes:
         changes["steps_per_generation"] = 0  # a number of micro-batches, which are others here
-    if MICRO in changes:
+    if MICRO in changes:  # the largest part that divides the run's own batch
         sizes = micro_batches(Search(run.job, frozenset(), run.shape, hardware))
         changes[MICRO] = max((size for size in sizes if size <= changes[MICRO]), default=1)
-    opt_ins = _opt_ins(run, setting, planned, allow)
-    if opt_ins:
-        names = OPTED | {"lora_r", "lora_target_modules", "lora_dropout"}
-        changes |= {name: getattr(planned, name) for name in names - run.given}
     found = estimate(replace(run.job, **changes), run.shape, hardware)
     if not found.fits:
         job = found.job
         raise ConfigError(
             f"memory={setting.name} was made for sequences of {planned.sequence_tokens} tokens and "
             f"{technique(planned)}. With {job.sequence_tokens} tokens of {run.shape.name} and {technique(job)} it "
-            f"needs {found.reason()} (estimated). Say memory=auto, or plan again: `trl-ext plan`."
+            f"needs {found.reason()} (estimated). Set memory=auto, or plan again: `trl-ext plan`."
         )
-    return Plan(found, opt_ins)
-
-
-def _engine(job: Job) -> str:
-    engine = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else "no DeepSpeed"
-    return engine if job.offload == "none" else f"{engine} and {job.offload} offloaded"
-
-
-def _check_given(run: Run, setting: MemorySetting, planned: Job) -> None:
-    """Check the user's settings against those that the plan was made with.
-
-    How much is generated at once is the run's affair, and vLLM's settings count only where it is used.
-    """
-    job = run.job
-    for name in sorted(FREE & run.given - LAUNCHED - {"steps_per_generation"}):
-        given, wanted = getattr(job, name), getattr(planned, name)
-        if given == wanted or (name.startswith("vllm_") and not job.use_vllm):
-            continue
-        remedy = {
-            # Accumulation decides it as well; the batch of the step is what its user means.
-            MICRO: f"Give global_batch={job.global_batch} instead",
-            "dtype": f"Load the model in {planned.dtype}",
-        }.get(name, f"Remove {written(name, given)[0]}")
-        (key, value), (planned_key, planned_value) = written(name, given), written(name, wanted)
-        other = planned_value if key == planned_key else f"{planned_key}={planned_value}"
-        raise ConfigError(
-            f"{key} is {value}, and memory={setting.name} was planned with {other}. {remedy}, or set memory=auto, "
-            "which plans around it."
-        )
-
-
-def _opt_ins(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str]) -> tuple[str, ...]:
-    """Opt-ins that the plan needs.
-
-    Raises:
-        ConfigError: The user did not give them.
-    """
-    needed = []
-    if planned.method != run.job.method and planned.method != "full":
-        needed.append(planned.method)
-    if planned.optim != run.job.optim and planned.optim != "adamw_torch_fused":
-        needed.append("adam8bit")
-    missing = [name for name in needed if name not in allow]
-    if missing:
-        raise ConfigError(
-            f"memory={setting.name} trains {_TRAINS[planned.method]}, and this run {_TRAINS[run.job.method]} "
-            f"with {run.job.optim}. Allow it: memory_allow={','.join(missing)}; or set memory=auto."
-        )
-    return tuple(needed)
+    return Plan(found, tuple(needed))

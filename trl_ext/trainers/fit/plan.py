@@ -24,7 +24,7 @@ from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import DECIDED_BY, job_of_run
-from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
+from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, settle
 from trl_ext.trainers.settings.checks import sample_of_prompts
 from trl_ext.trainers.step.settings import why_micro_batch_stays_whole, why_rows_stay
 
@@ -81,7 +81,7 @@ def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, 
     changes = apply(plan.job, args, run)
     args.memory_plan = plan
     if args.process_index == 0:
-        print(_summary(plan, changes, faster_launch(run, plan, args.memory_opt_ins)), file=sys.stderr)
+        print(_summary(plan, changes), file=sys.stderr)
     options |= _adapters(plan)
 
 
@@ -393,8 +393,8 @@ def _adapters(plan: Plan) -> dict[str, Any]:
     return options
 
 
-def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) -> str:
-    """The plan, what it set, and the advice, in a line each."""
+def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """The plan, and what it set, in a line each."""
     found, hardware = plan.estimate, plan.estimate.hardware
     lines = [
         f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {found.memory} "
@@ -403,4 +403,4 @@ def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) ->
     shown = {name: new for name, (_, new) in changes.items() if not name.startswith("activation_checkpointing")}
     if shown:
         lines.append("Set by it: " + ", ".join(f"{name}={value}" for name, value in shown.items()) + ".")
-    return "\n".join([*lines, advice] if advice else lines)
+    return "\n".join(lines)

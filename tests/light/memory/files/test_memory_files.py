@@ -12,7 +12,7 @@ from trl_ext.memory.files import settings
 from trl_ext.memory.files.settings import MEANINGS
 from trl_ext.memory.job import Job
 from trl_ext.memory.planner.folder import STAGES, read_plan, write_plan
-from trl_ext.memory.planner.planner import Plan, plan
+from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS
 
 
@@ -59,7 +59,7 @@ def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes():
 
 
 def test_without_deepspeed_there_is_no_file_for_it_nor_that_of_an_earlier_plan(written, tmp_path):
-    names = {file.name for file in write_plan(PRESETS["24gb"].plan(), written[1])}
+    names = {file.name for file in write_plan(PRESETS["ppo-8b-4xa40-48gb"].plan(), written[1])}
     assert "deepspeed.json" not in names and not (written[1] / "deepspeed.json").exists()
     assert "deepspeed" not in yaml.safe_load((written[1] / "recipe.yaml").read_text())
 
@@ -100,7 +100,7 @@ def test_qlora_asks_for_4_bits_a_reward_models_adapter_is_for_classification_and
 def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Give another folder"):
-        write_plan(Plan(PRESETS["24gb"].plan().estimate), tmp_path / "file" / "plan")
+        write_plan(PRESETS["ppo-8b-4xa40-48gb"].plan(), tmp_path / "file" / "plan")
 
 
 def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it_is(tmp_path):

@@ -13,7 +13,7 @@ from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.run.keys import job_of_run
-from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, faster_launch, parse_memory, settle
+from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, parse_memory, settle
 
 KEYS = {
     "per_device_train_batch_size": 8,
@@ -94,15 +94,6 @@ def test_adapters_come_by_the_users_word_only_and_ppos_bring_its_adapter_critic(
     assert (job.method, job.critic, job.reward_model) == ("lora", "adapter", "none")  # nothing can conjure one up
 
 
-def test_a_faster_launch_is_named():
-    one_pair = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
-    slow = run("reward", engine=ZERO3, given=one_pair, **one_pair, **LORA, max_length=512)
-    sentence = faster_launch(slow, settled(slow, "4x4090"), frozenset())
-    assert sentence.startswith("Launched with --config_file ") and "instead of" in sentence
-    good = run("reward", **LORA)
-    assert faster_launch(good, settled(good, "4xA100-80GB"), frozenset()) == ""
-
-
 # The machine ------------------------------------------------------------------------------------------------------
 
 
@@ -113,18 +104,18 @@ def test_auto_takes_the_cards_of_the_machine_may_leave_some_idle_and_never_share
         settled(run("reward", **LORA), "auto", machine=parse_gpus("2xA40"))
 
 
-# Frozen -----------------------------------------------------------------------------------------------------------
+# Planned ----------------------------------------------------------------------------------------------------------
 
 
 def engine_of(name):
-    job = preset(name).job
+    job = preset(name).plan().job
     zero = {"stage": job.zero_stage} | ({} if job.offload == "none" else {"offload_optimizer": {"device": "cpu"}})
     return {"zero_optimization": zero} if job.zero_stage else None
 
 
 def preset_run(name, **changes):
     """A run whose maker heeds the preset: its model, launch, method, lengths, with a batch of his own."""
-    job, given = preset(name).job, ()
+    job, given = preset(name).plan().job, ()
     lora = {**LORA, "lora_r": job.lora_r} if job.uses_lora else {}
     keys = {
         **lora,
@@ -158,8 +149,9 @@ def test_every_preset_serves_a_run_of_its_kind_and_keeps_its_batch(name):
     plan = settled(one, name)
     assert plan.estimate.fits
     assert plan.job.global_batch == one.job.global_batch
-    assert plan.job.checkpoint_every == preset(name).job.checkpoint_every
-    assert plan.job.per_device_train_batch_size <= preset(name).job.per_device_train_batch_size
+    planned = preset(name).plan().job
+    assert plan.job.checkpoint_every == planned.checkpoint_every
+    assert plan.job.per_device_train_batch_size <= planned.per_device_train_batch_size
 
 
 def test_rows_that_gpus_share_are_the_runs_as_the_plan_has_them(tmp_path):
@@ -168,7 +160,7 @@ def test_rows_that_gpus_share_are_the_runs_as_the_plan_has_them(tmp_path):
     keys = {"max_length": 30_000, "num_processes": 8, "engine": ZERO2}
     one = run("reward", sequence_parallel=2, given={"sequence_parallel"}, **keys)
     assert settled(one, str(tmp_path / "plan")).job.sequence_parallel == 2
-    with pytest.raises(ConfigError, match="planned with sequence_parallel=2, and this run has 1"):
+    with pytest.raises(ConfigError, match="planned with sequence_parallel=2, and this run has sequence_parallel=1"):
         settled(run("reward", **keys), str(tmp_path / "plan"))
 
 
@@ -177,30 +169,32 @@ def test_where_rows_are_too_long_sharing_them_is_named():
         settled(run("reward", num_processes=8, engine=ZERO3, max_length=100_000), "8xA100-40GB")
 
 
-def test_a_preset_of_another_launch_trainer_number_of_processes_or_setting_is_refused():
+def test_a_preset_of_another_launch_trainer_or_number_of_processes_is_refused():
     one = preset_run("grpo-7b-8xa100-40gb")
     plain = replace(one, job=replace(one.job, zero_stage=0))
-    with pytest.raises(ConfigError, match=r"planned with ZeRO-3, and the run was launched with no DeepSpeed"):
+    with pytest.raises(ConfigError, match=r"with zero_stage=3, and this run has zero_stage=0\. .*--config_file zero3"):
         settled(plain, "grpo-7b-8xa100-40gb")
-    with pytest.raises(ConfigError, match="is for ppo, and this is a grpo run"):
+    with pytest.raises(ConfigError, match=r"with trainer=ppo, and this run has trainer=grpo\. Start a ppo run"):
         settled(run(engine=None, num_processes=4), "ppo-8b-4xa40-48gb")
     with pytest.raises(ConfigError, match=r"is for 4xA40-48GB, and 2 processes were launched.*--num_processes 4"):
         settled(run(num_processes=2), "4xA40-48GB")
-    one = preset_run("40gb", gradient_checkpointing=False)
-    with pytest.raises(
-        ConfigError, match=r"gradient_checkpointing is False, and memory=40gb was planned with True\. Remove gr"
-    ):
-        settled(replace(one, given=one.given | {"checkpoint_every"}), "40gb")
+
+
+def test_the_runs_own_settings_stay_beside_a_preset():
+    one = preset_run("ppo-8b-4xa40-48gb", per_device_train_batch_size=2)
+    plan = settled(replace(one, given=one.given | {"per_device_train_batch_size"}), "ppo-8b-4xa40-48gb")
+    assert plan.job.per_device_train_batch_size == 2 and plan.job.checkpoint_every == 1
 
 
 def test_a_preset_with_adapters_needs_the_word_and_is_held_against_the_runs_own_lengths():
-    one = replace(preset_run("24gb", use_peft=False), given=LAUNCHED)
-    with pytest.raises(ConfigError, match=r"trains adapters, and this run all weights .*memory_allow=lora"):
-        settled(one, "24gb")
-    plan = settled(one, "24gb", allow=["lora"])
-    assert plan.opt_ins == ("lora",) and plan.job.lora_r == preset("24gb").job.lora_r
+    name = "grpo-7b-2xa100-40gb"
+    one = replace(preset_run(name, use_peft=False), given=LAUNCHED)
+    with pytest.raises(ConfigError, match=r"method=lora and .*, and this run has method=full .*memory_allow=lora"):
+        settled(one, name)
+    plan = settled(one, name, allow=["lora"])
+    assert plan.opt_ins == ("lora",) and plan.job.lora_r == preset(name).plan().job.lora_r
     with pytest.raises(ConfigError, match=r"made for sequences of 2048 tokens .* With 30720 tokens"):
-        settled(preset_run("24gb", max_completion_length=29696), "24gb")
+        settled(preset_run(name, max_completion_length=29696), name)
 
 
 def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
@@ -237,9 +231,9 @@ def test_head_room_of_the_run_goes_before_the_plans_and_five_per_cent_is_its_def
 
 def test_what_names_nothing_is_a_sentence():
     for memory, sentence in {
-        "4xA41-48GB": "neither auto, nor cards, nor a preset.*Nearest: 4xA40-48GB",
-        "ppo-8b": "Nearest: ppo-8b-4xa40-48gb",
-        "2xA100": "Nearest: 2xA100-40GB, 2xA100-80GB",
+        "4xA41-48GB": "neither auto, nor cards, nor a preset.*Nearest: A40-48GB",
+        "ppo-8b": "Nearest presets: ppo-8b-4xa40-48gb",
+        "2xA100": "Write one of A100-40GB, A100-80GB",
         "./no-plan": "There is no plan",
     }.items():
         with pytest.raises(ConfigError, match=sentence):

@@ -20,7 +20,7 @@ CONFIGS = {
 }
 VLLM = {"use_vllm": True, "vllm_enable_sleep_mode": True}
 JOBS = [
-    *((name, preset.job) for name, preset in PRESETS.items()),
+    *((name, preset.plan().job) for name, preset in PRESETS.items()),
     ("qlora", Job("grpo", method="qlora", optim="adamw_bnb_8bit")),
     (
         "zero3",

@@ -186,7 +186,7 @@ BEFORE_ANYTHING_LOADS = [
     (dict(memory="1xA40-48GB", global_batch=6), "does not divide by num_generations 4"),
     (dict(memory="ppo-8b-4xa40-48gb"), "is for 4xA40-48GB|is for ppo"),
     (dict(memory="1xA40-48GB", memory_prompt_length=600), "more than the 512 positions"),
-    (dict(memory="{plan}"), "planned with ZeRO-2, and the run was launched with no DeepSpeed"),
+    (dict(memory="{plan}"), "planned with zero_stage=2, and this run has zero_stage=0"),
 ]
 BAD_WORDS = [
     (dict(memory="4xA41"), "neither auto, nor cards"),

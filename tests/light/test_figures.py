@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence.md"
 CHINESE, GRPO = ROOT / "README_zh.md", ROOT / "docs" / "grpo.md"
+CHINESE_GRPO = ROOT / "docs" / "zh" / "grpo.md"
 
 
 def results(name: str) -> list[dict]:
@@ -36,6 +37,7 @@ def grpo_update() -> dict:
         README: {from_to(ratios)},
         GRPO: {from_to(ratios)},
         CHINESE: {in_chinese(ratios)},
+        CHINESE_GRPO: {in_chinese(ratios)},
         EVIDENCE: {from_to(ratios), *rows},
     }
 
@@ -127,6 +129,7 @@ def whole_step() -> dict:
     pages = {
         GRPO: {f"{step} times\nwith an update {update} times"},
         CHINESE: {f"{step} 倍", f"其中更新是 {update} 倍"},
+        CHINESE_GRPO: {f"含生成的一步是 {step} 倍", f"其中更新是 {update} 倍"},
     }
     return {README: {both, f"; {step} times |"}, EVIDENCE: rows, **pages}
 
@@ -155,6 +158,7 @@ def card() -> dict:
     pages = {docs / "memory.md": {f"at most {below} % below what they allocated, and at most {above} % above"}}
     pages |= {docs / "zh" / "memory.md": chinese}
     pages |= {docs / "reference" / "support.md": within, GRPO: {ratios}}
+    pages |= {CHINESE_GRPO: {f"{updates[0]} 和 {updates[1]} 倍"}}
     pages |= {CHINESE: {*chinese, *(row.replace(" %", "%") for row in table)}}
     return {README: {*table, f"at most {below} % below"}, EVIDENCE: {ratios, *listed}, **pages}
 

@@ -99,13 +99,19 @@ def test_gib_of_a_chinese_page_stand_on_english_pages_or_in_recipes():
         assert set(re.findall(r"\b\d+\.\d\b", text)) <= set(re.findall(r"\b\d+\.\d\b", known)), page
 
 
-@pytest.mark.parametrize("name", ["from_openrlhf.md", "from_verl.md", "index.md"])
+@pytest.mark.parametrize("name", ["from_openrlhf.md", "from_verl.md", "held_out.md", "index.md"])
 def test_recipes_of_a_chinese_page_are_those_of_the_english_one(name):
     english, chinese = (
         [yaml.safe_load(block.text) for block in BLOCKS if block.language == "yaml" and ROOT / block.page == page]
         for page in PAIRS[name]
     )
     assert english and english == chinese
+
+
+def test_keys_for_rows_of_other_projects_are_those_of_the_english_page():
+    key = r"`((?:answer_pattern|columns|first_option|prompt_template): [^`]+)`"
+    english, chinese = (set(re.findall(key, page.read_text())) for page in PAIRS["data.md"])
+    assert len(chinese) > 10 and not chinese - english
 
 
 def test_the_tables_of_remedies_have_equal_figures():

@@ -86,7 +86,7 @@ class GuardedReward:
             )
         for number, value in enumerate(values):
             for one in value if isinstance(value, (list, tuple)) else [value]:
-                if not _is_number(one):
+                if one is not None and _size(one) < 0:
                     raise RuleError(f"{said} {_described(one)} for completion {number}. {advice}")
         turns = [
             [float(one) if _is_bounded(one) else math.nan for one in v] if isinstance(v, (list, tuple)) else None
@@ -160,14 +160,11 @@ class RewardCalls(RolloutPart):
         self._unscored.look(trainer)
 
     def look_at_first_step(self, trainer: Any, rewards: torch.Tensor) -> None:
-        """Warn of functions that scored no completion of the first step; rule sets look after themselves.
+        """Warn of functions, rule sets apart, that scored no completion of the first step; DataError if nothing did.
 
         Args:
             trainer: The trainer.
             rewards: [rows of all ranks, functions] of a batch of training, NaN where a function abstains.
-
-        Raises:
-            DataError: Nothing has scored any completion, and the function does not call for a warning only.
         """
         self._num_looked_at += 1
         self._are_silent = self._are_silent & rewards.isnan().all(dim=0)
@@ -175,12 +172,13 @@ class RewardCalls(RolloutPart):
             return
         # PPO's reward models have a weight, and are no part of the functions here.
         is_all = bool(self._are_silent.all()) and len(trainer.reward_weights) == rewards.size(1)
-        named = zip(trainer.reward_funcs, trainer.reward_func_names, self._are_silent.tolist(), strict=True)
-        silent = ((function, name) for function, name, is_silent in named if is_silent)
-        for function, name in (one for one in silent if not isinstance(one[0], RuleSet | RuleColumn)):
+        for place, function in enumerate(trainer.reward_funcs):
+            if isinstance(function, RuleSet | RuleColumn) or not self._are_silent[place]:
+                continue
             said = (
-                f"The reward '{name}' scored no completion of the first step: it returned None, NaN or infinity alone."
+                f"The reward '{trainer.reward_func_names[place]}' scored no completion of the first step: it returned "
             )
+            said += "None, NaN or infinity alone."
             if is_all and getattr(function, "on_unscored", "error") == "error":
                 advice = "Return finite numbers; if it is meant, set its attribute on_unscored = 'warn'."
                 raise DataError(f"{said} Nothing would be learned. {advice}")
@@ -197,30 +195,23 @@ def _place_of(function: Any) -> str:
 
 def _described(value: Any) -> str:
     """Name what is no reward, by its kind and its beginning."""
-    if value is None:
-        return "None"
-    kind = "text" if isinstance(value, str) else "a number" if _is_number(value) else f"a {type(value).__name__}"
-    return f"{kind}, {' '.join(reprlib.repr(value).split())},"
+    kind = "text" if isinstance(value, str) else "a number" if _size(value) >= 0 else f"a {type(value).__name__}"
+    return "None" if value is None else f"{kind}, {' '.join(reprlib.repr(value).split())},"
 
 
-def _is_number(value: Any) -> bool:
-    """Return True for None and for what Python takes for a real number, such as NumPy's, torch's and Decimal."""
+def _size(value: Any) -> float:
+    """Return a number's absolute value, infinity where no float holds it; -1 for what Python takes for no number."""
     try:
-        if value is not None:
-            math.fabs(value)
+        return math.fabs(value)
     except OverflowError:
-        return True
+        return math.inf
     except (TypeError, ValueError, RuntimeError):  # the last has a tensor of several numbers
-        return False
-    return True
+        return -1.0
 
 
 def _is_bounded(value: Any) -> bool:
     """Return whether a value is a number that float32 can square, as TRL does; False for None."""
-    try:
-        return value is not None and math.fabs(value) <= LARGEST
-    except OverflowError:  # an int that no float holds
-        return False
+    return 0 <= _size(value) <= LARGEST
 
 
 def _warn_of_bounds(name: str, weight: float = 1.0) -> None:

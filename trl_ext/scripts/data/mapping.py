@@ -172,8 +172,9 @@ class RowMapping:
         if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
             return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
         if self._makes_answers and self._answer(row) is None:
-            what = f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}"
-            return f"{what}, where first_option reads the number of one of 26 options, from {self.first_option}"
+            return (
+                f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}, no option from first_option={self.first_option} on"
+            )
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:

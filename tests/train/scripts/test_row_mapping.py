@@ -319,9 +319,9 @@ BAD_TYPES = [
     (
         {"answer": 26},
         {"first_option": 0},
-        "'26' as 'answer', no option from first_option=0 on",
+        "'26' as 'answer', no option by first_option=0",
     ),
-    ({"answer": "no"}, {"first_option": 1}, "'no' as 'answer', no option from first_option=1 on"),
+    ({"answer": "no"}, {"first_option": 1}, "'no' as 'answer', no option by first_option=1"),
     ({"question": [*ASKED, {"role": "assistant", "content": "6"}]}, {"columns": COLUMNS}, "question.:-1} cuts off"),
     ({"question": 7}, {"columns": COLUMNS}, "a value of type int as 'question', which is neither"),
     ({"question": [SYSTEM, *ASKED]}, BRIEFED, "all 2 rows have its own system message in addition to system_prompt"),

@@ -137,9 +137,8 @@ class RowMapping:
         if isinstance(dataset, IterableDataset):
             return renamed.map(rewrite)
         self._check_filled(renamed, role)
-        other_pairs = self.has_pairs and any(
-            messages_of(renamed[0].get(name)) != renamed[0].get(name) for name in PAIR
-        )
+        first = renamed[0] if self.has_pairs else {}
+        other_pairs = any(messages_of(first.get(name)) != first.get(name) for name in PAIR)
         if not (self.makes_prompts or self._makes_answers or other_pairs):
             return renamed
         try:
@@ -172,9 +171,7 @@ class RowMapping:
         if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
             return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
         if self._makes_answers and self._answer(row) is None:
-            return (
-                f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}, no option from first_option={self.first_option} on"
-            )
+            return f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:

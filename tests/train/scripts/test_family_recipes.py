@@ -10,7 +10,7 @@ from tests.preferences import reward_model
 from trl_ext.monitor.report import read_log_history
 from trl_ext.scripts import ppo
 
-PAGES = ("docs/ppo.md", "docs/reference/from_openrlhf.md", "docs/reference/from_verl.md")
+PAGES = ("docs/ppo.md", "docs/reference/migrate/from_openrlhf.md", "docs/reference/migrate/from_verl.md")
 RECIPES = {
     block.text.splitlines()[0].removeprefix("# "): block.text
     for block in BLOCKS

@@ -241,7 +241,7 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
         ConfigError: No GPU, an unknown card without its memory, or memory that is not positive.
     """
     if re.fullmatch(r"\s*\d{1,3}\s*", text):
-        raise ConfigError(f"--gpus {text} has no card. Write its name behind the number, such as {text}xA100-80GB.")
+        raise ConfigError(f"--gpus {text} has no card. Write its name after the number, such as {text}xA100-80GB.")
     counted = _COUNTED.fullmatch(text)
     count, name = (int(counted["count"]), counted["card"].strip()) if counted else (1, text.strip())
     machines = int(counted["machines"] or 1) if counted else 1

@@ -88,7 +88,7 @@ def test_a_slip_is_a_sentence_with_the_way_out(subtests):
         ("4xA41-48GB", None, "A40-48GB"),
         ("4xA100", None, "A100-40GB, A100-80GB"),
         ("0xA100-80GB", None, "no GPU"),
-        ("8", None, "--gpus 8 has no card. Write its name behind the number, such as 8xA100-80GB"),
+        ("8", None, "--gpus 8 has no card. Write its name after the number, such as 8xA100-80GB"),
         ("4xfoo", None, "--gpu_memory_gib"),
         ("4xA40-80GB", None, "not in the table"),
         ("1xfoo", 1, "CUDA context"),

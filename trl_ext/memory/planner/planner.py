@@ -93,7 +93,7 @@ class Refusal:
         reason = self.estimate.reason()
         if not reason:
             weights = vllm_weight_bytes(self.estimate.shape, replace(self.estimate.job, vllm_tensor_parallel_size=1))
-            reason = f"vLLM's {in_gib(weights)} of weights and its cache do not fit into what training leaves"
+            reason = f"vLLM's {in_gib(weights)} of weights and its cache do not fit next to training"
         reason = f"{technique(self.estimate.job)}: {reason}"
         return f"{reason}. {self.why}" if self.why else reason
 

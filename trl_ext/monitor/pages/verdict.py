@@ -86,7 +86,7 @@ def judge_run(
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
     ending = f"{'failed' if failure or error else state}: {steps}{time}"
-    warnings = [*([failure] if failure else []), *_parted(series, summary, measures), *_warnings(series, summary)]
+    warnings = [*([failure] if failure else []), *_overfit(series, summary, measures), *_warnings(series, summary)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
     return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))
@@ -182,8 +182,8 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
             yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
 
 
-def _parted(series: Mapping[str, Series], summary: RunSummary, measures: Sequence[str]) -> Iterator[str]:
-    """Which held-out measures fall from their best on, while the reward in training goes on rising."""
+def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequence[str]) -> Iterator[str]:
+    """Warn of held-out measures that fall from their best value while the training reward goes on rising."""
     reward = summary.kind.curves[0]
     training = series.get(reward.key, Series())
     for name in dict.fromkeys([reward.key, f"greedy_{reward.key}", *measures]):

@@ -74,7 +74,7 @@ class GuardedReward:
         advice = "Return a list of one float, or None, per completion."
         is_one = not isinstance(rewards, Iterable) or getattr(rewards, "ndim", 1) == 0
         if is_one or isinstance(rewards, str | bytes | Mapping | Set):
-            raise RuleError(f"{said} {_described(rewards)} for {expected} completions. {advice}")
+            raise RuleError(f"{said} {_describe(rewards)} for {expected} completions. {advice}")
         values = list(rewards)
         if len(values) != expected:
             raise RuleError(f"{said} {len(values)} values for {expected} completions. {advice}")
@@ -87,7 +87,7 @@ class GuardedReward:
         for number, value in enumerate(values):
             for one in value if isinstance(value, (list, tuple)) else [value]:
                 if one is not None and _size(one) < 0:
-                    raise RuleError(f"{said} {_described(one)} for completion {number}. {advice}")
+                    raise RuleError(f"{said} {_describe(one)} for completion {number}. {advice}")
         turns = [
             [float(one) if _is_bounded(one) else math.nan for one in v] if isinstance(v, (list, tuple)) else None
             for v in values
@@ -193,7 +193,7 @@ def _place_of(function: Any) -> str:
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Name what is no reward, by its kind and its beginning."""
     kind = "text" if isinstance(value, str) else "a number" if _size(value) >= 0 else f"a {type(value).__name__}"
     return "None" if value is None else f"{kind}, {' '.join(reprlib.repr(value).split())},"

@@ -1,4 +1,5 @@
-"""Every notebook runs from top to bottom; most in a fork of a Python that has the libraries imported.
+"""Every notebook runs from top to bottom; most in a fork of a Python that has the libraries imported. The one with a
+pretrained model does so every night, with the quickstart's; by day its cells run with a random one.
 
 A kernel sees only packages that the README's line of installation and the notebook's first cell bring: before that
 cell runs, every other one of this environment is hidden from its imports.
@@ -20,6 +21,7 @@ from nbclient import NotebookClient
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests import tiny, trained
 from tests.conftest import ROOT
 from tests.multi.warm import warm_python
 from tests.nightly import daily
@@ -27,6 +29,10 @@ from tests.other_python import python_with
 
 # Its kernel is a fresh one: transformers asks at its import whether it is in a notebook.
 WATCHED = "04_ppo.ipynb"
+# Its model, and what is replaced where a random one, which learns nothing, takes its place for a step.
+PRETRAINED, MODEL = "09_your_data.ipynb", "HuggingFaceTB/SmolLM2-135M-Instruct"
+REPLACED = {"TOKENS, STEPS, LEARNING_RATE = 16, 20": "TOKENS, STEPS, LEARNING_RATE = 2, 1"}
+REPLACED |= {"assert shares[1] > shares[0] and sum(history[-5:]) > 1.5 * sum(history[:5])": "shares"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What of `pip install jupyter` this environment has.
@@ -98,17 +104,49 @@ def lacking(path):
     return [name for name in named(first_cell(path))[1] if canonicalize_name(name) not in {*there, "jupyter"}]
 
 
-TODAY = NOTEBOOKS[date.today().toordinal() % 3 :: 3]  # a third, another one each day
+TOYS = [path for path in NOTEBOOKS if path.name != PRETRAINED]
+TODAY = TOYS[date.today().toordinal() % 3 :: 3]  # a third, another one each day
 
 
 @pytest.mark.parametrize("path", daily(NOTEBOOKS, *TODAY), ids=lambda path: path.name)
 def test_notebook_runs(path, tmp_path, monkeypatch):
+    notebook = nbformat.read(path, as_version=4)
+    if path.name == PRETRAINED:
+        put_model(trained.folder(), tmp_path)
+    execute(notebook, path, tmp_path, monkeypatch)
+    if path.name == WATCHED:
+        check_curves(notebook)
+
+
+def test_the_notebook_with_a_pretrained_model_runs_with_a_random_one(tmp_path, monkeypatch):
+    path = ROOT / "notebooks" / PRETRAINED
+    notebook = nbformat.read(path, as_version=4)
+    for text, other in REPLACED.items():
+        (cell,) = [cell for cell in notebook.cells if text in cell.source]
+        cell.source = cell.source.replace(text, other)
+    folder = tmp_path / "model"
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    for made in (tiny.model("llama"), tokenizer):
+        made.save_pretrained(folder)
+    put_model(folder, tmp_path)
+    execute(notebook, path, tmp_path, monkeypatch)
+
+
+def put_model(folder, where):
+    """Let the notebook's model be the one in the folder."""
+    (where / MODEL).parent.mkdir()
+    (where / MODEL).symlink_to(folder)
+
+
+def execute(notebook, path, tmp_path, monkeypatch):
+    """Run the cells in a folder that has the notebooks' modules and no card."""
     for module in path.parent.glob("*.py"):
         shutil.copy(module, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     absent = lacking(path)
     python = python_with(absent, "TRL_EXT_OTHER_PYTHON", tmp_path / "venv") if absent else ""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
     kernel = AsyncKernelManager(kernel_name="python3")
     if path.name != WATCHED and not absent:
@@ -123,8 +161,6 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
         asyncio.run(kernel.shutdown_kernel(now=True))  # a client ends only kernels that it has made
     assert not asyncio.run(kernel.is_alive())
     assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")
-    if path.name == WATCHED:
-        check_curves(notebook)
 
 
 def check_curves(notebook):

@@ -1,13 +1,16 @@
 """The verdict says what the numbers say, and warns where a person would look twice."""
 
+import io
 import math
 
 import pytest
+from rich.console import Console
 
 from tests.run_folder import entry
 from trl_ext.monitor.pages.series import read_series
 from trl_ext.monitor.pages.verdict import judge_run
-from trl_ext.monitor.record import RunRecord
+from trl_ext.monitor.record import RunRecord, write_record
+from trl_ext.monitor.report import summary_table, write_report
 from trl_ext.monitor.summary import summarize
 from trl_ext.monitor.words import from_to
 
@@ -145,3 +148,19 @@ def test_measures_are_rules_of_weight_0_and_what_chooses_the_best_model():
     for best, measures in (("eval_rewards/x/mean", ["rewards/x/mean"]), ("loss", []), (None, [])):
         assert RunRecord({"metric_for_best_model": best}, {}).measures == measures
     assert RunRecord({"metric_for_best_model": "rewards/x/mean", "greater_is_better": False}, {}).measures == []
+
+
+def test_page_and_console_know_the_measures_from_the_runs_folder(tmp_path):
+    log = rewards([number / 24 for number in range(24)])
+    log += [
+        {"step": 8 * number, "eval_rewards/answer/mean": value} for number, value in enumerate([0.4, 0.6, 0.5, 0.5])
+    ]
+    rules = {"rules": [{"rule": "repetition"}, {"rule": "answer", "weight": 0}]}
+    for weight, is_said in ((0, True), (1, False)):
+        rules["rules"][1]["weight"] = weight
+        write_record(str(tmp_path), {"max_steps": 24}, {"trainer": "grpo"}, rules, None)
+        summary = write_report(tmp_path, log)
+        console = Console(width=300, record=True, file=io.StringIO())
+        console.print(summary_table(summary, log, tmp_path))
+        for said in ((tmp_path / "report.html").read_text(), console.export_text()):
+            assert ("Held-out answer fell from 0.60 in step 8 to 0.50" in said) == is_said

@@ -5,6 +5,11 @@ as a multiple of the update's, which is measured first. A judge of half a second
 where generation has time to spare. Rounds alternate between both settings; the first two steps of each warm up.
 
     python benchmarks/overlap.py --output benchmarks/results/overlap_cpu.json
+
+`--judged` answers another question: what does it save that the judge begins as completions come? Then the update
+sleeps, too, and the ratio is that of a step whose judge begins when all of them are there.
+
+    python benchmarks/overlap.py --judged --hidden 16 --output benchmarks/results/overlap_judged_cpu.json
 """
 
 import argparse
@@ -33,9 +38,10 @@ from trl.generation import vllm_generation
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.rewards import RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
-from trl_ext.trainers.generation import vllm_servers
+from trl_ext.trainers.generation import ahead, vllm_servers
 
 VOCAB, PROMPTS, COMPLETIONS, LENGTH, JUDGE_S = 512, 8, 8, 64, 0.5
+UPDATE_S = 4.5  # of an update that sleeps: with the judge, a step of 5 s
 
 
 class SleepingServers(vllm_servers.VLLMClients):
@@ -93,10 +99,18 @@ class SlowJudge(AsyncRule):
 
 
 class Watch(TrainerCallback):
-    """The seconds at which optimizer steps end."""
+    """The seconds at which optimizer steps end.
 
-    def __init__(self) -> None:
+    Args:
+        sleep_s: What each of them waits besides.
+    """
+
+    def __init__(self, sleep_s: float) -> None:
         self.ends_s: list[float] = []
+        self._sleep_s = sleep_s
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(self._sleep_s)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.ends_s.append(time.perf_counter())
@@ -124,7 +138,7 @@ def seconds_of_step(ahead: int, judges: bool, options: argparse.Namespace) -> tu
     rewards = (
         RuleSet([SlowJudge(name="judge")]) if judges else lambda completions, **_: [len(c) % 7 for c in completions]
     )
-    watch = Watch()
+    watch = Watch(UPDATE_S if options.judged else 0.0)
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOConfig(
             folder,
@@ -185,15 +199,36 @@ def measured(case: str, factor: float, judges: bool, update_s: float, options: a
     return Result(case, factor, generation_s, waits_s, ahead_s, waits_s / ahead_s, limit)
 
 
+def early(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Seconds that a step waits for the judge, scored late and as completions come; what is saved of 5 s."""
+    plain, results = ahead.scoring_early, []
+    for generation_s in (3.0, 2 * UPDATE_S):
+        SleepingServers.seconds = generation_s
+        waits = []
+        for begins in (lambda *given: None, plain):
+            ahead.scoring_early = begins
+            waits.append(seconds_of_step(1, True, options)[1]["phase/score_s"])
+        saved = (waits[0] - waits[1]) / (UPDATE_S + JUDGE_S)
+        results.append({"generation_s": generation_s, "late_s": waits[0], "early_s": waits[1], "saved_frac": saved})
+        print(results[-1], flush=True)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps measured per setting and round")
     parser.add_argument("--rounds", type=int, default=2, help="times to alternate between both settings")
     parser.add_argument("--hidden", type=int, default=256, help="size of the model, to see that everything runs")
+    parser.add_argument("--judged", action="store_true", help="what scoring as completions come saves, by sleep alone")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     vllm_generation.is_vllm_available = lambda *names, **versions: True
     vllm_generation.VLLMClient = vllm_servers.VLLMClients = SleepingServers
+    if options.judged:
+        save(
+            options.output, "overlap", steps=options.steps, judge_s=JUDGE_S, update_s=UPDATE_S, results=early(options)
+        )
+        return
     update_s, _ = seconds_of_step(0, False, options)
     cases = [("equal", 1.0, False), ("half", 0.5, False), ("twice", 2.0, False), ("equal, judged", 1.0, True)]
     results = [measured(*case, update_s, options) for case in cases]

@@ -119,7 +119,7 @@ def test_what_a_common_beginning_is_worth():
         given = padded([(prompt, one) for one in own])
         flat = unpad(given.input_ids, given.attention_mask, given.width)
         assert [row.num_tokens for row in plan(flat, True)] == [num_tokens]
-        assert plan(flat, False)[0].num_tokens == flat.num_raw
+        assert plan(flat, False)[0].num_tokens == len(flat.sequences.tokens)
     # A turn whose prompt is another row with its completion.
     given = padded([(prompt, long), ((*prompt, *long, 5), (6, 7))])
     flat = unpad(given.input_ids, given.attention_mask, given.width)

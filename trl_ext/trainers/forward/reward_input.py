@@ -33,7 +33,6 @@ logger = logging.get_logger(__name__)
 
 RECORD_FILE = "reward_input.json"
 EOS_CHOICES = ("auto", "append", "never")
-FORMATS = ("plain", "conversational", "tokenized")
 _ROWS_LOOKED_AT = 100
 
 

@@ -34,10 +34,6 @@ class Unpadded:
     width: int
     images: BatchImages | None = None
 
-    @property
-    def num_raw(self) -> int:
-        return len(self.sequences.tokens)
-
     def with_images(self, given: GivenImages | None) -> "Unpadded":
         """Return the batch with its images, of which None are given for a model that takes none."""
         if given is None:

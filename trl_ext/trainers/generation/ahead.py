@@ -178,9 +178,12 @@ class GenerationAhead(RolloutPart):
         with nullcontext() if client is None else swapped(client, takes_pending=is_training):
             yield
         if is_training:
+            early = self._early
+            self._ask(client)  # before the wait for verdicts: the servers work meanwhile
+            if early is not None:
+                early.remember()
             if self._early is not None:
-                self._early.remember()
-            self._ask(client)
+                self._early.start()
 
     def _wait(self, client: VLLMClients) -> None:
         """Wait for the answers of what was asked for, or until they are known not to come."""
@@ -219,7 +222,7 @@ class GenerationAhead(RolloutPart):
         trainer.push_again()
 
     def _ask(self, client: VLLMClients | None) -> None:
-        """Send the prompts of the next block, and begin to score their completions as they come. Collective."""
+        """Send the prompts of the next block, whose completions may be scored as they come. Collective."""
         trainer, now, following = self._trainer, self._trainer.state.global_step, self.blocks.current + 1
         if client is not None:
             if client.pending is not None:

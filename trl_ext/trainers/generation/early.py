@@ -117,6 +117,9 @@ class EarlyScoring:
         self._of_prompt = {number: list(own) for number, own in groupby(rows, key=lambda row: row.prompt)}
         self._begun: list[tuple[RuleSet, Early]] = []
         self._thread = Thread(target=self._run, name="early_scoring", daemon=True)
+
+    def start(self) -> None:
+        """Begin with the completions that are there."""
         self._thread.start()
 
     def remember(self) -> None:
@@ -149,7 +152,7 @@ class EarlyScoring:
 
 
 def scoring_early(trainer: Any, rows: Sequence[OwnRow], answers: Answers) -> EarlyScoring | None:
-    """Begin to score a block's rows early; None where no rule can be, or where a template parses completions."""
+    """Return what scores a block's rows early; None where no rule can be, or where a template parses completions."""
     rule_sets = [one for one in trainer.reward_funcs if isinstance(one, RuleSet) and one.rows_at_once]
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     parses = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))

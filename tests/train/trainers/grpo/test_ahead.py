@@ -16,6 +16,8 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Length, RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.scripts.grpo import make_parser
+from trl_ext.trainers.generation.ahead import GenerationAhead
+from trl_ext.trainers.generation.early import EarlyScoring
 
 torch.set_num_threads(1)
 
@@ -119,8 +121,13 @@ def test_rules_judge_completions_as_they_come_and_each_once(conversational, serv
         early.append(given)
         return begin(rules, *given, **columns)
 
+    order, ask, remember = [], GenerationAhead._ask, EarlyScoring.remember
     monkeypatch.setattr(RuleSet, "begin", noted)
+    monkeypatch.setattr(GenerationAhead, "_ask", lambda *given: (order.append("ask"), ask(*given)))
+    monkeypatch.setattr(EarlyScoring, "remember", lambda scoring: (order.append("remember"), remember(scoring)))
     trainer.train()
+    # The servers have the next prompts before this process waits for verdicts.
+    assert order == ["ask", "ask", "remember", "ask", "remember"]
     assert len(early) == 2 * 2  # two prompts of each block but the first
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     calls = [entry["rules/judge/calls"] for entry in log]

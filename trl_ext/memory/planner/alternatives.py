@@ -28,7 +28,7 @@ LARGEST_MACHINE = 8  # cards
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Alternative:
     """One setting of a run, or of the planner's question, changed.
 
     Args:
@@ -55,16 +55,16 @@ class Change:
         """The run with the change."""
         return self.search.estimate(self.search.job)
 
-    def then(self, other: "Change") -> "Change":
+    def then(self, other: "Alternative") -> "Alternative":
         """This change and another one of the question that it leaves."""
         return replace(other, option=f"{self.option} {other.option}", key="", opt_in=self.opt_in or other.opt_in)
 
-    def where(self, **settings: Any) -> "Change":
+    def where(self, **settings: Any) -> "Alternative":
         """The same of a run with other settings, which are known to go together."""
         return replace(self, search=replace(self.search, job=replace(self.search.job, **settings)))
 
 
-def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Change]:
+def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Alternative]:
     """The cheapest changes that save memory in a phase: those with which the run fits, by the seconds that they cost;
     at most three, of different kinds.
 
@@ -119,12 +119,12 @@ def _later_stages(search: Search) -> list[Job]:
 # The changes --------------------------------------------------------------------------------------------------------
 
 
-def of_a_run(search: Search) -> Iterator[Change]:
+def of_a_run(search: Search) -> Iterator[Alternative]:
     """Every single change that the optimisation does not see and a run can have."""
     job = search.job
 
-    def change(kind: str, key: str, **settings: Any) -> Change:
-        return Change(search, kind=kind, key=key).where(**settings)
+    def change(kind: str, key: str, **settings: Any) -> Alternative:
+        return Alternative(search, kind=kind, key=key).where(**settings)
 
     if not job.expandable_segments:
         key = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
@@ -137,7 +137,7 @@ def of_a_run(search: Search) -> Iterator[Change]:
     budget = 2 * job.sequence_tokens  # one pair
     if not job.generates and job.packing and job.row_tokens > budget:
         yield change("budget", f"max_tokens_per_forward={budget}", max_tokens_per_forward=budget)
-    yield from _shared_rows(Change(search))
+    yield from _shared_rows(Alternative(search))
     for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
         if not (offloads and job.generates):
             key = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
@@ -154,10 +154,10 @@ def of_a_run(search: Search) -> Iterator[Change]:
         yield change("launch", key, zero_stage=one.zero_stage, offload=one.offload, dtype=one.dtype)
 
 
-def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Change]:
+def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
     """Every single change of a question that may make something fit: first what the optimisation does not see, then
     the method, Adam in 8 bits, less at once, and more cards."""
-    now, given = Change(search, allow), sorted(FREE & search.given)
+    now, given = Alternative(search, allow), sorted(FREE & search.given)
     # Settings that are the planner's to choose, and that the user gave: each, and all of them.
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
         option = " ".join(["without", *(f"--{name}" for name in names)])
@@ -182,17 +182,17 @@ def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Change]:
             yield replace(now, option=f"--gpus {more}", kind="cards", search=replace(search, hardware=more))
 
 
-def of_larger_cards(search: Search, allow: frozenset[str]) -> Iterator[Change]:
+def of_larger_cards(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
     """As many cards of each kind with more memory, the smallest first."""
     for card in sorted(CARDS, key=lambda one: one.total_gib):
         if card.total_gib > search.hardware.card.total_gib and (card.has_bf16 or search.job.fp16):
             larger = replace(search, hardware=replace(search.hardware, card=card))
-            yield Change(larger, allow, "larger card", f"--gpus {larger.hardware}")
+            yield Alternative(larger, allow, "larger card", f"--gpus {larger.hardware}")
 
 
-def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Change]:
+def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
     """Changes of a question that has an answer: vLLM where there is none, a server for it, adapters."""
-    now = Change(search, allow)
+    now = Alternative(search, allow)
     if search.job.generates and search.may("use_vllm"):
         yield from _asked(replace(now, option="--use_vllm"), use_vllm=True)
     elif search.job.shares_with_vllm and search.may("vllm_mode"):
@@ -205,7 +205,7 @@ def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Change]:
     yield from (replace(one, worth=0.0) for one in _other_methods(now) if one.opt_in == "lora")
 
 
-def _asked(change: Change, **settings: Any) -> Iterator[Change]:
+def _asked(change: Alternative, **settings: Any) -> Iterator[Alternative]:
     """The change with these settings of its question, if they go together."""
     try:
         other = replace(change.search, job=changed(change.search.job, settings))
@@ -215,11 +215,11 @@ def _asked(change: Change, **settings: Any) -> Iterator[Change]:
     yield replace(change, search=other)
 
 
-def _allowed(now: Change, *names: str) -> Iterator[Change]:
+def _allowed(now: Alternative, *names: str) -> Iterator[Alternative]:
     """The opt-ins of these names that the question lacks."""
     for name in (name for name in names if name not in now.allow):
         kind = "method" if name in ("lora", "qlora") else ""
-        yield Change(now.search, now.allow | {name}, kind, f"--allow {name}", f"memory_allow={name}", name)
+        yield Alternative(now.search, now.allow | {name}, kind, f"--allow {name}", f"memory_allow={name}", name)
 
 
 def _divides(job: Job, num_gpus: int) -> bool:
@@ -230,7 +230,7 @@ def _divides(job: Job, num_gpus: int) -> bool:
     return True
 
 
-def _shared_rows(now: Change) -> Iterator[Change]:
+def _shared_rows(now: Alternative) -> Iterator[Alternative]:
     """Rows that more GPUs of a machine share."""
     job, hardware = now.search.job, now.search.hardware
     if not job.packing or job.fsdp or now.search.shape.experts is not None:
@@ -242,7 +242,7 @@ def _shared_rows(now: Change) -> Iterator[Change]:
             yield one
 
 
-def _other_vllm_mode(now: Change) -> Iterator[Change]:
+def _other_vllm_mode(now: Alternative) -> Iterator[Alternative]:
     free = replace(now, search=replace(now.search, given=now.search.given - OF_SERVERS))
     if now.search.job.vllm_mode == "server":
         colocated = replace(free, option="--vllm_mode colocate")
@@ -251,7 +251,7 @@ def _other_vllm_mode(now: Change) -> Iterator[Change]:
         yield from _asked(replace(free, option="--vllm_mode server"), vllm_mode="server")
 
 
-def _other_methods(now: Change) -> Iterator[Change]:
+def _other_methods(now: Alternative) -> Iterator[Alternative]:
     """Adapters, and adapters on a 4-bit base, also if the user gave another method."""
     search, job = now.search, now.search.job
     for name in ("lora", "qlora")[("full", "lora", "qlora").index(job.method) :]:

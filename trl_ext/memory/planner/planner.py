@@ -22,7 +22,7 @@ from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
-from trl_ext.memory.planner.alternatives import Change, of_a_question, of_an_answer, of_larger_cards
+from trl_ext.memory.planner.alternatives import Alternative, of_a_question, of_an_answer, of_larger_cards
 from trl_ext.memory.planner.search import (
     Search,
     label,
@@ -120,7 +120,7 @@ class Plans:
         firsts = {one.estimate.job.zero_stage: one for one in reversed(self.refused)}
         return " ".join(f"{firsts[stage].reason.rstrip('.')}." for stage in sorted(firsts))
 
-    def ways_out(self) -> list[tuple[Change, Plan]]:
+    def ways_out(self) -> list[tuple[Alternative, Plan]]:
         """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
         does, else those that make steps faster, and adapters."""
         if self.plans:
@@ -362,7 +362,7 @@ def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
             return
 
 
-def _answered(asked: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
+def _answered(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
     """Changes with which something fits, and the best plan that needs them."""
     for change in asked:
         found, _ = _plans_and_refusals(change.search, change.allow)
@@ -371,9 +371,9 @@ def _answered(asked: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
             yield change, best
 
 
-def _that_may_fit(asked: Iterable[Change]) -> list[Change]:
+def _that_may_fit(asked: Iterable[Alternative]) -> list[Alternative]:
     """Changes with which something fits, by a quick look; of more and more cards, for all or for a row, the fewest."""
-    found: list[Change] = []
+    found: list[Alternative] = []
     for change in asked:
         if change.kind in ("cards", "larger card", "shared rows") and found and found[-1].kind == change.kind:
             continue

@@ -18,6 +18,7 @@ from trl_ext.cli.check.recipe import TRAINERS, make_parser
 from trl_ext.cli.recipes import read_head
 from trl_ext.errors import ConfigError, DataError, SupportError
 from trl_ext.launch.accelerate import launch_arguments
+from trl_ext.memory.contradictions import check
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.data.dataset import DatasetSource
@@ -98,6 +99,8 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
     given = parser.given_keys(argv)
     kind, *_ = parser.dataclass_types
     kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # refuses what contradicts itself
+    for one in parser.dataclass_types:
+        check(keys, getattr(one, "contradictions", ()))
     if "sft_model_path" not in given:
         training.check_model(keys)
     if keys.output_dir is not None:

@@ -5,12 +5,13 @@ land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import OF_A_JOB, check
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape, lora_linears
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -235,87 +236,7 @@ def check_values(job: Job) -> None:
     for name in positive:
         if getattr(job, name) < 1:
             raise ConfigError(f"{name} is {getattr(job, name)}. It must be at least 1.")
-    for sentence in _contradictions(job):
-        raise ConfigError(sentence)
-
-
-def _contradictions(job: Job) -> Iterator[str]:
-    """Sentences about settings that contradict each other."""
-    stage = job.zero_stage
-    if job.trainer == "ppo" and job.critic != "adapter" and job.reward_model == "adapter":
-        yield (
-            f"reward_model=adapter needs a critic's adapter, and critic={job.critic} has none. Set "
-            "reward_model=copy, or critic=adapter."
-        )
-    if job.trainer == "ppo" and "adapter" in (job.critic, job.reward_model) and not job.uses_lora:
-        yield (
-            f"critic={job.critic}, reward_model={job.reward_model} and method=full: adapters need LoRA. Allow lora, "
-            "or set critic=separate and reward_model=copy."
-        )
-    if job.num_reward_models > 1 and job.reward_model == "none":
-        yield f"num_reward_models is {job.num_reward_models}, and reward_model is none. Set reward_model=copy."
-    if job.method == "qlora" and stage == 3 and job.offload != "none" and not job.fsdp:
-        yield (
-            f"offload={job.offload} under ZeRO-3 with a 4-bit base has not been tried. Use offload=none, or fsdp with "
-            "offload=all, which has."
-        )
-    if job.fp16 and job.method == "qlora":
-        yield "fp16 with a 4-bit base: TRL keeps its adapters in bf16, whose gradients fp16 cannot scale. Use lora."
-    if job.fsdp and (stage != 3 or job.offload == "optimizer"):
-        yield (
-            f"fsdp splits weights, gradients and optimizer, and takes all of them into host memory or none; "
-            f"zero_stage is {stage}, offload is {job.offload}. Use zero_stage=3 with offload=none or all, or no fsdp."
-        )
-    if job.zero_hpz_partition_size > 1 and (stage != 3 or job.fsdp):
-        yield (
-            f"zero_hpz_partition_size is {job.zero_hpz_partition_size}, which is of DeepSpeed's ZeRO-3. Use "
-            "zero_stage=3, or leave it out."
-        )
-    if job.overlap_comm and stage not in (1, 2):
-        yield f"overlap_comm is of ZeRO-1 and 2, and zero_stage is {stage}: ZeRO-3 and DDP overlap. Leave it out."
-    if job.fsdp and job.sequence_parallel > 1:
-        yield f"sequence_parallel={job.sequence_parallel} runs under DDP and DeepSpeed, not FSDP. Leave fsdp out."
-    if job.fsdp and job.trainer == "ppo" and job.critic == "separate":
-        yield "critic=separate is a second trained model, which FSDP does not split. Use critic=head or adapter."
-    if job.fsdp and job.optim != "adamw_torch_fused":
-        yield f"optim={job.optim} cannot step on weights that FSDP splits. Leave it out, or use zero_stage=3."
-    if job.offload == "all" and stage != 3:
-        yield (
-            f"offload=all puts weights into host memory, which is ZeRO-3's; zero_stage is {stage}. Use "
-            "offload=optimizer or zero_stage=3."
-        )
-    if job.offload == "optimizer" and stage == 0:
-        yield "offload=optimizer is DeepSpeed's, and zero_stage is 0. Use zero_stage=2 or 3."
-    if job.offload != "none" and job.optim != "adamw_torch_fused":
-        yield f"optim={job.optim} does not run in host memory. Use offload=none, or leave optim alone."
-    if job.checkpoint_every < 0:
-        yield f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more."
-    if job.keep_attention and not (job.packing and job.checkpoint_every):
-        yield "keep_attention is of checkpointed layers and packed rows. Set checkpoint_every and packing, or drop it."
-    if job.sequence_parallel > 1 and not job.packing:
-        yield (
-            f"sequence_parallel={job.sequence_parallel} shares flat rows, and packing is off. Set packing, or leave "
-            "sequence_parallel out."
-        )
-    if job.activation_offloading and job.generates:
-        yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
-    if not 0 <= job.mean_completion_length <= job.max_completion_length:
-        yield (
-            f"mean_completion_length is {job.mean_completion_length}, and max_completion_length "
-            f"{job.max_completion_length}. Give a mean that is no longer than the longest, or leave it out."
-        )
-    if job.oversample != 1 and (job.trainer != "grpo" or not 1 < job.oversample < math.inf):
-        yield f"oversample is {job.oversample}, and trainer is {job.trainer}. It is GRPO's, and at least 1."
-    if job.use_vllm and not job.generates:
-        yield "use_vllm with a reward model: it generates nothing. Remove use_vllm."
-    if job.vllm_mode == "server" and not job.use_vllm:
-        yield "vllm_mode is server, and use_vllm is off. Set use_vllm, or remove vllm_mode."
-    if job.vllm_servers < 0 or (job.vllm_servers and job.vllm_mode != "server"):
-        yield f"vllm_servers is {job.vllm_servers}, and vllm_mode is {job.vllm_mode}. Servers need vllm_mode=server."
-    if job.generation_ahead not in (0, 1) or (job.generation_ahead and job.vllm_mode != "server"):
-        yield f"generation_ahead is {job.generation_ahead}, vllm_mode is {job.vllm_mode}. 1 needs vllm_mode=server."
-    if job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1:
-        yield f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1."
+    check(job, OF_A_JOB)
 
 
 def check_model(job: Job, shape: ModelShape) -> None:

@@ -44,7 +44,6 @@ VALUES = [
     ("dataloader_num_workers", 10_000, "dataloader_num_workers=10000 must be at least 0 and at most"),
     ("gradient_checkpointing_kwargs", {"nonsense": 1}, "has 'nonsense', which torch does not know"),
     ("model_init_kwargs", "word", "model_init_kwargs='word' must be a mapping"),
-    ("load_best_model_at_end", True, "load_best_model_at_end=True has no effect with eval_strategy='no'"),
     ("optim_args", "foo=bar", "optim_args='foo=bar' has no effect with optim="),
     ("log_level", "loud", "log_level='loud' is unknown. Use one of: detail, debug"),
     ("torch_compile_mode", "fast", "torch_compile_mode='fast' is unknown"),

@@ -161,7 +161,6 @@ SLIPS = {
     "--use_peft --lora_task_type CAUSAL_LM": "lora_task_type is CAUSAL_LM, which would leave",
     "--resume_from_checkpoint true": "There is no checkpoint in ",
     "--max_length_policy cut": "--max_length_policy: invalid choice: 'cut'",
-    "--max_tokens_per_forward 9 --packing false": "max_tokens_per_forward=9 has no effect",
 }
 
 

@@ -8,7 +8,6 @@ import torch
 from transformers.models.llama import modeling_llama
 from transformers.utils import is_liger_kernel_available
 
-import trl_ext
 from tests import grpo_trainers, layer_kernels, ppo_trainers, reward_trainers, tiny
 from tests.preferences import reward_model
 from trl_ext.errors import ConfigError
@@ -144,19 +143,3 @@ def test_transformers_own_setting_is_checked_too(tmp_path, monkeypatch):
     layer_kernels.install(tmp_path / "wrong", monkeypatch, "wrong")
     with pytest.raises(ConfigError, match="use_liger_kernel=True, but "):
         trainer("reward", tmp_path / "wrong", use_liger_kernel=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (dict(layer_kernels=True, packing=False), "has no effect with packing=False"),
-        (dict(layer_kernels=False, use_liger_kernel=True), "layer_kernels=False says otherwise"),
-        (
-            dict(use_liger_kernel=True, liger_kernel_config={"fused_linear_cross_entropy": True}),
-            "fused_linear_cross_entropy of liger_kernel_config says otherwise",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings, says, tmp_path):
-    with pytest.raises(ConfigError, match=says):
-        trl_ext.RewardConfig(str(tmp_path), **tiny.QUIET_ON_CPU, **settings)

@@ -43,29 +43,6 @@ _MEAN, _SQUARE = "sampling/mean", "sampling/square"
 logger = logging.get_logger(__name__)
 
 
-def check_ahead_settings(args: Any) -> None:
-    """Check the settings of a config beside `generation_ahead`.
-
-    Raises:
-        ConfigError: Another number than 0 and 1, or a setting with which it cannot be exact.
-    """
-    ahead = args.generation_ahead
-    if ahead not in (0, 1):
-        raise ConfigError(f"generation_ahead={ahead} must be 0 or 1: samples are at most one block behind the policy.")
-    if not ahead:
-        return
-    if not args.use_vllm or args.vllm_mode != "server":
-        raise ConfigError(
-            "generation_ahead=1 needs vLLM servers that generate while this process trains. Set use_vllm=True and "
-            "vllm_mode='server', or start with --vllm_servers 1."
-        )
-    if not args.vllm_importance_sampling_correction:
-        raise ConfigError(
-            "generation_ahead=1 trains on samples of older weights, and vllm_importance_sampling_correction=False "
-            "leaves that uncorrected. Leave the latter out."
-        )
-
-
 def choose_correction(args: Any) -> None:
     """Give a config with `generation_ahead: 1` the correction that it needs, where none is set.
 

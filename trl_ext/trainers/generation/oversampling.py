@@ -30,12 +30,6 @@ def check_oversample(args: Any) -> None:
     oversample = getattr(args, "oversample", 1.0)
     if oversample == 1.0:
         return
-    for name, value in (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum")):
-        if getattr(args, name) == value:
-            raise ConfigError(
-                f"oversample={oversample} and {name}='{value}' cannot work together: its advantages are relative to "
-                "the whole batch, of which oversampling leaves groups out. Set one of the two to its default."
-            )
     num_groups = args.generation_batch_size // args.num_generations
     if num_sampled_groups(args) == num_groups or abs(oversample - num_sampled_groups(args) / num_groups) > _TOLERANCE:
         unit = _unit(args)

@@ -1,15 +1,12 @@
 """Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.compat.vllm import server_words
-from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
-from trl_ext.trainers.generation.ahead import check_ahead_settings
 from trl_ext.trainers.generation.curriculum import check_curriculum
 from trl_ext.trainers.generation.oversampling import check_oversample
 from trl_ext.trainers.settings.config import ExtendedConfig
@@ -77,25 +74,8 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ahead_settings(self)
         check_correction(self)
         check_curriculum(self)
         server_words(self.vllm_server_options)
-        if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
-            raise ConfigError(
-                f"repetition_penalty={self.repetition_penalty} has no effect with "
-                "use_transformers_continuous_batching=True: transformers drops it there. Remove one of the two."
-            )
         if self.memory is None:  # a plan sets the batch later
             check_oversample(self)
-        longest = math.inf if self.max_completion_length is None else self.max_completion_length
-        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= longest:
-            raise ConfigError(
-                f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold one completion of "
-                f"max_completion_length={self.max_completion_length} and its prompt. Raise the first or lower the "
-                "second."
-            )
-        if self.reward_model_eos not in EOS_CHOICES:
-            raise ConfigError(
-                f"reward_model_eos={self.reward_model_eos!r} is unknown. Set it to one of {', '.join(EOS_CHOICES)}."
-            )

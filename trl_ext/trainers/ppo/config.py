@@ -2,16 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import Row, check
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
-from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES, OF_GROUPS
+from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES
 from trl_ext.trainers.ppo.objective.equations import ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
-from trl_ext.trainers.ppo.without_effect import check_policy_loss, refuse_without_effect, refuse_without_kl
+from trl_ext.trainers.ppo.without_effect import OF_PPO, refuse_without_effect, refuse_without_kl
 from trl_ext.trainers.settings.values import check_numbers, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
@@ -162,6 +163,19 @@ class PPOConfig(GRPOConfig):
     reward_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the reward model.")
     dataset_num_proc: int | None = setting(None, "For scripts: processes that tokenize.")
 
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "advantage_estimator": ADVANTAGES,
+        "critic": CRITICS,
+        "critic_init": ("reward",),
+        "kl_estimator": ESTIMATORS,
+        "kl_term": ("reward", "loss"),
+        "score_mode": MODES,
+        "score_ensemble": ENSEMBLES,
+        "score_normalisation": KINDS,
+        "stop_token": ("eos",),
+    }
+    contradictions: ClassVar[tuple[Row, ...]] = (*GRPOConfig.contradictions, *OF_PPO)
+
     def __post_init__(self) -> None:
         refuse_without_effect(self)
         check_numbers(self)  # before the old names are taken: the message has the name that was given
@@ -171,10 +185,9 @@ class PPOConfig(GRPOConfig):
             super().__post_init__()
         for old, new in RENAMED.items():
             setattr(self, old, getattr(self, new))
-        self._check_groups()
-        self._check_choices()
+        self._check_batch()
+        check(self, OF_PPO)
         refuse_without_kl(self)
-        check_policy_loss(self)
         if self.num_total_batches is not None:
             steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
             if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config
@@ -238,13 +251,8 @@ class PPOConfig(GRPOConfig):
                 "steps_per_generation and generation_batch_size unset."
             )
 
-    def _check_groups(self) -> None:
+    def _check_batch(self) -> None:
         size = cast(int, self.num_generations)
-        if self.advantage_estimator in OF_GROUPS and size == 1:
-            raise ConfigError(
-                f"advantage_estimator='{self.advantage_estimator}' compares the completions of a prompt, and "
-                "num_generations=1 makes one. Give 2 or more, or take reinforce_pp."
-            )
         if self.batch_size % size:
             raise ConfigError(
                 f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
@@ -255,47 +263,6 @@ class PPOConfig(GRPOConfig):
             raise ConfigError(
                 f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations={size}. "
                 "Change per_device_eval_batch_size, or set num_generations_eval=1."
-            )
-
-    def _check_choices(self) -> None:
-        for name, choices in {
-            "advantage_estimator": ADVANTAGES,
-            "critic": (None, *CRITICS),
-            "critic_init": (None, "reward"),
-            "kl_estimator": ESTIMATORS,
-            "kl_term": ("reward", "loss"),
-            "score_mode": MODES,
-            "score_ensemble": ENSEMBLES,
-            "score_normalisation": KINDS,
-            "stop_token": (None, "eos"),
-        }.items():
-            if getattr(self, name) not in choices:
-                listed = ", ".join(c for c in choices if c)
-                raise ConfigError(f"{name}='{getattr(self, name)}' is unknown. Use one of: {listed}.")
-        if (self.critic == "none") != (self.advantage_estimator != "gae") and self.critic is not None:
-            raise ConfigError(
-                f"critic='{self.critic}' does not go with advantage_estimator='{self.advantage_estimator}': gae needs "
-                "a critic, and no other estimator has one. Leave critic out."
-            )
-        if self.kl_term == "loss" and self.kl_estimator == "k1":
-            raise ConfigError(
-                "kl_estimator='k1' has no gradient as a loss: its mean over the policy's own samples is 0. Take "
-                "kl_estimator='k2', whose gradient is the KL's, or kl_term='reward'."
-            )
-        if self.stop_token is not None and self.stop_token_id is not None:
-            raise ConfigError(
-                f"stop_token='eos' and stop_token_id={self.stop_token_id} are both set. Give one of them."
-            )
-        given = [value for value in (self.score_mean, self.score_std) if value is not None]
-        if len(given) != (2 if self.score_normalisation == "fixed" else 0):
-            raise ConfigError(
-                f"score_normalisation='{self.score_normalisation}' has score_mean={self.score_mean} and score_std="
-                f"{self.score_std}: fixed needs both, and the others take neither."
-            )
-        if self.eval_greedy and self.eval_temperature == 0:
-            raise ConfigError(
-                "eval_greedy=True adds greedy completions to sampled ones, and with eval_temperature=0 there are "
-                "none. Leave one of the two out."
             )
         if self.kl_target is not None and self.kl_horizon <= self.batch_size:
             raise ConfigError(

@@ -10,6 +10,7 @@ from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import Row
 from trl_ext.trainers.ppo.objective.advantages import OF_GROUPS, PER_TOKEN
 from trl_ext.trainers.settings.values import is_given
 
@@ -95,6 +96,48 @@ _LEAST_WEIGHT = 1.0  # below it, cispo's bound cuts the ratio of a policy that h
 _OF_REWARD_MODELS = ("score_normalisation", "score_clip", "score_ensemble", "reward_tokens_per_forward")
 
 
+# Policy losses beside PPO's advantages per token:
+#   one ratio a token         the clip with its variants, cispo, sapo: any advantages
+#   one detached weight       vespo: any advantages, since each token keeps its own gradient
+#   one ratio a completion    gspo, luspo: one advantage a completion. The gradient of ratio * A_t, summed over tokens,
+#                             is that of the ratio times the sum of A_t: what single tokens earned would be spread
+#                             evenly.
+# fmt: off
+OF_PPO: tuple[Row, ...] = (
+    (lambda critic, advantage_estimator: critic is not None and (critic == "none") != (advantage_estimator != "gae"),
+     "gae needs a critic, and no other estimator has one. Leave critic out."),
+    (lambda advantage_estimator, num_generations: advantage_estimator in OF_GROUPS and num_generations == 1,
+     "the estimator compares the completions of a prompt. Give 2 or more, or take reinforce_pp."),
+    (lambda kl_estimator, kl_term: kl_estimator == "k1" and kl_term == "loss",
+     "k1 has no gradient as a loss: its mean over the policy's own samples is 0. Take kl_estimator='k2', whose "
+     "gradient is the KL's, or kl_term='reward'."),
+    (lambda stop_token, stop_token_id: stop_token is not None and stop_token_id is not None, "give one of the two."),
+    (lambda score_normalisation, score_mean, score_std:
+        2 - [score_mean, score_std].count(None) != (2 if score_normalisation == "fixed" else 0),
+     "fixed needs both numbers, and the others take neither. Give both, or none."),
+    (lambda eval_greedy, eval_temperature: eval_greedy and eval_temperature == 0,
+     "greedy completions are added to sampled ones, and there are none. Leave one of the two out."),
+    (lambda importance_sampling_level, loss_type: importance_sampling_level == "sequence" and loss_type == "vespo",
+     "vespo's weight is that of the whole completion in any case. Leave importance_sampling_level out."),
+    (lambda importance_sampling_level, advantage_estimator:
+        importance_sampling_level == "sequence" and advantage_estimator not in OF_GROUPS,
+     "there is one ratio a completion and one advantage a token, whose mean the gradient would spread evenly over the "
+     "completion. Take rloo or grpo, or importance_sampling_level='token'."),
+    (lambda loss_type, importance_sampling_level: loss_type == "luspo" and importance_sampling_level != "sequence",
+     "luspo is a loss of whole completions (arXiv:2602.05261). Set importance_sampling_level='sequence', with "
+     "advantage_estimator rloo or grpo."),
+    (lambda loss_type, epsilon_high, epsilon:
+        loss_type == "cispo" and (epsilon if epsilon_high is None else epsilon_high) < _LEAST_WEIGHT,
+     "cispo bounds the ratio by epsilon_high itself, not by 1 + epsilon_high, and would cut every one. Give 1 or "
+     "more, such as epsilon_high=5.0."),
+    (lambda delta, epsilon_high, epsilon:
+        delta is not None and delta <= 1 + (epsilon if epsilon_high is None else epsilon_high),
+     "delta must be above 1 + epsilon_high, or it cuts what the clip leaves, with positive advantages, too. Give "
+     "more, such as 3.0."),
+)
+# fmt: on
+
+
 def refuse_without_effect(config: Any) -> None:
     """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
     for name, value in _news(config, REASONS):
@@ -122,49 +165,6 @@ def refuse_without_reward_models(config: Any) -> None:
         raise ConfigError(
             f"{name}={value!r} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and normalise "
             "of its own)."
-        )
-
-
-def check_policy_loss(config: Any) -> None:
-    """Raise ConfigError for a policy loss that means nothing, or not what it says, beside PPO's advantages per token.
-
-    one ratio a token         the clip with its variants, cispo, sapo: any advantages
-    one detached weight       vespo: any advantages, since each token keeps its own gradient
-    one ratio a completion    gspo, luspo: one advantage a completion. The gradient of ratio * A_t, summed over tokens,
-                              is that of the ratio times the sum of A_t: what single tokens earned would be spread
-                              evenly.
-
-    Args:
-        config: PPOConfig whose old names have been taken.
-    """
-    by_sequence, loss = config.importance_sampling_level == "sequence", config.loss_type
-    estimator = config.advantage_estimator
-    if by_sequence and loss == "vespo":
-        raise ConfigError(
-            "importance_sampling_level='sequence' has no effect with loss_type='vespo', whose weight is that of the "
-            "whole completion in any case. Leave it out."
-        )
-    if by_sequence and estimator not in OF_GROUPS:
-        raise ConfigError(
-            "importance_sampling_level='sequence' has one ratio a completion, and "
-            f"advantage_estimator='{estimator}' one advantage a token, whose mean the gradient would spread evenly "
-            "over the completion. Take rloo or grpo, or importance_sampling_level='token'."
-        )
-    if loss == "luspo" and not by_sequence:
-        raise ConfigError(
-            "loss_type='luspo' is a loss of whole completions (arXiv:2602.05261). Set "
-            "importance_sampling_level='sequence', with advantage_estimator rloo or grpo."
-        )
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    if loss == "cispo" and high < _LEAST_WEIGHT:
-        raise ConfigError(
-            "loss_type='cispo' bounds the ratio by epsilon_high itself, not by 1 + epsilon_high, and "
-            f"{high} would cut every one. Give 1 or more, such as epsilon_high=5.0."
-        )
-    if config.delta is not None and config.delta <= 1 + high:
-        raise ConfigError(
-            f"delta={config.delta} is not above 1 + epsilon_high = {1 + high:g}: it would cut what the clip leaves, "
-            "with positive advantages, too. Give more, such as 3.0."
         )
 
 

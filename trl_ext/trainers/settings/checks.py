@@ -79,8 +79,6 @@ def check_moving(args: Any, model: Any, peft_config: Any) -> None:
     """
     if not args.sync_ref_model:
         return
-    if args.beta == 0:
-        raise ConfigError("sync_ref_model=True has no effect with beta=0, which needs no reference. Leave one out.")
     if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
         raise ConfigError(
             "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "

@@ -2,20 +2,28 @@
 
 import os
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from trl_ext.compat.deepspeed import announce_builds, make_groups_once
 from trl_ext.compat.liger import HEADS
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_headroom
+from trl_ext.memory.contradictions import Row, check
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
+from trl_ext.trainers.settings.contradictions import RUN
 from trl_ext.trainers.settings.former import check_names
-from trl_ext.trainers.settings.values import check_deepspeed_file, check_numbers, choose_precision, setting
+from trl_ext.trainers.settings.values import (
+    check_choices,
+    check_deepspeed_file,
+    check_numbers,
+    choose_precision,
+    setting,
+)
 from trl_ext.trainers.step.sequence_parallel import check_other_ways
 
 # What a checkpoint is compared in, and "manifest": that it is whole, as its manifest says.
@@ -98,6 +106,8 @@ class ExtendedConfig(PublicArguments):
         "save_strategy='no'.",
     )
 
+    contradictions: ClassVar[tuple[Row, ...]] = RUN
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_names(cls, kwargs)
         self = super().__new__(cls)
@@ -111,7 +121,8 @@ class ExtendedConfig(PublicArguments):
             ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
         """
         check_numbers(self)
-        self._check_layer_kernels()
+        check_choices(self)
+        check(self, RUN)
         self._settle_memory()
         if isinstance(self.resume_despite, str):  # as YAML gives a single one
             self.resume_despite = self.resume_despite.replace(",", " ").split()
@@ -119,6 +130,8 @@ class ExtendedConfig(PublicArguments):
             if name not in DESPITE:
                 raise ConfigError(f"resume_despite names {name!r}. Use one or more of: {', '.join(DESPITE)}.")
         config: Any = self  # with TRL's fields
+        if config.use_liger_kernel:  # transformers applies it again
+            config.liger_kernel_config = (config.liger_kernel_config or {}) | dict.fromkeys(HEADS, False)
         check_other_ways(config)
         check_deepspeed_file(config.deepspeed)
         announce_builds()
@@ -127,43 +140,17 @@ class ExtendedConfig(PublicArguments):
             super().__post_init__()  # type: ignore[misc]  # TRL's
         if config.deepspeed_plugin is not None:  # before models load
             make_groups_once()
-        max_tokens = config.max_tokens_per_forward
-        if max_tokens is not None and self.packing is False:
-            raise ConfigError(
-                f"max_tokens_per_forward={max_tokens} has no effect with packing=False. Remove one of the two."
-            )
-        if self.sequence_parallel > 1 and self.packing is False:
-            raise ConfigError(
-                f"sequence_parallel={self.sequence_parallel} shares packed rows, and packing=False makes none. Remove "
-                "one of the two."
-            )
-        self.packing_is_required = self.packing is True or max_tokens is not None or self.sequence_parallel > 1
+        self.packing_is_required = self.packing is True or config.max_tokens_per_forward is not None
+        self.packing_is_required |= self.sequence_parallel > 1
         self.packing = self.packing is not False
 
-    def _check_layer_kernels(self) -> None:
-        config: Any = self
-        if self.layer_kernels and self.packing is False:
-            raise ConfigError("layer_kernels=True has no effect with packing=False. Remove one of the two.")
-        if not config.use_liger_kernel:
-            return
-        options = config.liger_kernel_config or {}
-        if self.layer_kernels is False or (head := [name for name in HEADS if options.get(name)]):
-            other = "layer_kernels=False" if self.layer_kernels is False else f"{head[0]} of liger_kernel_config"
-            raise ConfigError(f"use_liger_kernel=True replaces layers and no head, and {other} says otherwise.")
-        config.liger_kernel_config = options | dict.fromkeys(HEADS, False)  # transformers applies it again
-
     def _settle_memory(self) -> None:
-        if self.memory_on_oom not in ("split", "raise"):
-            raise ConfigError(f"memory_on_oom is {self.memory_on_oom!r}. Set it to one of split, raise.")
         for name in ("memory_prompt_length", "global_batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
         opt_ins = opt_ins_of((self.memory_allow or "").split(","))
         self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
         if self.memory_setting is None:
-            alone = [name for name in ("memory_allow", "memory_headroom", "global_batch") if getattr(self, name)]
-            if alone:
-                raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
             return
         self.memory = self.memory_setting.name
         if self.memory_headroom is not None:

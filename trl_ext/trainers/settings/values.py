@@ -17,7 +17,9 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import check
 from trl_ext.rewards import LARGEST
+from trl_ext.trainers.settings.contradictions import RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +198,22 @@ def check_settings(args: Any) -> None:
 def check_anywhere(args: Any) -> None:
     """Raise ConfigError for training arguments that cannot work on any machine."""
     check_numbers(args)
-    words = {field.name: field.metadata.get("choices") for field in (fields(args) if is_dataclass(args) else ())}
-    for name, choices in [*CHOICES.items(), *((name, listed) for name, listed in words.items() if listed)]:
-        value = getattr(args, name, None)
-        if value is not None and value not in choices:
-            raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
+    check_choices(args)
+    check(args, getattr(args, "contradictions", RUN))
     _check_weights(getattr(args, "reward_weights", None) or ())
     check_correction(args)
     _check_options(args)
     _check_without_effect(args)
+
+
+def check_choices(args: Any) -> None:
+    """Raise ConfigError for a word that is not one of those that its setting may have."""
+    own = fields(args) if is_dataclass(args) else ()
+    listed = {one.name: one.metadata["choices"] for one in own if "choices" in one.metadata}
+    for name, choices in {**CHOICES, **listed, **getattr(args, "choices", {})}.items():
+        value = getattr(args, name, None)
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
 
 
 def is_given(config: Any, name: str) -> bool:
@@ -293,11 +302,6 @@ def _check_without_effect(args: Any) -> None:
         if name.startswith("vllm_") and is_given(args, name):
             value = getattr(args, name)
             raise ConfigError(f"{name}={value!r} has no effect without use_vllm=True. Set both, or leave it out.")
-    if getattr(args, "load_best_model_at_end", False) and args.eval_strategy == "no":
-        raise ConfigError(
-            "load_best_model_at_end=True has no effect with eval_strategy='no': no checkpoint is the best. Set "
-            "eval_strategy and save_strategy, or leave it out."
-        )
     if getattr(args, "optim_args", None):
         from transformers import Trainer
 

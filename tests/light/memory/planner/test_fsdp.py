@@ -81,21 +81,6 @@ def test_a_4_bit_base_is_split_and_whole_while_it_loads(settings, tmp_path):
     assert not small.plans and "while loading" in small.reasons
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"zero_stage": 2}, "zero_stage is 2, offload is none. Use zero_stage=3"),
-        ({"zero_stage": 3, "offload": "optimizer"}, "offload is optimizer"),
-        ({"zero_stage": 3, "sequence_parallel": 2}, "under DDP and DeepSpeed, not FSDP"),
-        ({"zero_stage": 3, "optim": "adamw_bnb_8bit"}, "cannot step on weights that FSDP splits"),
-        ({"zero_stage": 3, "trainer": "ppo", "critic": "separate"}, "a second trained model"),
-    ],
-)
-def test_what_it_cannot_do_is_a_sentence(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        Job(**{"trainer": "grpo", **settings}, fsdp=True)
-
-
 @pytest.mark.parametrize(("key", "value"), [("fsdp_version", 1), ("fsdp_reshard_after_forward", False)])
 def test_a_file_that_splits_otherwise_is_not_planned(key, value, tmp_path):
     keys = yaml.safe_load(resources.accelerate_config("fsdp2").read_text())

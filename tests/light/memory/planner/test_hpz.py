@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from trl_ext import resources
-from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.files.launch import engine_fields, read_deepspeed
 from trl_ext.memory.files.settings import deepspeed
@@ -38,9 +37,3 @@ def test_the_shipped_file_and_a_plans_say_so():
     best = plan("grpo", "32B", parse_gpus("4x8xH100-80GB"), zero_hpz_partition_size=8, use_vllm=True).best
     assert best.job.zero_stage == 3
     assert deepspeed(best.job)["zero_optimization"]["zero_hpz_partition_size"] == 8
-
-
-@pytest.mark.parametrize("settings", [{"zero_stage": 2}, {"zero_stage": 3, "fsdp": True}])
-def test_it_is_deepspeeds_zero3_alone(settings):
-    with pytest.raises(ConfigError, match="which is of DeepSpeed's ZeRO-3"):
-        Job("grpo", zero_hpz_partition_size=8, **settings)

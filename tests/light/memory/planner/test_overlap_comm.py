@@ -55,9 +55,3 @@ def test_what_one_card_or_its_machine_cannot_do_is_refused():
         plan("reward", "3B", "1xA40", overlap_comm=True)
     with pytest.raises(ConfigError, match="zero_hpz_partition_size 8 does not divide a machine's 4 GPUs"):
         plan("reward", "3B", "2x4xA40", zero_hpz_partition_size=8)
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_it_is_of_zero_1_and_2(stage):
-    with pytest.raises(ConfigError, match="overlap_comm is of ZeRO-1 and 2"):
-        Job("reward", zero_stage=stage, overlap_comm=True)

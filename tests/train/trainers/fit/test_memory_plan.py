@@ -191,10 +191,8 @@ BEFORE_ANYTHING_LOADS = [
 BAD_WORDS = [
     (dict(memory="4xA41"), "neither auto, nor cards"),
     (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
-    (dict(memory_allow="lora"), "memory_allow has no effect without memory"),
-    (dict(global_batch=64), "global_batch has no effect without memory"),
     (dict(memory="auto", global_batch=0), "global_batch is 0"),
-    (dict(memory_on_oom="pray"), "memory_on_oom is 'pray'. Set it to one of split, raise"),
+    (dict(memory_on_oom="pray"), "memory_on_oom='pray' is unknown. Use one of: split, raise"),
 ]
 
 

@@ -167,10 +167,6 @@ REFUSED = [
     (dict(oversample=0.5), "oversample=0.5 .*at least 1"),
     (dict(oversample=1.5), "gives 4.5 groups .* where an update has 3, .* Set it to 1.333 or 1.667"),
     (dict(oversample=1.01), "gives 3.03 groups .* Set it to 1.333"),
-    *(
-        (dict(oversample=2) | {name: value}, f"{name}='{value}' cannot work together")
-        for name, value in (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
-    ),
 ]
 
 

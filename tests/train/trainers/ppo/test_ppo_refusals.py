@@ -16,8 +16,6 @@ from tests.reward_trainers import warnings_of
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.ppo import inputs
 
-GROUPS = dict(advantage_estimator="rloo", num_generations=4)
-
 
 def config(folder="out", **changes):
     return trl_ext.PPOConfig(str(folder), use_cpu=True, bf16=False, report_to="none", **changes)
@@ -32,7 +30,6 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(critic="shared"), "critic='shared' is unknown. Use one of: adapter, head, separate"),
     (dict(score_mode="multiply"), "score_mode='multiply' is unknown"),
     (dict(stop_token="newline"), "stop_token='newline' is unknown"),
-    (dict(stop_token="eos", stop_token_id=3), "both set"),
     (dict(lam=1.5), "lam=1.5 must be at least 0 and at most 1"),
     (dict(vf_coef=-0.1), "vf_coef=-0.1 must be at least 0"),
     (dict(missing_eos_penalty=-1.0), "missing_eos_penalty=-1.0 must be at least 0"),
@@ -43,11 +40,8 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
     (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
     (dict(score_normalisation="fixed", score_mean=0.0, score_std=0.0), "score_std=0.0 must be"),
-    (dict(score_normalisation="fixed", score_mean=0.0), "score_mean=0.0 and score_std=None: fixed needs both"),
-    (dict(score_mean=0.0), "score_normalisation='running' has score_mean=0.0 and score_std=None"),
     (dict(score_clip=0.0), "score_clip=0.0 must be above 0"),
     (dict(kl_coef=0.0, kl_target=6.0), "kl_target=6.0 has no effect with kl_coef=0"),
-    (dict(eval_greedy=True, eval_temperature=0.0), "eval_greedy=True adds greedy completions to sampled ones, and"),
     # Settings that need another one.
     (dict(kl_horizon=100), "kl_horizon=100 has no effect without kl_target"),
     (dict(gate_above=0.5), "gate_above=0.5 has no effect without score_mode='gate'"),
@@ -55,24 +49,13 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(beta=0.0, kl_estimator="k2", kl_term="loss"), "kl_estimator='k2' has no effect with kl_coef=0"),
     (dict(kl_coef=0.0, ref_adapter_name="start"), "ref_adapter_name='start' has no effect with kl_coef=0"),
     # Estimators and critics.
-    (dict(advantage_estimator="rloo"), "compares the completions of a prompt, and num_generations=1 makes one"),
     (dict(advantage_estimator="grpo", num_generations=4, lam=0.5), "lam=0.5 has no effect without"),
     (dict(advantage_estimator="rloo", num_generations=4, gamma=0.5), "gamma=0.5 has no effect without"),
     (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
-    (dict(advantage_estimator="reinforce_pp", critic="head"), "critic='head' does not go with"),
-    (dict(critic="none"), "gae needs a critic"),
     (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
     (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
-    (dict(kl_term="loss"), "kl_estimator='k1' has no gradient as a loss"),
     (dict(advantage_estimator="best"), "advantage_estimator='best' is unknown"),
     # Policy losses.
-    (dict(importance_sampling_level="sequence"), "one advantage a token"),
-    (dict(importance_sampling_level="sequence", advantage_estimator="remax"), "one advantage a token"),
-    (dict(loss_type="luspo"), "a loss of whole completions"),
-    (dict(GROUPS, loss_type="vespo", importance_sampling_level="sequence"), "has no effect with loss_type='vespo'"),
-    (dict(loss_type="cispo"), "0.2 would cut every one"),
-    (dict(delta=1.2), "delta=1.2 is not above 1 + epsilon_high = 1.2"),
-    (dict(delta=1.25, epsilon_high=0.3), "delta=1.25 is not above"),
     (dict(loss_type="cispo", epsilon_high=5.0, cliprange=0.1), "cliprange=0.1 has no effect without a loss that"),
     (dict(loss_type="sapo", delta=3.0), "delta=3.0 has no effect without a loss that clips"),
     (dict(loss_type="vespo", epsilon_high=0.3), "epsilon_high=0.3 has no effect without"),

@@ -18,13 +18,13 @@ from trl_ext.cli.check.recipe import TRAINERS, make_parser
 from trl_ext.cli.recipes import read_head
 from trl_ext.errors import ConfigError, DataError, SupportError
 from trl_ext.launch.accelerate import launch_arguments
-from trl_ext.memory.contradictions import check
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.recipe import NO_FIELDS, nearest
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.trainers.checkpoints.folder import check_free
+from trl_ext.trainers.settings.values import check_values
 
 LAUNCHED = "DeepSpeed of the launch"
 # A setting, the package that it needs, and how to install that.
@@ -100,7 +100,7 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
     kind, *_ = parser.dataclass_types
     kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # refuses what contradicts itself
     for one in parser.dataclass_types:
-        check(keys, getattr(one, "contradictions", ()))
+        check_values(keys, one)
     if "sft_model_path" not in given:
         training.check_model(keys)
     if keys.output_dir is not None:

@@ -33,18 +33,6 @@ def test_defaults_are_taken(config, tmp_path):
 
 
 @pytest.mark.parametrize("config", OURS)
-def test_a_batch_of_none_is_a_sentence_when_the_config_is_made(config, tmp_path):
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        with pytest.raises(ConfigError, match=f"{name}=0 must be at least 1"):
-            make(config, tmp_path, **{name: 0})
-
-
-def test_a_group_of_none_is_a_sentence_where_trl_divides_by_it(tmp_path):
-    with pytest.raises(ConfigError, match="num_generations=0 must be at least 1"):
-        make(GRPOConfig, tmp_path, num_generations=0)
-
-
-@pytest.mark.parametrize("config", OURS)
 def test_a_deepspeed_file_is_looked_at_when_the_config_is_made(config, tmp_path):
     (tmp_path / "zero.json").write_text(json.dumps([2]))
     with pytest.raises(ConfigError, match="holds no mapping"):

@@ -29,9 +29,6 @@ LAUNCHED_WITH_STAGE = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED
 # A setting, a value, and what the sentence must say. Ranges are tests/light/trainers/test_setting_checks.py's.
 VALUES = [
     ("learning_rate", NAN, "learning_rate=nan must be a finite number"),
-    ("per_device_train_batch_size", 0, "per_device_train_batch_size=0 must be at least 1"),
-    ("adam_beta2", 1.5, "adam_beta2=1.5 must be at least 0 and below 1"),
-    ("logging_steps", 0, "logging_steps=0 must be above 0"),
     ("fp16", True, "fp16=True has no effect on a CPU"),
     ("optim", "adam_torsch", "'optim' must be one of"),
     ("optim", "galore_adamw", "install `galore_torch`"),
@@ -40,7 +37,6 @@ VALUES = [
     ("max_steps", [1], "'max_steps' must be a whole number, not a list"),
     ("report_to", "wanddb", "wanddb is not supported"),
     ("seed", -1, "Seed must be between 0 and 2**32 - 1"),
-    ("dataloader_num_workers", -1, "dataloader_num_workers=-1 must be at least 0"),
     ("dataloader_num_workers", 10_000, "dataloader_num_workers=10000 must be at least 0 and at most"),
     ("gradient_checkpointing_kwargs", {"nonsense": 1}, "has 'nonsense', which torch does not know"),
     ("model_init_kwargs", "word", "model_init_kwargs='word' must be a mapping"),
@@ -70,8 +66,6 @@ VALUES = [
     ("deepspeed", "{assets}/list.json", "list.json holds no mapping"),
 ]
 GENERATION = [
-    ("top_k", -5, "top_k=-5 must be at least 0"),
-    ("loss_type", "grop", "loss_type='grop' is unknown"),
     ("reward_weights", [1.0, 2.0], "Number of reward weights (2) must match"),
     ("reward_weights", [NAN], "reward_weights: weight 1 is nan"),
     ("reward_weights", [0.0], "All rewards have the weight 0"),
@@ -88,13 +82,9 @@ GENERATION = [
     ("reward_funcs", ["math.pi"], "The reward function 'math.pi' is of type float"),
 ]
 OWN = {
-    "grpo": [("num_generations", 1, "at least 2 generations"), ("scale_rewards", "grup", "scale_rewards='grup'")],
-    "ppo": [("num_mini_batches", 0, "num_mini_batches=0 must be at least 1")],
-    "reward": [
-        ("max_length", 0, "max_length=0 must be at least 1"),
-        ("center_rewards_coefficient", NAN, "center_rewards_coefficient=nan must be a finite number"),
-        ("chat_template_path", "nowhere", "nowhere cannot be loaded"),
-    ],
+    "grpo": [("num_generations", 1, "at least 2 generations")],
+    "ppo": [],
+    "reward": [("chat_template_path", "nowhere", "nowhere cannot be loaded")],
 }
 # Lines of YAML that are no value, and what the sentence must say.
 LINES = [

@@ -160,7 +160,6 @@ SLIPS = {
     "--filter_pairs --dataset_streaming": "filter_pairs reads all pairs before the first step",
     "--use_peft --lora_task_type CAUSAL_LM": "lora_task_type is CAUSAL_LM, which would leave",
     "--resume_from_checkpoint true": "There is no checkpoint in ",
-    "--max_length_policy cut": "--max_length_policy: invalid choice: 'cut'",
 }
 
 

@@ -121,7 +121,7 @@ class ExtendedConfig(PublicArguments):
             ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
         """
         check_numbers(self)
-        check_choices(self)
+        check_choices(self, type(self))
         check(self, RUN)
         self._settle_memory()
         if isinstance(self.resume_despite, str):  # as YAML gives a single one

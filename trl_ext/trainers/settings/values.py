@@ -197,21 +197,26 @@ def check_settings(args: Any) -> None:
 
 def check_anywhere(args: Any) -> None:
     """Raise ConfigError for training arguments that cannot work on any machine."""
-    check_numbers(args)
-    check_choices(args)
-    check(args, getattr(args, "contradictions", RUN))
+    check_values(args, type(args))
     _check_weights(getattr(args, "reward_weights", None) or ())
     check_correction(args)
     _check_options(args)
     _check_without_effect(args)
 
 
-def check_choices(args: Any) -> None:
-    """Raise ConfigError for a word that is not one of those that its setting may have."""
-    own = fields(args) if is_dataclass(args) else ()
+def check_values(settings: Any, kind: type) -> None:
+    """Raise ConfigError for numbers, words and contradictions among settings of a kind of config, made or not."""
+    check_numbers(settings)
+    check_choices(settings, kind)
+    check(settings, getattr(kind, "contradictions", RUN))
+
+
+def check_choices(settings: Any, kind: type) -> None:
+    """Raise ConfigError for a word that is not one of those that its setting may have in this kind of config."""
+    own = fields(kind) if is_dataclass(kind) else ()
     listed = {one.name: one.metadata["choices"] for one in own if "choices" in one.metadata}
-    for name, choices in {**CHOICES, **listed, **getattr(args, "choices", {})}.items():
-        value = getattr(args, name, None)
+    for name, choices in {**CHOICES, **listed, **getattr(kind, "choices", {})}.items():
+        value = getattr(settings, name, None)
         if value is not None and value not in choices:
             raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
 

@@ -192,7 +192,6 @@ BAD_WORDS = [
     (dict(memory="4xA41"), "neither auto, nor cards"),
     (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
     (dict(memory="auto", global_batch=0), "global_batch is 0"),
-    (dict(memory_on_oom="pray"), "memory_on_oom='pray' is unknown. Use one of: split, raise"),
 ]
 
 

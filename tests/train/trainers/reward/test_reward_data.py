@@ -298,7 +298,6 @@ def test_settings_that_contradict_each_other_are_refused(subtests, tmp_path):
     collates = dict(data_collator=trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
     for changes, error, sentence in (
         (dict(max_tokens_per_forward=1), ConfigError, "cannot hold a pair"),
-        (dict(max_length_policy="cut"), ConfigError, "is unknown. Use one of: drop, truncate_prompt"),
         (BALANCED, ConfigError, "balances lengths itself"),
         (collates | dict(max_tokens_per_forward=128), ConfigError, "max_tokens_per_forward .*cannot take a data_coll"),
         (

@@ -49,6 +49,15 @@ SHARED: tuple[Row, ...] = (  # by a run and a job of the planner
      "vLLM servers generate while this process trains. Set use_vllm=True and vllm_mode='server', or start with "
      "--vllm_servers 1."),
 )
+OF_FSDP: tuple[Row, ...] = (  # of a job, and of a run as it was launched
+    (lambda fsdp, sequence_parallel: fsdp and sequence_parallel > 1,
+     "rows are shared under DDP and DeepSpeed. Use ZeRO-3 (--config_file zero3), or leave sequence_parallel out."),
+    (lambda fsdp, trainer, critic: fsdp and trainer == "ppo" and critic == "separate",
+     "FSDP does not split a second trained model. Use critic=head or adapter, or ZeRO-3 (--config_file zero3)."),
+    (lambda fsdp, optim: fsdp and "8bit" in optim,
+     "optimizers of 8 bits cannot step on weights that FSDP splits. Use adamw_torch_fused, or ZeRO-3 (--config_file "
+     "zero3)."),
+)
 OF_A_JOB: tuple[Row, ...] = (
     *SHARED,
     (lambda trainer, critic, reward_model: trainer == "ppo" and critic != "adapter" and reward_model == "adapter",
@@ -71,12 +80,7 @@ OF_A_JOB: tuple[Row, ...] = (
      "a second copy of the weights is of DeepSpeed's ZeRO-3. Use zero_stage=3, or leave it out."),
     (lambda overlap_comm, zero_stage: overlap_comm and zero_stage not in (1, 2),
      "it is of ZeRO-1 and 2; ZeRO-3 and DDP overlap. Leave it out."),
-    (lambda fsdp, sequence_parallel: fsdp and sequence_parallel > 1,
-     "rows are shared under DDP and DeepSpeed. Leave fsdp out."),
-    (lambda fsdp, trainer, critic: fsdp and trainer == "ppo" and critic == "separate",
-     "FSDP does not split a second trained model. Use critic=head or adapter."),
-    (lambda fsdp, optim: fsdp and optim != "adamw_torch_fused",
-     "it cannot step on weights that FSDP splits. Leave it out, or use zero_stage=3 alone."),
+    *OF_FSDP,
     (lambda offload, zero_stage: offload == "all" and zero_stage != 3,
      "weights in host memory are ZeRO-3's. Use offload=optimizer or zero_stage=3."),
     (lambda offload, zero_stage: offload == "optimizer" and zero_stage == 0,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -11,6 +12,7 @@ from transformers.utils import logging
 from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.without_effect import refuse_without_reward_models
 from trl_ext.trainers.rows.rendering import check_ids
@@ -135,11 +137,7 @@ def choose_critic(
             f"reward_adapter is a third LoRA next to those of actor and critic, but critic='{critic}' has none. Take "
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
-    if critic == "separate" and is_fsdp(args):
-        raise ConfigError(
-            "critic='separate' is a second trained model, which accelerate cannot shard with FSDP. Take critic='head' "
-            "or 'adapter', or launch with --config_file zero3."
-        )
+    check(SimpleNamespace(fsdp=is_fsdp(args), trainer="ppo", critic=critic), OF_FSDP)
     if critic != "separate" and args.value_max_grad_norm is not None and _shards(args):
         raise ConfigError(
             f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' under DeepSpeed and "

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -13,12 +14,13 @@ from datasets import Dataset
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError, GradientError, SupportError
+from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.memory.run.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import newest_whole
 from trl_ext.trainers.record.recipe import packages
-from trl_ext.trainers.step.sequence_parallel import check_processes
+from trl_ext.trainers.step.sequence_parallel import check_processes, size_of_groups
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
 MAX_PROMPTS_MEASURED = 20_000
@@ -126,6 +128,8 @@ def check_launch(args: Any) -> None:
 
 def _check_fsdp(args: Any) -> None:
     """Raise ConfigError for settings of FSDP with which a run would fail, or end without its model."""
+    size, optim = size_of_groups(args), optimizer_name(vars(args))
+    check(SimpleNamespace(fsdp=is_fsdp(args), sequence_parallel=size, optim=optim), OF_FSDP)
     plugin = fsdp_plugin(args)
     if plugin is None:
         return
@@ -134,8 +138,6 @@ def _check_fsdp(args: Any) -> None:
         "Leave it out; gradient_checkpointing alone decides.": plugin.activation_checkpointing,
         "fsdp_state_dict_type is SHARDED_STATE_DICT, with which the run would end without a model that can be loaded. "
         "Set FULL_STATE_DICT.": plugin.state_dict_type.name == "SHARDED_STATE_DICT",
-        f"optim={optimizer_name(vars(args))}: the 8-bit optimizers of bitsandbytes cannot step on weights that FSDP "
-        "splits. Take adamw_torch_fused, or launch with --config_file zero3.": "8bit" in optimizer_name(vars(args)),
     }
     for sentence in (sentence for sentence, is_so in checks.items() if is_so):
         raise ConfigError(sentence)

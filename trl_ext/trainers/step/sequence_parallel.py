@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.errors import ConfigError
 from trl_ext.packing.families.rope import kinds_of
 from trl_ext.packing.families.state import carries_state
@@ -51,10 +50,6 @@ def check_processes(args: Any) -> None:
         raise ConfigError(
             f"{number} cannot be cut into groups of sequence_parallel={size}. Launch a multiple of {size} processes, "
             f"or set sequence_parallel to a divisor of {count}."
-        )
-    if is_fsdp(args):
-        raise ConfigError(
-            f"sequence_parallel={size} runs under DDP and DeepSpeed, not FSDP. Launch with --config_file zero3."
         )
 
 

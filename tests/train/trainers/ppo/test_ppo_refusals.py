@@ -113,7 +113,7 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
 
 
 def test_a_critic_that_fsdp_cannot_shard(tmp_path, monkeypatch):
-    words = "critic='separate' is a second trained model"
+    words = "critic='separate': FSDP does not split a second trained model"
     assert words in refusal(tmp_path, "separate", fsdp=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate's launch does
     assert words in refusal(tmp_path, "separate")

@@ -1,8 +1,8 @@
-"""Calls of the Linux kernel for workers and sandbox: attributes and facts of processes, capabilities, namespaces.
+"""Calls of the Linux kernel for workers and sandbox: processes, capabilities, namespaces.
 
-Plain C library calls through ctypes where Python has no call of its own; they raise OSError where the kernel refuses.
-Numbers are from linux/prctl.h, linux/capability.h and linux/sched.h. Imports nothing but the standard library: the
-sandbox's interpreter starts without site packages.
+They call the C library through ctypes if Python has no such function, and raise OSError if the kernel refuses. Numbers
+are from linux/prctl.h, linux/capability.h and linux/sched.h. Imports only the standard library: the sandbox's
+interpreter starts without site packages.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a C library function with whole numbers and pointers; OSError where it returns less than 0."""
+    """Call a C library function with whole numbers and pointers; OSError if it returns less than 0."""
     plain = [ctypes.c_ulong(argument) if isinstance(argument, int) else argument for argument in arguments]
     result = int(getattr(_libc, name)(*plain))
     if result < 0:
@@ -32,40 +32,40 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def prctl(option: int, *arguments: Any) -> int:
-    """Call prctl(2), filled up to its five arguments with zeros."""
+    """Call prctl(2) with zeros for the missing ones of its five arguments."""
     return call("prctl", option, *arguments, *[0] * (4 - len(arguments)))
 
 
 def forbid_new_privileges() -> None:
-    """Bar set-user-id programs from gaining rights from here on; seccomp and Landlock demand it. Cannot be undone."""
+    """Forbid set-user-id programs to gain rights; seccomp and Landlock need this. Cannot be undone."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def hide_memory() -> None:
-    """Bar other processes of the same user from tracing this one or reading its memory. A fork inherits it."""
+    """Forbid other processes of the same user to trace this process or read its memory. Forks inherit it."""
     prctl(_PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, however they detached themselves."""
+    """Become the parent of descendants whose parent ends, detached processes included."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Get a signal when the parent ends; `parent` is its process id as seen before, in case it has ended already."""
+    """Have the kernel signal this process when its parent ends; exit if the process `parent` has already ended."""
     prctl(_PR_SET_PDEATHSIG, int(by))
-    if os.getppid() != parent:  # It ended before the kernel knew of the bond.
+    if os.getppid() != parent:  # It ended before prctl.
         os._exit(1)
 
 
 def die_first() -> None:
-    """Make this process the first that the kernel ends where memory runs out, before any trainer."""
-    with suppress(OSError):  # No /proc, or a sandbox that refuses: a hint to the kernel, no more.
+    """Make this process the first that the kernel kills when memory runs out, before any trainer."""
+    with suppress(OSError):  # No /proc, or a sandbox that refuses: it is only a hint to the kernel.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, all its threads together; 0.0 when it is gone.
+    """Return the processor seconds of a process, all its threads together; 0.0 if it has ended.
 
     The clock's number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers.h.
     """
@@ -76,30 +76,30 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children() -> set[int]:
-    """Process ids of this process's children, those adopted included. For a process with one thread."""
+    """Return the process ids of this process's children, adopted children included. Needs a single thread."""
     me = os.getpid()
     try:
         return {int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()}
     except FileNotFoundError:  # A kernel without CONFIG_PROC_CHILDREN.
         found = set()
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, IndexError, ValueError):  # It is gone.
-                # The name stands in parentheses and may hold any character.
+            with suppress(OSError, IndexError, ValueError):  # It has ended.
+                # The name is in parentheses and may hold any character.
                 if int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == me:
                     found.add(int(process.name))
         return found
 
 
 def drop_capabilities() -> None:
-    """Give up all rights of root beyond owning root's files."""
+    """Drop all rights of root except access to root's files."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def enter_namespaces() -> None:
-    """Leave the machine's users, network, mounts, host name and shared memory, and with the next fork its processes.
+    """Enter new namespaces for users, network, mounts, host name, shared memory and, from the next fork on, processes.
 
-    The user keeps its number, so it owns what it owned, but has no rights over anything outside.
+    The user keeps its id, and so its files, but has no rights over anything outside.
     """
     user, group = os.getuid(), os.getgid()
     call("unshare", _NEW_NAMESPACES)

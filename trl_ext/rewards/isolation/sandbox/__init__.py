@@ -1,1 +1,1 @@
-"""Processes in which model-written Python runs, shut in. `api` is the way in."""
+"""Confined processes for model-written Python. `api` is the interface."""

@@ -1,13 +1,13 @@
-"""Run model-written Python shut in, from any process and thread of a training run.
+"""Run model-written Python confined, from any process and thread of a training run.
 
-    level  what holds
-    0      limits on processor time, memory, files; empty environment; a clean interpreter; a folder of its own
-    1      and a system call filter (seccomp), no files but Python's own (Landlock), no further rights
-    2      and users, processes, network, mounts and shared memory of its own (namespaces)
+    level  protection
+    0      limits on processor time, memory, files; empty environment; a clean interpreter; a temporary folder
+    1      also a system call filter (seccomp), only Python's files are readable (Landlock), no new privileges
+    2      also separate users, processes, network, mounts and shared memory (namespaces)
 
-The highest level that works on the machine is found by trying, logged once, and kept. Jobs run in forks of a server
-process (`server`), one at a time in each. As many jobs compute at a time as there are processors to spare; one that
-sleeps lets the next begin. Linux 5.3 or later; level 1 needs 5.13.
+The first job tries which level works, logs it, and keeps it. Jobs run in forks of a server process (`server`), one job
+at a time in each server. At most one job per spare processor computes; if a job sleeps, the next begins. Needs Linux
+5.3 or later; level 1 needs 5.13.
 """
 
 import atexit
@@ -29,7 +29,7 @@ MOST_JOBS = max(default_workers(), min(64, 8 * (default_workers() + 1)))
 
 
 def run_program(source: bytes, stdin: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
-    """Run a script on an input; its output is what it wrote to its standard output."""
+    """Run a script on an input; the output is its standard output."""
     return _run([("program", (0, 1, 2, 3))], [source, stdin], limits, at_most)
 
 
@@ -40,7 +40,7 @@ def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHE
 
 
 def sandbox_level(at_most: int = HIGHEST_LEVEL, site: str = "") -> tuple[int, str]:
-    """The level that this machine gives, and what the next one lacks. Starts a server on the first call."""
+    """Return this machine's level and why the next level fails. Starts a server on the first call."""
     with _computing, _borrowed(at_most, site) as server:
         return server.level, server.trouble
 
@@ -57,12 +57,12 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
                     _LOG.warning("A sandbox server failed in the middle of a job: %s", error)
     if server.level > 0:
         raise SandboxTrouble(f"The sandbox's server failed twice: {server.lost}.")
-    return Outcome("lost")  # Below level 1 a program can end its server, and must not gain by it.
+    return Outcome("lost")  # At level 0 a program can end its server, and must not gain by it.
 
 
 @contextmanager
 def _borrowed(at_most: int, site: str) -> Iterator[ServerProcess]:
-    """Take an idle server, or a new one, and give it back unless it is lost or the job raised."""
+    """Take an idle server, or start a server; give it back unless it is lost or the job raised."""
     server = _take(at_most, site)
     try:
         yield server
@@ -84,7 +84,7 @@ _logged = False
 def _take(at_most: int, site: str) -> ServerProcess:
     global _logged
     with _lock:
-        for server in reversed(_idle):  # The one whose memory is in use.
+        for server in reversed(_idle):  # The last used server: its memory is not swapped out.
             if server.kind == (at_most, site):
                 _idle.remove(server)
                 return server

@@ -19,25 +19,25 @@ _SHAPES = {
     "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}, "fn_name" beside',
     "asserts": "assert statements, as text or as a list of texts",
 }
-# What the datasets write at a test: APPS and TACO "fn_name", LiveCodeBench "testtype", DeepCoder "metadata" beside it;
+# Keys of the datasets' tests: APPS and TACO have "fn_name", LiveCodeBench "testtype", DeepCoder also "metadata";
 # CodeContests' lists are "input" and "output", SYNTHETIC-1 has its list in "test_cases".
 _LIST_KEYS = {"inputs", "outputs", "input", "output", "fn_name"}
 _CASE_KEYS = {"input", "output", "fn_name", "testtype", "type", "metadata"}
 _KINDS = {"stdin": False, "stdio": False, "stdin_stdout": False, "functional": True, "function_call": True}
-# What zlib makes begins so in base64; how much it may unpack to; what a pickle of one text has beside it.
+# How zlib's data begins in base64; the largest unpacked size; the instructions around a pickle of one text.
 _PACKED, _MOST_UNPACKED_MB = ("eA", "eF", "eJ", "eN"), 100
 _AROUND_A_TEXT = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 
 class UnreadableTests(ValueError):
-    """A tests column's cell is not what its mode asks for; the message says how."""
+    """A tests column's cell does not have the form that its mode needs; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of a program: what it reads, and what it has to print or return.
+    """One run of a program: its input, and its expected output.
 
-    `expected` is the text to print, or a tuple of the values that a call may return; `stdin` of a call is JSON: the
+    `expected` is the text to print, or a tuple of the values that a call may return. The `stdin` of a call is the JSON
     list of its arguments.
     """
 
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """The cases of a row; `function` is the one that they call, or None where the program reads and prints."""
+    """The cases of a row; `function` is the function that they call, None if the program reads and prints."""
 
     cases: tuple[Case, ...]
     function: str | None = None
@@ -57,8 +57,8 @@ class Cases:
 class Suite:
     """Statements to run against a candidate, in order; each with its kind: "setup", "import", "prepare" or "test".
 
-    A setup step has no part in which the candidate could have a hand: where it fails, the data is at fault. `names`
-    are those that the tests take from the candidate, and what it calls them; `modules` are Python's own that they use.
+    A setup step does not use the candidate: if it fails, the data is at fault. `names` maps the names that the tests
+    take from the candidate to its names for them; `modules` are the standard modules that the tests use.
     """
 
     steps: tuple[tuple[str, str], ...]
@@ -67,12 +67,12 @@ class Suite:
 
     @property
     def num_tests(self) -> int:
-        """Statements that are tests."""
+        """The number of statements that are tests."""
         return sum(kind == "test" for _, kind in self.steps)
 
 
 def cell_text(cell: Any) -> str:
-    """The cell as text that is equal for equal cells: itself, or JSON of what a dataset may hold."""
+    """Return the cell as text that is equal for equal cells: unchanged, or as JSON."""
     if isinstance(cell, str):
         return cell
     try:
@@ -82,7 +82,7 @@ def cell_text(cell: Any) -> str:
 
 
 def first_text(cell: Any) -> str | None:
-    """The cell's text, or the first of a list of texts, which may be JSON; None for anything else, and blank texts."""
+    """Return the cell's text, or the first of a list of texts, which may be JSON; None without a text."""
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         try:
             cell = json.loads(cell)
@@ -93,7 +93,7 @@ def first_text(cell: Any) -> str | None:
 
 
 def function_name(cell: Any) -> str | None:
-    """The name of a function in a cell: the name itself, or JSON with "func_name" or "fn_name"; None without one."""
+    """Return the function's name in a cell: the cell, or "func_name" or "fn_name" of its JSON; None without a name."""
     if isinstance(cell, str) and cell.lstrip().startswith("{"):
         try:
             cell = json.loads(cell)
@@ -106,7 +106,7 @@ def function_name(cell: Any) -> str | None:
 
 @lru_cache(maxsize=64)  # The completions of a GRPO group share their tests, of up to 100 MB a row.
 def read_cases(text: str, entry_point: str | None = None) -> Cases:
-    """The cases in a cell's text; UnreadableTests where there are none, or where a key says what nobody reads here.
+    """Read the cases in a cell's text; UnreadableTests if there are none, or if a key is unknown.
 
     Example:
         >>> read_cases('[{"input": "1 2", "output": "3"}]').cases
@@ -144,7 +144,7 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
 
 
 def _kind_of(cell: list[Any], entry_point: str | None) -> tuple[bool, str | None]:
-    """True and the function's name where the cases are calls; all cases of a row must agree."""
+    """Return True and the function's name if the cases are calls; all cases of a row must agree."""
     kinds, names = set(), set()
     for case in cell:
         _check_keys(case, _CASE_KEYS)
@@ -160,10 +160,10 @@ def _kind_of(cell: list[Any], entry_point: str | None) -> tuple[bool, str | None
 
 
 def _call(given: Any, wanted: Any) -> Case:
-    """A call's arguments and the values that it may return.
+    """Return a call's arguments and the values that it may return.
 
-    As text, one argument a line in JSON (LiveCodeBench). As a list, the arguments themselves (APPS, TACO), whose
-    result may stand in a list of its own.
+    A text holds one argument a line in JSON (LiveCodeBench). A list holds the arguments (APPS, TACO); the result may
+    be in a list of length 1.
     """
     try:
         if isinstance(given, str):
@@ -177,7 +177,7 @@ def _call(given: Any, wanted: Any) -> Case:
         raise UnreadableTests(f"arguments or result of a call are no JSON: {repr(given)[:80]}") from error
 
 
-# A module for the code, with the names that LeetCode gives its solutions; the result is the last line.
+# Runs the code in a module with the names that LeetCode gives its solutions; prints the result on the last line.
 _CALLING = """
 import json, sys, types
 answer = sys.modules["answer"] = types.ModuleType("answer")
@@ -205,9 +205,9 @@ _NAMES += "sys.setrecursionlimit(50_000)\n"
 
 
 def calling(source: bytes, name: str) -> bytes:
-    """A program that calls a function of the code, or a method of its class `Solution`, with arguments from its input.
+    """Return a program that calls a function of the code, or a method of its class `Solution`.
 
-    They are a JSON list, and the result is JSON, too: the last line of the output. What stands behind
+    The input is a JSON list of the arguments; the last line of the output is the result as JSON. The block of
     `if __name__ == "__main__"` does not run.
     """
     code = repr(source.decode("utf-8", "surrogatepass"))
@@ -216,17 +216,16 @@ def calling(source: bytes, name: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
-    """The steps in a cell's text; UnreadableTests where it has no test, does not parse, or lacks what it uses.
+    """Read the steps in a cell's text; UnreadableTests if it has no test, does not parse, or lacks a name.
 
-    Tests are the statements of the outermost level that assert something, also by a function of the tests, functions
-    `test_...` without arguments (pytest), and such methods of classes `Test...` and of unittest's TestCases. Where the
-    text defines a function `check`, and an entry point is known, `check(candidate)` is one too. What stands behind
-    `if __name__ == "__main__"` is read where there are no other tests. With an entry point, or an import from
-    `solution`, all else that the tests use has to stand in the tests or in `setup`: what the candidate defines under
-    such a name would decide about itself.
+    Tests are outermost statements that assert something, directly or by a function of the tests; functions `test_...`
+    without arguments (pytest); and such methods of classes `Test...` and of unittest's TestCases. If the text defines
+    a function `check` and an entry point is known, `check(candidate)` is a test, too. The block of
+    `if __name__ == "__main__"` is read if there are no other tests. With an entry point, or an import from `solution`,
+    the tests or `setup` must define all other names: the candidate's definitions would decide about its verdict.
 
     Args:
-        setup: Python that runs before the tests, in their process. What it defines, they use. Its own version of the
+        setup: Python that runs before the tests, in their process, and defines names for them. Its version of the
             entry point is left out.
     """
     trees = [_tree(block, "the tests") for block in _blocks(text)]
@@ -246,7 +245,7 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
 
 
 def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | None) -> list[tuple[str, str]]:
-    """The statements of the tests with their kinds, and behind each text the calls of the tests that it defines."""
+    """Return the statements of the tests with their kinds; calls of the tests that a text defines follow it."""
     steps: list[tuple[str, str]] = []
     for nodes in trees:
         steps += [(ast.unparse(node), _kind(node, asserting)) for node in nodes]
@@ -276,7 +275,7 @@ def _functions(nodes: list[ast.stmt]) -> dict[str, _Function]:
 
 
 def _calls(functions: dict[str, _Function], before: str, bound: int, has_others: bool) -> list[tuple[str, str]]:
-    """Steps that call functions `test_...`; UnreadableTests for one with arguments where there are no other tests."""
+    """Return steps that call functions `test_...`; UnreadableTests if a function has arguments and no test is left."""
     steps = []
     for node in (functions[name] for name in functions if name.startswith("test_")):
         if len(node.args.args) - len(node.args.defaults) <= bound:
@@ -289,12 +288,12 @@ def _calls(functions: dict[str, _Function], before: str, bound: int, has_others:
 
 
 def _opened(node: ast.stmt) -> list[ast.stmt]:
-    """The statement, or those behind `if __name__ == "__main__"`."""
+    """Return the statement, or the block of `if __name__ == "__main__"`."""
     return node.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) else [node]
 
 
 def _asserting(nodes: list[ast.stmt]) -> set[str]:
-    """The names of the functions that assert something, themselves or by another of them."""
+    """Return the names of the functions that assert something, directly or by a call of such a function."""
     defined = [inner for outer in nodes for inner in ast.walk(outer) if isinstance(inner, _Function)]
     found: set[str] = set()
     while more := {node.name for node in defined if node.name not in found and _asserts(node, found)}:
@@ -317,12 +316,12 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The names that tests take from the candidate (see `Suite`), and Python's modules that they use.
+    """Return the names that tests take from the candidate (see `Suite`), and the standard modules that they use.
 
-    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything. A module is meant
-    where its name is only used with a dot behind it: `select(3)` is the candidate's function. A built-in is Python's,
-    whatever the candidate defines, but for the function under test: the entry point, or the one built-in that is
-    called by tests that use nothing else (`assert sum(2, 3) == 5`).
+    A prompt's `import math` is valid in its tests, too: the candidate's `math` could be anything. A name is a module
+    if each use is followed by a dot: `select(3)` is the candidate's function. A built-in is Python's, whatever the
+    candidate defines, except for the function under test: the entry point, or the single built-in called by tests
+    that use nothing else (`assert sum(2, 3) == 5`).
     """
     inner = [node for outer in nodes for node in ast.walk(outer)]
     read = [node for node in inner if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
@@ -350,7 +349,7 @@ def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str
 
 
 def _unbound(nodes: list[ast.stmt]) -> set[str]:
-    """Names that the statements read, and that neither they nor Python's built-ins define."""
+    """Return the names that the statements read and that neither they nor Python's built-ins define."""
     read: set[str] = set()
     bound = {"__name__"}
     for node in (inner for outer in nodes for inner in ast.walk(outer)):
@@ -362,7 +361,7 @@ def _unbound(nodes: list[ast.stmt]) -> set[str]:
             bound.add(node.arg)
         elif isinstance(node, ast.alias):
             if node.name == "*":
-                return set()  # Whatever that brings.
+                return set()  # It may define any name.
             bound.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             bound.add(node.name)
@@ -390,7 +389,7 @@ def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _blocks(text: str) -> list[str]:
-    """Texts of Python: a JSON list's items, or the text itself."""
+    """Return texts of Python: a JSON list's items, or the text."""
     if text.lstrip().startswith("["):
         try:
             cell = json.loads(text)
@@ -410,9 +409,9 @@ def _parsed(text: str, mode: str) -> Any:
 
 
 def _unpacked(text: str) -> str:
-    """The text in LiveCodeBench's private tests: base64 of what zlib made of a pickle of it.
+    """Return the text in LiveCodeBench's private tests: a pickle of it, compressed by zlib, in base64.
 
-    A pickle is a program by whoever made the dataset: none is run, and its few instructions have to hold one text.
+    A pickle is an untrusted program: it is never run, only its instructions are read, which must hold one text.
     """
     unzip = zlib.decompressobj()
     try:

@@ -1,17 +1,16 @@
-"""A conversation between two interpreters: each may ask the other to do something with an object that it holds.
+"""Remote calls between two interpreters: the tests' process calls the candidate's functions, and the reverse.
 
-The side with the tests calls the candidate's functions here. Plain data goes by value, as JSON, and arrives as the
-receiver's own exact types, whatever class it had at the sender: an object with an `__eq__` of its own cannot cross, so
-it takes no part in a comparison with an expected value. JSON's own values stand for themselves; anything else is a
-list of a tag and its content. Other objects stay where they are and are spoken to through a `RemoteObject`; a text or
-number of a class that the program defines, such as a member of an IntEnum, is a value here, and its other attributes
-are there.
+Plain data is copied as JSON and becomes the receiver's exact built-in types. An object with a special `__eq__` is
+never copied, so it takes no part in a comparison with an expected value. JSON's values are sent unchanged; other data
+is a list of a tag and its content. All other objects stay in their process; the other process uses a `RemoteObject`.
+A text or number of a class that the program defines, such as a member of an IntEnum, is copied, and its other
+attributes are read remotely.
 
-A list, dict or set that is an attribute or item of the candidate's object is kept equal on both sides: with each
-message travel the contents of those that changed.
+A list, dict or set that is an attribute or item of the candidate's object is kept equal in both processes: each
+message carries the contents of the containers that changed.
 
-The side with the tests answers calls of functions that it passed as arguments, and nothing else: an attribute of one
-of its functions would lead to the expected values.
+The tests' process only answers calls of functions that it passed as arguments: an attribute of such a function would
+lead to the expected values.
 """
 
 import builtins
@@ -32,18 +31,18 @@ from types import CoroutineType
 from typing import Any, NoReturn
 
 LONGEST_MESSAGE = 4 * 2**20  # bytes
-_MOST_SHARED = 4096  # characters of JSON in all containers that are kept equal, as each message compares them
+_MOST_SHARED = 4096  # characters of JSON in all containers kept equal; each message compares them
 
 
 @lru_cache(maxsize=1)
 def _runner() -> Any:
-    """The loop in which all coroutines of a candidate run: what they wait for belongs to one."""
-    import asyncio  # Only where it is used, as it takes long.
+    """Return the event loop of all coroutines of a candidate: what they wait for belongs to one loop."""
+    import asyncio  # Slow to import.
 
     return asyncio.Runner()
 
 
-# What may be asked about an object, by name. No operation takes an expected value to compare with.
+# The operations on a remote object, by name. None takes an expected value to compare with.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "attribute": getattr,
@@ -77,9 +76,9 @@ _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozens
 _BUILD_MANY: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
 _AS_TEXT: dict[type, str] = {Fraction: "fraction", Decimal: "decimal"}
 _AS_TEXT |= {date: "date", datetime: "datetime", time: "time"}  # A time zone arrives as its offset.
-# Classes that others derive from to name or extend a value, and what gives that value itself.
+# Base classes of named or extended values, and the function that returns the plain value.
 _BARE: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
-# A class that has one of these itself makes more than a value.
+# An object of a class that defines one of these is more than a value.
 _OWN = frozenset("__eq__ __lt__ __le__ __add__ __sub__ __mul__ __len__ __iter__ __getitem__".split())
 _CHANGEABLE = (list, dict, set, bytearray, deque, OrderedDict, defaultdict, Counter)
 _TYPES = {name: thing for name, thing in vars(builtins).items() if isinstance(thing, type)}
@@ -101,35 +100,32 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
 
 
 class RemoteError(Exception):
-    """An exception of the other side that is none of Python's own."""
+    """An exception of the other process whose class is not built into Python."""
 
 
 class ChannelLost(BaseException):
-    """The other side has ended or talks nonsense. No Exception: tests that expect one must not take it for that."""
+    """The other process has ended or sent junk. Not an Exception, so that no test that expects one catches it."""
 
 
 class Channel:
-    """One side of the conversation.
+    """One end of the connection.
 
     Args:
         incoming, outgoing: Descriptors.
-        allowed: Operations that the other side may ask for.
-        names: Objects that the other side may look up by name.
+        allowed: Operations that the other process may request.
+        names: Objects that the other process may look up by name.
     """
 
     def __init__(self, incoming: int, outgoing: int, allowed: frozenset[str], names: Mapping[str, Any]) -> None:
         self.incoming, self.outgoing = incoming, outgoing
         self.allowed, self.names = allowed, names
         self.held: list[Any] = []
-        self.handles: dict[int, int] = {}  # of what is held, by its address
-        self.shared: dict[int, tuple[Any, Any, int]] = {}  # handle: container, as both sides have it, its length
-        self.lost = False  # Stays true also where a bare `except:` swallows ChannelLost.
+        self.handles: dict[int, int] = {}  # `id` of a held object: its handle
+        self.shared: dict[int, tuple[Any, Any, int]] = {}  # handle: container, its JSON in both processes, length
+        self.lost = False  # Stays True if a bare `except:` swallows ChannelLost.
 
     def ask(self, operation: str, subject: Any, *arguments: Any, **named: Any) -> Any:
-        """Have the other side do something; its exception is raised here.
-
-        Lists, dicts and sets among the arguments afterwards hold what the other side made of them.
-        """
+        """Run an operation in the other process and raise its exception. It may change argument lists, dicts, sets."""
         request = {"do": operation, "on": subject, "with": self._pack(arguments), "named": self._pack(named)}
         self._send(request | {"changed": self._changes()})
         while True:
@@ -146,11 +142,11 @@ class Channel:
                 return self._unpack(message["value"])
 
     def look_up(self, name: str) -> Any:
-        """An object of the other side by its name; AttributeError where there is none."""
+        """Return an object of the other process by its name; AttributeError if there is none."""
         return self.ask("name", name)
 
     def serve(self) -> None:
-        """Answer until the other side ends."""
+        """Answer requests until the other process ends."""
         while (message := self._receive()) is not None:
             self._send(self._answer(message))
 
@@ -158,7 +154,7 @@ class Channel:
         try:
             self._take(request.get("changed"))
             answer = self._outcome(request)
-        except Exception as error:  # Whatever the code raises is an answer, as a value is.
+        except Exception as error:  # An exception is an answer, as a value is.
             answer = {"raised": [type(error).__name__, printable(error)]}
         return answer | {"changed": self._changes()}
 
@@ -187,7 +183,7 @@ class Channel:
         return self.held[handle]
 
     def _share(self, handle: int, container: Any) -> Any:
-        """Keep a container equal from now on, unless it is long, the oldest no longer where all are; it is packed."""
+        """Keep a container equal from now on unless it is long, drop the oldest ones if needed; return its JSON."""
         self.shared.pop(handle, None)
         packed = self._pack(container)
         if (length := len(json.dumps(packed))) <= _MOST_SHARED:
@@ -197,12 +193,12 @@ class Channel:
         return packed
 
     def _changes(self) -> list[Any]:
-        """Handles and contents of the containers that have changed here since both sides had them equal."""
+        """Return handles and contents of the containers that have changed here since the last message."""
         changed = [(handle, one) for handle, (one, known, _) in self.shared.items() if self._pack(one) != known]
         return [[handle, self._share(handle, container)] for handle, container in changed]
 
     def _take(self, changes: Any) -> None:
-        """Give containers the contents that they have on the other side."""
+        """Give containers the contents that they have in the other process."""
         for handle, packed in changes or ():
             if handle in self.shared:
                 container = self.shared[handle][0]
@@ -252,7 +248,7 @@ class Channel:
             self._lose("the code under test has ended")
 
     def _receive(self) -> dict[str, Any] | None:
-        """The next message, or None behind the last one."""
+        """Return the next message, or None at the end."""
         head = self._read(4)
         if len(head) < 4:
             return None
@@ -280,7 +276,7 @@ class Channel:
 
 
 def _asking(operation: str) -> Callable[..., Any]:
-    """A method that has the other side do the operation with its object."""
+    """Return a method that runs the operation in the other process."""
 
     def method(self: "RemoteObject", *arguments: Any, **named: Any) -> Any:
         return self._channel.ask(operation, self._handle, *arguments, **named)
@@ -289,7 +285,7 @@ def _asking(operation: str) -> Callable[..., Any]:
 
 
 def _asking_of_two(operation: str) -> Callable[..., Any]:
-    """The same for operators, whose other operand must be the other side's, too."""
+    """Return a method for an operator whose second operand must be remote, too."""
 
     def method(self: "RemoteObject", other: Any) -> Any:
         return self._channel.ask(operation, self._handle, other) if isinstance(other, RemoteObject) else NotImplemented
@@ -298,7 +294,7 @@ def _asking_of_two(operation: str) -> Callable[..., Any]:
 
 
 class _Remote:
-    """What the other side holds."""
+    """An object that the other process holds."""
 
     _channel: Channel
     _handle: int
@@ -309,16 +305,12 @@ class _Remote:
         return self._channel.ask("attribute", self._handle, name)
 
 
-# What represents a text or number of a class of the other side.
+# Classes of the texts and numbers whose class only exists in the other process.
 _VALUES: dict[type, Any] = {base: type(f"Remote_{base.__name__}", (_Remote, base), {}) for base in _BARE}
 
 
 class RemoteObject(_Remote):
-    """An object of the other side.
-
-    It compares with objects of the other side only: compared with data of this side it is different, whatever its own
-    `__eq__` would say.
-    """
+    """An object of the other process. It never equals data of this process, whatever its `__eq__` would return."""
 
     def __init__(self, channel: Channel, handle: int) -> None:
         self.__dict__.update(_channel=channel, _handle=handle)
@@ -345,7 +337,7 @@ class RemoteObject(_Remote):
         return self._channel.ask("enter", self._handle)
 
     def __exit__(self, *_: Any) -> None:
-        self._channel.ask("leave", self._handle)  # What the tests raise is not its to swallow.
+        self._channel.ask("leave", self._handle)  # It must not swallow an exception of the tests.
 
     __call__, __iter__, __next__ = _asking("call"), _asking("iterate"), _asking("next")
     __getitem__, __setitem__, __delitem__ = _asking("item"), _asking("set_item"), _asking("delete_item")
@@ -355,18 +347,18 @@ class RemoteObject(_Remote):
 
 
 def rebuilt_error(name: str, message: str) -> Exception:
-    """Python's own exception of that name, or RemoteError; never one that ends the interpreter."""
+    """Return the built-in exception of that name, or a RemoteError; never an exception that ends the interpreter."""
     kind = getattr(builtins, name, None) if isinstance(name, str) else None
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(message)
-        except TypeError:  # UnicodeDecodeError and its like take more arguments.
+        except TypeError:  # UnicodeDecodeError and others take more arguments.
             pass
     return RemoteError(f"{name}: {message}")
 
 
 def printable(error: BaseException) -> str:
-    """The first 200 characters of an exception's text, also where making it raises."""
+    """Return the first 200 characters of an exception's text; "no text" if its `__str__` raises."""
     try:
         return str(error)[:200]
     except Exception:
@@ -378,7 +370,7 @@ def _changeable(value: Any) -> bool:
 
 
 def _replace(container: Any, value: Any) -> Any:
-    """Give a container the contents of another of its kind; it is returned."""
+    """Give a container the contents of `value`, which has its type; return the container."""
     if isinstance(container, type(value)):
         container.clear()
         (container.update if hasattr(container, "update") else container.extend)(value)
@@ -390,7 +382,7 @@ async def _awaited(thing: Any) -> Any:
 
 
 def encode(value: Any, export: Callable[[Any], Any]) -> Any:
-    """A JSON value. `export` gives the content of a handle for what is no plain data."""
+    """Return a JSON value. `export` returns the content of a handle for an object that is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
@@ -401,7 +393,7 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
     if kind in _MAPPINGS:
         return [_MAPPINGS[kind], [[encode(key, export), encode(item, export)] for key, item in value.items()]]
     if kind in _SEQUENCES or isinstance(value, tuple):
-        tag = _SEQUENCES.get(kind, "tuple")  # A named tuple arrives as a plain one.
+        tag = _SEQUENCES.get(kind, "tuple")  # A named tuple becomes a tuple.
         return [tag, [encode(item, export) for item in value]]
     if kind in _AS_TEXT:
         return [_AS_TEXT[kind], str(value)]
@@ -429,9 +421,9 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
-    """The value that `encode` wrote, of exact built-in types; Exception for anything else.
+    """Return the value that `encode` wrote, in exact built-in types; raises an Exception for anything else.
 
-    `bring` makes the stand-in for a handle from its tag and content.
+    `bring` returns the object for a handle from its tag and content.
     """
     if not isinstance(data, list):
         if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Shut in a process of the sandbox, between its fork and the first line of model-written code."""
+"""Confine a process of the sandbox, between its fork and the first line of model-written code."""
 
 import fcntl
 import math
@@ -18,19 +18,19 @@ _MIB = 2**20
 _OPEN_FILES = 64
 _FILE_BYTES = _MIB  # Level 0 only: above it no file can be written.
 _THREADS = 64
-# Where a role's descriptors go, behind the first one, which holds its source.
+# Numbers of a role's descriptors, without its first descriptor, which holds the source.
 _PLACES = {"program": (0, 1, NOTE), "candidate": (CHANNEL, NOTE), "judge": (CHANNEL, REPORT)}
 
 
 def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[str, Any]) -> None:
-    """Become a role's process; it ends with its code.
+    """Run a role in this process; never returns.
 
     Args:
         role: A key of `_PLACES`.
-        given: Descriptors: the source, and those of `_PLACES`.
-        ready: Socket that gets `WAITS`, with a folder that tells how long each thread waits for a processor, and
-            `STANDS` once the sandbox stands; without it, setting up has failed.
-        rules: Descriptor of the Landlock rules, -1 below level 1.
+        given: Descriptors: the source, then the descriptors in `_PLACES`.
+        ready: Socket that gets `WAITS`, with a folder that holds each thread's waiting time for a processor, and then
+            `STANDS` once the sandbox is set up; without `STANDS`, the set-up has failed.
+        rules: Descriptor of the Landlock rules, -1 at level 0.
         job: The request with its limits and the sandbox's level.
     """
     os.setsid()
@@ -39,7 +39,7 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
     with open(given[0], "rb") as file:
         source = file.read()
     ready, rules = place(given[1:], _PLACES[role], ready, rules)
-    # The folder in which the kernel counts the threads' waits; without it the wall clock counts them.
+    # In this folder the kernel counts the threads' waits; without it the waits count as wall-clock time.
     with socket.socket(fileno=os.dup(ready)) as channel:
         try:
             waits = [os.open("/proc/self/task", os.O_RDONLY)]
@@ -55,7 +55,7 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
 
 
 def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -> tuple[int, int]:
-    """Move descriptors to where the role expects them; the new numbers of the other two. All others are closed."""
+    """Move descriptors to the role's numbers, close all others; return the new numbers of `ready` and `rules`."""
     high = [fcntl.fcntl(number, fcntl.F_DUPFD, 32) if number >= 0 else -1 for number in (*given, ready, rules)]
     os.closerange(3, 32)
     for number, target in zip(high, places, strict=False):
@@ -64,7 +64,7 @@ def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -
 
 
 def shut_in(job: dict[str, Any], rules: int) -> None:
-    """Limits first, then rights; from level 1 on files and system calls, from which there is no way back."""
+    """Set limits, drop rights, and from level 1 on restrict files and system calls. Cannot be undone."""
     set_limits(job["cpu_s"], job["memory_mib"], job["level"])
     drop_capabilities()
     forbid_new_privileges()
@@ -74,7 +74,7 @@ def shut_in(job: dict[str, Any], rules: int) -> None:
 
 
 def set_limits(cpu_s: float, memory_mib: int, level: int) -> None:
-    """Limits that the kernel keeps; the server measures processor time too, to less than whole seconds."""
+    """Set limits in the kernel. The server also measures processor time, in finer steps than whole seconds."""
     limits = {
         resource.RLIMIT_CPU: math.ceil(cpu_s) + 1,
         resource.RLIMIT_AS: memory_mib * _MIB,
@@ -82,8 +82,8 @@ def set_limits(cpu_s: float, memory_mib: int, level: int) -> None:
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
-    # Counted over all processes of the user below level 2, where 0 forbids the next one and its threads; level 1 has
-    # the filter for that, and lets threads be.
+    # Below level 2 the kernel counts all processes of the user; 0 forbids new processes and threads. At level 1 the
+    # filter forbids processes and allows threads.
     if level != 1:
         limits[resource.RLIMIT_NPROC] = 0 if level == 0 else _THREADS
     for kind, most in limits.items():

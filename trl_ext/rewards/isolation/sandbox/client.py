@@ -1,4 +1,4 @@
-"""The near end of a sandbox server: starts it, hands it jobs, collects what they put out."""
+"""The client of a sandbox server: starts it, sends jobs, collects their output."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 _START_S = 30.0
-# For programs that sleep. Time in which a program waits for a processor does not count.
+# Wall-clock limit per second of processor time. Time in which a program waits for a processor does not count.
 WALL_PER_CPU = 5.0
-# How much longer than its job a server may take before it counts as lost. Long: a machine may be ten times too small.
+# How much longer than its job a server may take before it counts as lost. Long, for a machine with ten times the load.
 _GRACE_S, _CROWDED = 10.0, 10
-# Without the package's own `__init__`, which imports what the standard library has not.
+# Without the package's `__init__`, which imports packages outside the standard library.
 _START = """
 import sys, types
 root = sys.argv.pop(1)
@@ -32,7 +32,7 @@ main()
 
 
 class SandboxTrouble(OSError):
-    """The machine could not run a job; says nothing about the code in it."""
+    """The machine could not run a job; the code in it is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class JobLimits:
     cpu_s: float
     memory_mib: int
     output_bytes: int
-    site: str = ""  # the folder in which NumPy lies, for programs that may import it
+    site: str = ""  # NumPy's folder, for programs that may import it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a job.
 
-    `ended`: "exit" by itself, "cpu" or "wall" at a time limit, "output" at the limit of output, "lost" where it took
-    its server with it twice, which takes level 0.
+    `ended`: "exit", "cpu" or "wall" for a time limit, "output" for the output limit, or "lost" if the job ended its
+    server twice, which is possible only at level 0.
     """
 
     ended: str
     code: int = 0
     cpu_s: float = 0.0
     output: bytes = b""
-    note: str = ""  # what ended the code, in its own words
+    note: str = ""  # the code's exception, at most 300 bytes
 
 
 class ServerProcess:
@@ -71,13 +71,13 @@ class ServerProcess:
         hello = self._receive(_START_S)
         self.level, self.trouble = int(hello["level"]), str(hello["trouble"])
         self.folder = str(hello["folder"])
-        self.lost = ""  # why it serves no more
+        self.lost = ""  # why it has stopped
 
     def run(self, roles: Any, contents: Sequence[bytes], limits: JobLimits, on_sleep: Callable[[], None]) -> Outcome:
-        """Do one job. ConnectionError where the server is gone, SandboxTrouble where the machine refuses.
+        """Do one job. ConnectionError if the server is gone, SandboxTrouble if the machine cannot run it.
 
-        Once the job sleeps, `on_sleep` is called: another could compute.
-        The descriptors that travel: two contents, where output goes, where the note goes, and the ends of a channel.
+        Calls `on_sleep` once the job sleeps, so that another job may compute. Sends six descriptors: two contents, the
+        pipes for output and note, and the ends of a channel.
         """
         wall_s = limits.cpu_s * WALL_PER_CPU
         job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
@@ -101,7 +101,7 @@ class ServerProcess:
                 os.close(number)
 
     def _follow(self, kept: Sequence[int], most: int, deadline: float, on_sleep: Callable[[], Any]) -> Outcome:
-        """Collect output until the reply; what is more than `most` bytes ends the job."""
+        """Collect output until the reply; more than `most` bytes end the job."""
         reading, note = kept
         output, reply, flooded = bytearray(), None, False
         poll = select.poll()
@@ -177,7 +177,7 @@ def _start(control: int, at_most: int, site: str) -> subprocess.Popen[bytes]:
 
 
 def _read_some(reading: int, output: bytearray) -> bool:
-    """Read what a pipe holds; False at its end, or where a pipe that does not block is empty."""
+    """Read from a pipe; False at its end, or if a pipe that does not block is empty."""
     try:
         part = os.read(reading, 2**16)
     except BlockingIOError:
@@ -187,7 +187,7 @@ def _read_some(reading: int, output: bytearray) -> bool:
 
 
 def _read_rest(reading: int, output: bytearray, most: int) -> None:
-    """Read what is left in a pipe that nobody writes to any more, to a little above `most` bytes."""
+    """Read the rest of a pipe without writers, up to a little more than `most` bytes."""
     os.set_blocking(reading, False)
     while len(output) <= most and _read_some(reading, output):
         pass

@@ -1,8 +1,8 @@
 """The files that model-written code may open: a Landlock rule set (Linux 5.13 and later).
 
-Readable are the standard library, shared libraries and time zones; writable is /dev/null. Everything else is shut, and
-with it /proc, where the memory and environment of the user's other processes lie. Landlock also forbids tracing
-processes outside, and from its version 6 signals to them.
+Code may read the standard library, shared libraries and time zones, and write /dev/null. Everything else is closed,
+including /proc, which shows memory and environment of the user's other processes. Landlock also forbids tracing outer
+processes, and from its version 6 signals to them.
 
 Source: linux/landlock.h.
 """
@@ -19,7 +19,7 @@ from trl_ext.rewards.isolation.kernel import call
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # The same on all processors.
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 2, 4, 8
-# How many rights over files, rights over ports, and scopes each version of the interface has.
+# Number of rights over files in each version of the interface.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _FILE_RIGHTS_NEWEST = 16
 
@@ -30,13 +30,13 @@ def version() -> int:
 
 
 def open_rules(packages: Sequence[str] = ()) -> int:
-    """A descriptor of the rule set, made once for many processes; what lies in `packages` is readable, too."""
+    """Return a descriptor of the rule set, for many processes; the folders `packages` are readable, too."""
     abi = version()
     # Fields: rights over files, over ports (from 4: bind and connect), scopes (from 6: abstract sockets, signals).
     fields = [(1 << _FILE_RIGHTS.get(abi, _FILE_RIGHTS_NEWEST)) - 1] + [3] * (abi >= 4) + [3] * (abi >= 6)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     rules = call("syscall", _CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
-    # Python's own library, less what pip installed where that lies elsewhere, and what its modules link to.
+    # The standard library, and the shared libraries of its modules.
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
     linked = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
     for path in (*sorted(filter(None, standard)), os.path.join(sys.base_prefix, "lib"), *linked, *packages):
@@ -47,12 +47,12 @@ def open_rules(packages: Sequence[str] = ()) -> int:
 
 
 def restrict(rules: int) -> None:
-    """Put the rules on this process and all that it starts. Needs `forbid_new_privileges`; cannot be undone."""
+    """Apply the rules to this process and all that it starts. Needs `forbid_new_privileges`; cannot be undone."""
     call("syscall", _RESTRICT, rules, 0)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Add a right; a path that is not there needs none."""
+    """Add a right, unless the path does not exist."""
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:

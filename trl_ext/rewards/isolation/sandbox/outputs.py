@@ -1,6 +1,6 @@
-"""Compare what a program gave with what a test expects: printed text, or a value that came as JSON.
+"""Compare a program's output with the expected output: printed text, or a value in JSON.
 
-Both sides are bounded in size by the caller; every comparison is linear in them.
+The caller bounds the size of both; every comparison is linear in them.
 """
 
 import json
@@ -8,27 +8,27 @@ import re
 from decimal import Decimal
 from typing import Any
 
-# Longer ones compare as text: no test needs them, and arithmetic on them is not linear.
+# Longer numbers compare as text: no test needs them, and arithmetic on them is not linear.
 _LONGEST_NUMBER = 400
 _NUMBER = re.compile(r"[+-]?(?>[0-9]++(?>(?:\.[0-9]*+)?)|\.[0-9]++)(?>(?:[eE][+-]?[0-9]{1,3})?)")
 
 
 def lines_of(output: str) -> list[str]:
-    """The lines of an output without their trailing white space, and without empty lines at the end."""
+    """Return the lines of an output without trailing white space and without empty lines at the end."""
     return [line.rstrip() for line in output.rstrip().split("\n")]
 
 
 def wrong_text(output: str, expected: str) -> str:
-    """Say how an output differs from the expected text, trailing white space aside; "" where it does not."""
+    """Return how an output differs from the expected text, trailing white space aside; "" if it does not."""
     return _wrong_lines(lines_of(output), lines_of(expected), str.__eq__)
 
 
 def wrong_tokens(output: str, expected: str, tolerance: float) -> str:
-    """Say how an output differs from the expected one, token by token on each line; "" where it does not.
+    """Return how an output differs from the expected output, token by token on each line; "" if it does not.
 
-    Empty lines at both ends and white space around tokens do not count. Tokens are equal as text or as numbers: a
-    number that is expected with a point or an exponent allows for an error of `tolerance`, absolute or relative,
-    any other must be met exactly (3.0 meets 3).
+    Empty lines at both ends and white space around tokens do not count. Tokens are equal as text or as numbers: an
+    expected number with a point or an exponent allows an error of `tolerance`, absolute or relative; any other number
+    must be exact (3.0 is 3).
     """
 
     def same(line: str, wanted: str) -> bool:
@@ -58,12 +58,12 @@ def _wrong_lines(lines: list[str], due: list[str], same: Any) -> str:
 
 
 def _close(number: float, expected: float, tolerance: float) -> bool:
-    """True within `tolerance` of the expected number, absolute or relative, as judges of contests have it."""
+    """Return True within `tolerance` of the expected number, absolute or relative, as in programming contests."""
     return number == expected or abs(number - expected) <= tolerance * max(1.0, abs(expected))
 
 
 def wrong_result(output: str, accepted: tuple[Any, ...], tolerance: float) -> str:
-    """Say what is wrong with the JSON on the last line of an output; "" where it equals an accepted value."""
+    """Return the error of the JSON on the last line of an output; "" if it equals an accepted value."""
     last = output.rstrip().rpartition("\n")[2]
     try:
         got = json.loads(last)

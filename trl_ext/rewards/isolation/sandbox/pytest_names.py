@@ -1,4 +1,4 @@
-"""What tests use of pytest, which is not in the sandbox: they import this module in its place."""
+"""Stand-in for pytest, which is not in the sandbox: the functions that tests use."""
 
 import math
 import re
@@ -12,7 +12,7 @@ __all__ = ["approx", "raises"]
 
 @contextmanager
 def raises(expected: Any, match: str = "") -> Iterator[SimpleNamespace]:
-    """Fail unless the block raises an expected exception whose text holds the pattern."""
+    """Fail unless the block raises an expected exception with the pattern in its text."""
     info = SimpleNamespace(value=None)
     try:
         yield info
@@ -22,7 +22,7 @@ def raises(expected: Any, match: str = "") -> Iterator[SimpleNamespace]:
 
 
 class approx:
-    """A number, or a list or tuple of them, equal to what is close to it."""
+    """A number, or a list or tuple of numbers, equal to every close value."""
 
     def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
         self.expected, self.near = expected, {"rel_tol": rel, "abs_tol": abs}

@@ -1,10 +1,10 @@
-"""Run model-written Python in a sandbox elsewhere: SandboxFusion's server, which is one container.
+"""Run model-written Python in a remote sandbox: SandboxFusion's server, a container.
 
-Program and input travel there, expected outputs never do. Each test is a run of its own. Processor time cannot be
-asked for, so that the limit is one of the clock.
+The server gets program and input, never expected outputs. Each test is a separate run. The server does not limit
+processor time, so the limit is wall-clock time.
 
-A program must not be able to make a run fail in a way that costs its row the value, so that a run that fails is
-followed by one of an empty program and by a second attempt: where only the empty one works, the program is to blame.
+After a failed run, an empty program and then the program again are run: if only the empty program works, the program
+is at fault and its row keeps a value.
 
 Source: bytedance/SandboxFusion sandbox/server/sandbox_api.py.
 """
@@ -25,14 +25,14 @@ class RemoteSandbox:
 
     Args:
         base_url: Address of the service.
-        api_key_env: Environment variable with the key, which is sent as a bearer token. None: no key.
+        api_key_env: Environment variable with the key, sent as a bearer token. None: no key.
     """
 
     base_url: str
     api_key_env: str | None = None
 
     def run(self, source: bytes, stdin: bytes, limits: JobLimits) -> Outcome:
-        """Run a program on an input; SandboxTrouble where the service cannot even run an empty one."""
+        """Run a program on an input; SandboxTrouble if the service cannot run an empty program."""
         try:
             code = source.decode()
         except UnicodeDecodeError:  # A lone surrogate, which no interpreter takes as source either.
@@ -51,7 +51,7 @@ class RemoteSandbox:
     def _outcome(self, program: str, stdin: str, limits: JobLimits) -> Outcome:
         options = {"language": "python", "run_timeout": limits.cpu_s, "memory_limit_MB": limits.memory_mib}
         content = json.dumps({"code": program, "stdin": stdin, **options}).encode()
-        most = 6 * limits.output_bytes + 2**20  # JSON may take six bytes for one; the rest is for the error output.
+        most = 6 * limits.output_bytes + 2**20  # JSON may need six bytes per byte; the rest is for the error output.
         try:
             reply = json.loads(asyncio.run(self._reply(content, limits.cpu_s + _GRACE_S, most)))
         except LongReply:

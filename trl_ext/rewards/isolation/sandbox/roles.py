@@ -1,4 +1,4 @@
-"""The code that a process of the sandbox runs once its limits stand: program, candidate, or tests of a candidate."""
+"""The code of a confined process of the sandbox: program, candidate, or tests of a candidate."""
 
 import atexit
 import builtins
@@ -16,13 +16,13 @@ from typing import Any
 from trl_ext.rewards.isolation.sandbox import pytest_names
 from trl_ext.rewards.isolation.sandbox.channel import ALL_OPERATIONS, CALLS_ONLY, Channel, ChannelLost, printable
 
-CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the conversation, the judge's report, what ended the code
+CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the channel, the judge's report, the code's exception
 
 
 def run_to_end(role: str, source: bytes) -> None:
     """Run a role and end the process as Python would: threads joined, exit functions called, output flushed.
 
-    But without clearing the interpreter away, which takes longer than most programs do.
+    The interpreter's memory is not freed first: that takes longer than most programs.
     """
     code = outcome_of(ROLES[role], source)
     for last in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush):  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ def run_to_end(role: str, source: bytes) -> None:
 
 
 def outcome_of(function: Any, *arguments: Any) -> int:
-    """The exit code of a process that does this; a note of what ended it, for people."""
+    """Call a function; return the process's exit code, and write an exception to NOTE."""
     try:
         function(*arguments)
     except SystemExit as error:
@@ -52,22 +52,22 @@ def run_program(source: bytes) -> None:
 
 
 def run_candidate(source: bytes) -> None:
-    """Run code that defines something, and then let the tests use it. It sees arguments, never an expected value."""
+    """Run code that defines something, then let the tests use it. It gets arguments, never an expected value."""
     sys.stdin = io.TextIOWrapper(io.BytesIO())
     main = main_module()
-    with suppress(SystemExit):  # A script's last line; what stands above it is defined.
+    with suppress(SystemExit):  # A script's last line; the lines above it have run.
         exec(compile(source, "answer.py", "exec"), main.__dict__)
     Channel(CHANNEL, CHANNEL, ALL_OPERATIONS, main.__dict__).serve()
 
 
 def main_module() -> types.ModuleType:
-    """A new module `__main__`, and the built-ins that the interpreter leaves out without its `site`."""
+    """Return a new module `__main__`; add the built-ins that Python's `site` would define."""
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv = ["answer.py"]
-    random.seed(0)  # Same code, same verdict: a fork would else seed itself from the machine.
+    random.seed(0)  # Same code, same verdict.
     return main
 
 
@@ -75,10 +75,10 @@ def run_judge(source: bytes) -> None:
     """Run the steps of a test against the candidate on the other end of the channel, and report.
 
     Args:
-        source: JSON with the fields of `Suite`, and `all`, whether to go on behind a failed test.
+        source: JSON with the fields of `Suite`, and `all`: whether to continue after a failed test.
 
-    The report is JSON: the number of tests passed, what failed first, and whether that is the tests' own fault, which
-    an import is, and a setup: the candidate has no part in them.
+    The report is JSON: the number of tests passed, the first failure, and whether the tests are at fault. They are if
+    an import or a setup fails: these do not use the candidate.
     """
     job = json.loads(source)
     channel = Channel(CHANNEL, CHANNEL, CALLS_ONLY, {})
@@ -99,7 +99,7 @@ def run_judge(source: bytes) -> None:
 
 
 def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
-    """Run a step; the text of what went wrong, empty where nothing did."""
+    """Run a step; return the error's text, "" if it works."""
     try:
         exec(compile(text, "tests", "exec"), scope)
     except BaseException as error:
@@ -108,12 +108,12 @@ def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
 
 
 def test_scope(job: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    """The names that the tests use and do not define: Python's own, and those of `names`, from the candidate alone.
+    """Return the names that the tests use and do not define: Python's, and the candidate's for each name in `names`.
 
-    What it lacks stays undefined, and fails where it is used: a built-in under test is none of Python's then.
+    A name that the candidate lacks is undefined and fails at its use; Python's built-in never replaces it.
     """
     sys.modules["pytest"], sys.modules["solution"] = pytest_names, types.ModuleType("solution")
-    # Neither `__all__` nor `__path__` of the candidate's making: they would bring built-ins, and files as modules.
+    # The candidate's `__all__` could replace built-ins, its `__path__` could make files modules.
     vars(sys.modules["solution"]).update(__getattr__=channel.look_up, __all__=(), __path__=())
     own = {name: thing for name, thing in vars(builtins).items() if name not in job["names"]}
     scope = {"__name__": "tests", "__builtins__": own}

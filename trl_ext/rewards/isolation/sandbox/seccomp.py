@@ -1,9 +1,9 @@
 """The system calls that model-written code may make: a seccomp filter, assembled by hand.
 
-A list of what is allowed, for a list of what is forbidden grows old: what a later kernel adds is shut here from the
-start. Allowed is what the interpreter needs to compute, to read files that Landlock lets it read, to start threads,
-and to signal itself. Not on it: sockets to anywhere, new processes and programs, tracing, signals to others, renaming
-and deleting, mounts, namespaces, io_uring, keys, bpf. A forbidden call fails with EPERM, in Python a PermissionError.
+The filter lists allowed calls, so the new calls of later kernels are forbidden from the start. The interpreter may
+compute, read files that Landlock allows, start threads, and signal itself. It may not use sockets, start processes and
+programs, trace, signal others, rename and delete, or use mounts, namespaces, io_uring, keys and bpf. A forbidden call
+fails with EPERM, in Python a PermissionError.
 
 Source: linux/seccomp.h, linux/bpf_common.h; numbers of arch/x86/entry/syscalls/syscall_64.tbl and
 include/uapi/asm-generic/unistd.h.
@@ -22,14 +22,14 @@ _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF opcodes on 32-bit words
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16  # byte offsets in struct seccomp_data
 _CLONE_THREAD = 0x00010000
-_X32 = 0x40000000  # x86-64 only: the bit of a second table of system calls, which would pass by the numbers below
-# Terminal or not, its size, bytes that wait, close on exec, no blocking: what Python's files ask of a descriptor.
+_X32 = 0x40000000  # x86-64 only: bit of a second table of system calls, which the numbers below do not cover
+# Calls of Python's files: is it a terminal, its size, bytes available, close on exec, no blocking.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451, 0x5421)
 
-# Duplicates, flags, close on exec. Not on it: F_SETOWN and F_SETSIG, which have the kernel send signals to others.
+# Duplicates, flags, close on exec. Without F_SETOWN and F_SETSIG: with these the kernel sends signals to others.
 _FCNTLS = (0, 1, 2, 3, 4, 1030)
 
-# Name of the processor: its number in struct seccomp_data, plain calls, and calls whose arguments are looked at.
+# Of each processor: its number in struct seccomp_data, plain calls, and calls whose arguments are checked.
 _X86_64 = (
     0xC000003E,
     "read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9 mprotect 10 munmap 11 brk 12 "
@@ -72,7 +72,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter() -> None:
-    """Put the filter on this process and all that it starts; OSError where the kernel refuses. Cannot be undone."""
+    """Apply the filter to this process and all that it starts; OSError if the kernel refuses. Cannot be undone."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(ENOSYS, f"no system call table for {machine}")
@@ -81,7 +81,7 @@ def install_filter() -> None:
 
 
 def assemble(machine: str, pid: int) -> bytes:
-    """The filter as BPF instructions of 8 bytes. `pid` is the one process that may be signalled."""
+    """Return the filter as BPF instructions of 8 bytes. `pid` is the only process that may be signalled."""
     arch, plain, special = MACHINES[machine]
     steps = [_step(_LOAD, _MACHINE), _step(_EQUAL, arch, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, _NUMBER)]
     steps += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, _KILL)]
@@ -93,7 +93,7 @@ def assemble(machine: str, pid: int) -> bytes:
     for name in ("kill", "tgkill"):
         steps += _guarded(special[name], 0, _EQUAL, (pid,))
     steps += _guarded(special["prlimit64"], 0, _EQUAL, (0, pid))
-    # Where its pointer is null, both words of it: asyncio's own pair of sockets needs no address.
+    # Allowed if both words of its address are null: asyncio's pair of sockets needs no address.
     low, high = (_step(_LOAD, _ARGUMENTS + 8 * 4 + offset) for offset in (0, 4))
     null, refused = _step(_RETURN, _ALLOW), _step(_RETURN, _ERRNO | EPERM)
     inner = [low, _step(_EQUAL, 0, 0, 3), high, _step(_EQUAL, 0, 0, 1), null, refused]
@@ -104,12 +104,12 @@ def assemble(machine: str, pid: int) -> bytes:
 
 
 def plain_numbers(table: str) -> list[int]:
-    """The numbers in a table of `name number` pairs."""
+    """Return the numbers in a table of `name number` pairs."""
     return [int(number) for number in table.split()[1::2]]
 
 
 def _guarded(number: int, argument: int, test: int, values: tuple[int, ...]) -> list[bytes]:
-    """Allow the call where the low word of an argument passes the test with one of the values, else EPERM."""
+    """Allow the call if the low word of an argument passes the test with one of the values, else EPERM."""
     inner = [_step(_LOAD, _ARGUMENTS + 8 * argument)]
     for value in values:
         inner += [_step(test, value, 0, 1), _step(_RETURN, _ALLOW)]
@@ -118,5 +118,5 @@ def _guarded(number: int, argument: int, test: int, values: tuple[int, ...]) -> 
 
 
 def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """struct sock_filter."""
+    """Return a struct sock_filter."""
     return struct.pack("=HBBI", code, if_true, if_false, operand)

@@ -1,10 +1,9 @@
 """The process that forks the sandbox's processes, watches them and ends them: one job at a time.
 
-A clean interpreter with the usual modules loaded forks in a millisecond, where a fresh start takes thirty. What a job
-is about never enters it: source, input, output and tests travel in descriptors that it hands on unread, so a later
-fork finds nothing of an earlier job in its memory.
+A clean interpreter with the usual modules loaded forks in a millisecond; a fresh start takes thirty. It passes a job's
+source, input, output and tests on as descriptors, unread, so its memory holds nothing of an earlier job.
 
-It runs apart from the process that trains, because it adopts orphans, and so that no fork copies a trainer's memory.
+It is separate from the training process because it adopts orphans, and so that no fork copies a trainer's memory.
 """
 
 import gc
@@ -36,7 +35,7 @@ from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shu
 from trl_ext.rewards.isolation.sandbox.landlock import open_rules
 
 _LOOK_EVERY_MS = 5  # how often processor time is read; four times as long once the job has slept
-# What programs import most, loaded once for all of them.
+# The most used modules, loaded once for all programs.
 _PRELOADED = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys textwrap typing"
@@ -45,7 +44,7 @@ _NUMPY = "numpy numpy.random numpy.fft numpy.linalg numpy.polynomial".split()
 
 
 class Server:
-    """Serves jobs on a SEQPACKET socket, one job or reply a message, until its other end closes."""
+    """Serves jobs on a SEQPACKET socket, one job or reply a message, until the other end closes."""
 
     def __init__(self, control: socket.socket, at_most: int, packages: Sequence[str]) -> None:
         self.control, self.packages = control, packages
@@ -54,7 +53,7 @@ class Server:
         self.level, self.trouble = self._enter(at_most)
 
     def _enter(self, at_most: int) -> tuple[int, str]:
-        """Go to the highest level that works; the level, and what the next one lacks."""
+        """Enter the highest level that works; return the level and why the next level fails."""
         trouble = ""
         if at_most >= 2:
             trouble = trouble_in_fork(_try_namespaces)
@@ -83,7 +82,7 @@ class Server:
                 if not message:
                     break
                 job = json.loads(message)
-                if "stop" not in job:  # Else it crossed with the reply to the job that it was meant for.
+                if "stop" not in job:  # A "stop" here came too late: its job has ended.
                     job |= {"level": self.level, "parent": os.getpid()}
                     self.control.send(json.dumps(self._run(job, descriptors)).encode())
         except ConnectionError:  # The other end is gone, perhaps in the middle of a job.
@@ -93,7 +92,7 @@ class Server:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Fork the job's processes and wait for the last one; the others end with it."""
+        """Fork the job's processes, wait until the last process ends, and end the others."""
         pids: list[int] = []
         waits: list[int] = []
         failed = [
@@ -108,16 +107,16 @@ class Server:
             os.close(descriptor)
         ends = self._end(pids)
         if ended == "exit" and max(ends["cpu_s"]) > job["cpu_s"]:
-            ended = "cpu"  # It ended between two looks.
+            ended = "cpu"  # It ended between two readings.
         return {"ended": ended, "trouble": ", ".join(failed), **ends}
 
     def _start(self, role: str, given: list[int], job: dict[str, Any], pids: list[int], waits: list[int]) -> bool:
-        """Fork one process and add its id and the file of its waits; True once it is shut in."""
+        """Fork a process, add its id and the file of its waits; return True once it is confined."""
         ready, theirs = socket.socketpair()
         with ready, theirs:
             try:
                 pid = os.fork()
-            except OSError:  # The machine has no room for one.
+            except OSError:  # The machine has no room for a process.
                 return False
             if pid == 0:
                 try:
@@ -132,10 +131,10 @@ class Server:
             return ready.recv(1) == STANDS
 
     def _watch(self, pids: list[int], waits: list[int], job: dict[str, Any]) -> str:
-        """Wait until the last process ends or a limit is reached: "exit", "cpu", "wall" or "stopped".
+        """Wait until the last process ends or a limit is reached; return "exit", "cpu", "wall" or "stopped".
 
-        By the wall clock counts only the time in which all threads sleep, not that in which some compute or wait for a
-        processor: on a crowded machine verdicts stay the same. The other end is told of the first sleep.
+        The wall clock only counts time in which all threads sleep, not time in which a thread computes or waits for a
+        processor: verdicts do not depend on the machine's load. Sends a message at the first sleep.
         """
         started, told = time.monotonic(), False
         ending = os.pidfd_open(pids[-1])
@@ -163,7 +162,7 @@ class Server:
             os.close(ending)
 
     def _end(self, pids: list[int]) -> dict[str, Any]:
-        """Kill what is left of a job, grandchildren included, and collect how its processes ended."""
+        """Kill the rest of a job, grandchildren included; return how its processes ended."""
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         ends = [os.wait4(pid, 0) for pid in pids]
@@ -177,7 +176,7 @@ class Server:
             kill_descendants()
             with suppress(OSError):
                 os.chmod(self.folder, 0o700)
-            for entry in os.scandir(self.folder):  # What the program has written.
+            for entry in os.scandir(self.folder):  # Files of the program.
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
@@ -207,7 +206,7 @@ def _try_sandbox() -> None:
 
 
 def _move_into_namespaces(control: socket.socket) -> None:
-    """Go on as process 1 of namespaces; the process from outside stays behind and ends when this one does."""
+    """Continue as process 1 of new namespaces; the outer process waits and ends with it."""
     enter_namespaces()
     pid = os.fork()
     if pid:
@@ -217,7 +216,7 @@ def _move_into_namespaces(control: socket.socket) -> None:
 
 
 def waits_of(threads: int) -> tuple[float, bool]:
-    """Seconds for which the threads in a folder of /proc had no processor to run on; True where all of them sleep."""
+    """Return the seconds that the threads in a folder of /proc waited for a processor, and whether all sleep."""
     waited_ns, asleep, at = 0, True, partial(os.open, dir_fd=threads)
     with suppress(OSError):
         for thread in os.listdir(threads):
@@ -229,7 +228,7 @@ def waits_of(threads: int) -> tuple[float, bool]:
 
 
 def kill_descendants() -> None:
-    """Kill children until none is left; the orphans that this makes become children in turn."""
+    """Kill children until none is left; each kill may turn grandchildren into children."""
     with suppress(ChildProcessError):
         while True:
             for pid in children():
@@ -239,7 +238,7 @@ def kill_descendants() -> None:
 
 
 def trouble_in_fork(attempt: Any) -> str:
-    """Make an attempt in a fork; the text of what goes wrong, empty where it works. This process stays as it is."""
+    """Call `attempt` in a fork; return the error's text, empty if it works. This process does not change."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -258,13 +257,13 @@ def trouble_in_fork(attempt: Any) -> str:
 
 
 def main() -> None:
-    """`python -c ... SOCKET AT_MOST SITE`: serve on an inherited socket; NumPy lies in SITE, or is left out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; its end ends this one.
+    """Serve jobs. Arguments: an inherited socket, the highest level, and NumPy's folder or ""."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process; its end ends this process.
     site = sys.argv[3]
     sys.path.append(site)
     for name in _PRELOADED + _NUMPY * bool(site):
         importlib.import_module(name)
-    sys.path.pop()  # What else lies there is not for programs.
+    sys.path.pop()  # Programs may not import the other packages there.
     if site:
         sys.modules["numpy"].random.seed(0)  # Same code, same verdict, as with `random`.
     die_first()

@@ -1,1 +1,1 @@
-"""Processes in which rules run that may hang, crash or eat memory. `pool` is the way in."""
+"""Processes for rules that may hang, crash or use too much memory. `pool` is the interface."""

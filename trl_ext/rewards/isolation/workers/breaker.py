@@ -1,29 +1,25 @@
-"""Stop a run whose machine fails too many rows: training on the rest would be training on a bias."""
+"""Stop a run if the machine fails too many rows: training on the rest would be biased."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mode
 
-# Statuses of rows that the machine or a server failed.
-FAILED = frozenset({"infra_error", "refused"})
-# So many calls in a row without one verdict in time are no longer the completions' doing.
-LATE_CALLS = 3
-# Below this many rows a share says nothing.
-LEAST_ROWS = 20
-# Rows over which the share is taken: a few batches, so that a bad minute hours ago does not add up.
-WINDOW_ROWS = 2048
-# A judge's first replies: one without a score is the judge's doing, or its settings'. Later it may be a policy's.
+FAILED = frozenset({"infra_error", "refused"})  # statuses of rows that the machine or a server failed
+LATE_CALLS = 3  # calls in a row without any verdict in time, which the completions cannot cause
+LEAST_ROWS = 20  # Below this many rows a share is not meaningful.
+WINDOW_ROWS = 2048  # Rows of the share: a few batches, so that failures hours ago do not count.
+# In a judge's first replies a missing score is due to the judge or its settings; later the policy may cause it.
 FIRST_REPLIES = 64
-# A rule of ours that raises costs the row alone, until more than this share of the rows of so many calls end so.
+# Largest share of rows for which a shipped rule may raise, over this many calls.
 MOST_MISTAKES, MISTAKE_CALLS = 0.01, 20
 
 
 def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: float) -> tuple[int, int] | None:
-    """Count a call of `rows` rows, `lost` of which failed; return how many did of how many, or None if not too many.
+    """Count a call of `rows` rows, `lost` of which failed; return (failed, total) if too many failed, else None.
 
     Args:
-        calls: The last MISTAKE_CALLS calls, which the call is added to. Those to come count as those before.
+        calls: The last MISTAKE_CALLS calls, to which the call is added. Missing calls count as the present calls.
         most_frac: Share of the rows (0 to 1) that may fail; one row always may.
     """
     calls.append((rows, lost))
@@ -33,17 +29,15 @@ def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: 
 
 @dataclass(slots=True)
 class Breaker:
-    """Trips when more than `max_frac` of a rule's latest rows failed for want of a machine or a server.
+    """Trips when more than `max_frac` of a rule's latest rows failed because of the machine or a server.
 
-    A rule that is shipped may raise for a completion that its authors did not think of, up to 1 % of 20 calls' rows.
-
-    A row that a worker had to be stopped for may be the completion's doing and does not count, unless all rows of
-    several calls end so: a verifier that hangs would else have the run learn from its floor.
+    A shipped rule may raise for up to 1 % of 20 calls' rows. The completion may cause a stopped row, which does not
+    count, unless all rows of several calls end so: a verifier that hangs would train the run on its floor.
 
     It raises nothing: ranks have to agree on the flag before any of them may stop.
 
     Args:
-        rule: The rule's name, for the sentence.
+        rule: The rule's name, for messages.
         max_frac: Share of rows (0 to 1) that may fail.
 
     Example:
@@ -64,7 +58,7 @@ class Breaker:
     _late: tuple[int, ...] = field(default=(), init=False, repr=False)  # Rows of the latest calls without a verdict.
 
     def record(self, rows: int, failed: int, detail: str = "", late: int = 0) -> None:
-        """Count a call of `rows` rows: `failed` had no verdict through the machine's fault, `late` none in time."""
+        """Count a call of `rows` rows: `failed` have no verdict because of the machine, `late` have none in time."""
         if rows:
             self._late = (*self._late, rows) if late == rows else ()
         if self.tripped is None and len(self._late) >= LATE_CALLS and sum(self._late) >= LEAST_ROWS:
@@ -87,7 +81,7 @@ class Breaker:
             )
 
     def record_mistakes(self, rows: int, mistakes: int, detail: str) -> None:
-        """Count a call of `rows` rows, for so many of which the rule raised. Calls to come count as those before."""
+        """Count a call of `rows` rows, for `mistakes` of which the rule raised."""
         above = share_above(self._mistakes, rows, mistakes, MOST_MISTAKES)
         if self.tripped is None and above:
             self.tripped = (
@@ -96,7 +90,7 @@ class Breaker:
             )
 
     def record_replies(self, replies: Sequence[str]) -> None:
-        """Look at the first replies of a judge, each given as "" where it holds a score, else as what it says."""
+        """Count a judge's first replies, each given as "" if it holds a score, else as its text."""
         self._replies = [*self._replies, *replies][:FIRST_REPLIES]
         unread, total = [reply for reply in self._replies if reply], len(self._replies)
         if self.tripped is None and self.max_frac < 1 and total >= LEAST_ROWS and 2 * len(unread) > total:
@@ -110,7 +104,7 @@ class Breaker:
             )
 
     def bearable(self, rows: int) -> int | None:
-        """Return how many of the next `rows` may fail; with more it is sure to trip. None: all may."""
+        """Return how many of the next `rows` may fail without a trip. None: all."""
         total, lost = self._counts()
         return None if total + rows < LEAST_ROWS else max(0, int(self.max_frac * (total + rows)) - lost)
 

@@ -1,4 +1,4 @@
-"""Limits of a worker that the kernel keeps, and what it has used and left behind."""
+"""A worker's limits in the kernel, and measures of its time, memory, threads and children."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from trl_ext.rewards.isolation.kernel import die_first, die_with_parent
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# RLIMIT_CPU counts whole seconds; it is the backstop of the fork server's own watch.
+# RLIMIT_CPU counts whole seconds; it is the backstop of the fork server's watch.
 CPU_SLACK_S = 2
 
 
 def confine(parent: int) -> None:
-    """Bind this process to its parent's life, make it the first that a machine without memory kills, no core files.
+    """End with the parent, be the first killed when memory runs out, write no core files.
 
-    It leads a session of its own, so that a signal to its group reaches what it forks.
+    The process leads a new session, so that a signal to its group reaches its forks.
     """
     os.setsid()
     die_with_parent(parent)
@@ -26,30 +26,30 @@ def confine(parent: int) -> None:
 
 
 def address_space_bytes() -> int:
-    """Address space of this process."""
+    """Return the address space of this process in bytes."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[0]) * PAGE_BYTES
 
 
 def renew_limits(cpu_s: float, address_space: int) -> None:
-    """Set the kernel's limits for the next row: further processor seconds, and bytes of address space in all."""
+    """Set the kernel's limits for the next row: additional processor seconds, and total bytes of address space."""
     lower(resource.RLIMIT_CPU, int(time.process_time() + cpu_s) + CPU_SLACK_S)
     lower(resource.RLIMIT_AS, address_space)
 
 
 def lower(kind: int, value: int) -> None:
-    """Set a soft limit, below the hard one that the user's shell or cluster gave."""
+    """Set a soft limit, at most the hard limit of the user's shell or cluster."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def num_threads() -> int:
-    """Threads of this process, those that Python does not know included."""
+    """Return the number of threads of this process, including threads that Python did not start."""
     return os.stat("/proc/self/task").st_nlink - 2
 
 
 def has_children() -> bool:
-    """True where this process has children, running or not waited for."""
+    """Return True if this process has children, running or not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -58,7 +58,7 @@ def has_children() -> bool:
 
 
 def waited_seconds(pid: int) -> float:
-    """Time that a process's threads were ready to run and had no processor; 0.0 where the kernel keeps no record."""
+    """Return the seconds that a process's threads waited for a processor; 0.0 if the kernel keeps no record."""
     waited_ns = 0
     for record in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # The thread has just ended.
@@ -67,7 +67,7 @@ def waited_seconds(pid: int) -> float:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a worker and its process group, at once, so that a child that forks cannot outrun it."""
+    """Kill a worker and its process group at once, so that a child that forks cannot escape."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A worker as the fork server sees it: started by fork, given a chunk, watched row by row, killed."""
+"""A worker in the fork server: fork it, send it a chunk, watch its rows, kill it."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ from trl_ext.rewards.isolation.workers.worker import cpu_sentence, serve
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A call's rows: which are open, when the call is given up, how long stopped rows have held workers."""
+    """A call: its number of open rows, its deadline, and the seconds for which stopped rows have held workers."""
 
     number: int
     num_open: int
@@ -29,31 +29,31 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A row to judge: its place in the batch, its rule's place among the server's rules, the row as a pickle."""
+    """A row to judge: its index in the batch, the index of its rule, the row as a pickle."""
 
     batch: Batch
     index: int
     rule: int
     row: bytes
-    kills: int = 0  # Times that it was in progress when something other than the pool killed its worker.
-    retried: bool = False  # It did not end well while it imported something, and has been queued again.
-    patient: bool = False  # It has `Limits.patient`, and a chunk of its own.
+    kills: int = 0  # Times that its worker was killed, not by the pool, while it was in progress.
+    retried: bool = False  # It failed during an import and has been queued again.
+    patient: bool = False  # It has `Limits.patient` and a separate chunk.
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker process; `tasks` is its chunk less what is judged, its first task is in progress when `judging`."""
+    """A worker process; `tasks` is the rest of its chunk, whose first task is in progress if `judging`."""
 
     pid: int
     stream: Stream
-    num_rules: int  # Rules that it knows: those that were loaded when it was forked.
+    num_rules: int  # Rules that were loaded when it was forked.
     tasks: deque[Task] = field(default_factory=deque)
-    seal: str = ""  # What reports on its chunk begin their seal with; a rule that writes to the connection lacks it.
+    seal: str = ""  # Begins the seals of reports on its chunk; a rule that writes to the connection does not have it.
     judging: bool = False
     importing: bool = False  # The row in progress has begun to import a module.
-    since: float = 0.0  # When the row in progress began, or the chunk was sent (monotonic clock).
-    cpu_since: float = 0.0  # The worker's processor time then.
-    waited_since: float | None = None  # Its time in the run queue then; read only for rows that take long.
+    since: float = 0.0  # Start of the row in progress, or of sending the chunk (monotonic clock).
+    cpu_since: float = 0.0  # The worker's processor time at that moment.
+    waited_since: float | None = None  # Its time in the run queue, first read once a row takes long.
 
     def assign(self, tasks: Iterable[Task]) -> None:
         """Send a chunk."""
@@ -63,12 +63,12 @@ class Worker:
         self.stream.send(frame((self.seal, [(task.rule, task.row, task.patient) for task in self.tasks])))
 
     def begin(self) -> None:
-        """The first of the open tasks begins now, if there is one."""
+        """Start the clocks of the first open task, if any."""
         self.judging, self.importing = bool(self.tasks), False
         self.since, self.cpu_since, self.waited_since = time.monotonic(), cpu_seconds(self.pid), None
 
     def overrun(self, limits: Limits, now: float) -> str | None:
-        """The sentence for what the row in progress has used too much of; None where it is within its limits."""
+        """Return a message if the row in progress has exceeded its limits, else None."""
         if not self.judging:
             return None
         if cpu_seconds(self.pid) - self.cpu_since > limits.cpu_s:
@@ -76,21 +76,21 @@ class Worker:
         if self.waited_since is None:
             self.waited_since = waited_seconds(self.pid)
         spare_s = now - self.since - limits.row_wall_s
-        # Time in which it was ready to run, and the machine had no processor for it, does not count.
+        # Time in which it waited for a processor does not count.
         if spare_s > 0 and spare_s > waited_seconds(self.pid) - self.waited_since:
             return f"took more than {limits.row_wall_s:g} s"
         return None
 
     def kill(self) -> None:
-        """End it and its process group, and forget the connection."""
+        """Kill it and its process group, and close the connection."""
         kill_group(self.pid)
         self.stream.sock.close()
 
 
 def fork_worker(rules: Sequence[Any], limits: Limits, leave_server: Callable[[], None]) -> Worker:
-    """A new worker that knows `rules`; in it, `leave_server` closes what only the server may hold. May raise OSError.
+    """Return a new worker with `rules`, which calls `leave_server` to close the server's sockets. May raise OSError.
 
-    The server runs one thread and never scores, so that its forks are clean whatever the trainer's process is in.
+    The server has one thread and never scores, so its forks are clean whatever the trainer's process does.
     """
     server = os.getpid()
     ours, theirs = socket.socketpair()
@@ -112,7 +112,7 @@ def fork_worker(rules: Sequence[Any], limits: Limits, leave_server: Callable[[],
 
 
 def ended_sentence(status: int) -> str:
-    """The sentence for how a process ended, from its wait status."""
+    """Return a message of how a process ended, from its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         known = number in set(signal.Signals)

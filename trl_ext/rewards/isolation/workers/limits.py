@@ -1,4 +1,4 @@
-"""Bounds of the workers: per row, per call, and how many there are."""
+"""Limits of the workers: per row, per call, and their number."""
 
 import math
 import os
@@ -7,27 +7,25 @@ from pathlib import Path
 
 from trl_ext.errors import ConfigError
 
-# How much more processor time, and how much address space, a row gets that did not end because it imports a library.
+# Factor of time, and address space, for a row that failed during the import of a library.
 PATIENCE, PATIENT_MIB = 20, 32 * 1024
-# A row that sleeps is stopped after this many times the processor time that it may use.
-WALL_PER_CPU = 5
+WALL_PER_CPU = 5  # wall-clock seconds of a row per processor second that it may use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of the worker pool; the first that a row reaches ends it with the rule's floor.
+    """Limits of the worker pool; a row that reaches a limit is stopped and gets the rule's floor.
 
-    Processor time comes first, so that a loaded machine does not change verdicts; it counts from the row's start in
-    the worker. The wall clock only stops rows that sleep: time that a row spends ready to run, but waiting for a
-    processor, does not count.
+    Processor time is the main limit, so that a loaded machine does not change verdicts; it counts from the row's start
+    in the worker. The wall clock only stops rows that sleep: time in which a row waits for a processor does not count.
 
     Args:
         cpu_s: Processor seconds a row may use, all its threads together.
-        wall_s: Seconds a row may take while it runs or sleeps. None: five times `cpu_s`.
-        memory_mib: Address space by which a row may grow its worker. Memory needed at a time: up to this per worker.
-        batch_s: Seconds until a whole call is given up, from its start on. Keep it below a quarter of the process
-            group's timeout, since the other ranks wait.
-        workers: Worker processes. None: this process's share of the machine's processors less one for the trainer.
+        wall_s: Seconds a row may run or sleep. None: five times `cpu_s`.
+        memory_mib: MiB of address space by which a row may grow its worker; up to this much memory per worker.
+        batch_s: Seconds from a call's start until it is given up. Keep it below a quarter of the process group's
+            timeout, because the other ranks wait.
+        workers: Worker processes. None: this process's share of the machine's processors, less one for the trainer.
         chunk: Rows that a worker gets at once, fewer at the end of a call.
         max_infra_frac: Share of a rule's rows (0 to 1) that the machine or a server may fail before the run ends.
     """
@@ -61,7 +59,7 @@ class Limits:
 
     @property
     def patient(self) -> "Limits":
-        """The limits of a row that is tried again because it was stopped while it imported something."""
+        """Limits of the retry of a row that failed during an import."""
         mib = max(self.memory_mib, PATIENT_MIB)
         return replace(self, cpu_s=PATIENCE * self.cpu_s, wall_s=PATIENCE * self.row_wall_s, memory_mib=mib)
 
@@ -72,20 +70,20 @@ class Limits:
 
 
 def default_workers() -> int:
-    """This process's share of the processors, less one for the trainer, at least 1."""
+    """Return this process's share of the processors, less one for the trainer, at least 1."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     local_world_size = int(ranks) if ranks.isdecimal() and int(ranks) else 1
     return max(1, available_cpus() // local_world_size - 1)
 
 
 def available_cpus() -> int:
-    """Processors that this process may use: its affinity, bounded by the container's quota."""
+    """Return the number of processors of this process: its affinity, limited by the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cpus, quota_cpus() or cpus)
 
 
 def quota_cpus(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Whole processors of a container's quota, at least 1; None without one. Cgroup v2: "400000 100000" is 4."""
+    """Return a container's quota in processors, at least 1; None without a quota. Cgroup v2: "400000 100000" is 4."""
     try:
         quota, period = path.read_text().split()[:2]
         return max(1, int(quota) // int(period))

@@ -1,18 +1,18 @@
-"""Worker processes for rules that may hang, crash or eat memory on hostile text.
+"""Worker processes for rules that may hang, crash or use too much memory on hostile text.
 
     trainer  --  fork server  --  worker
                               --  worker
 
-`WorkerPool.run` gives one verdict per row whatever the completions hold: a row that overruns its limits is stopped and
-gets the rule's floor, and no other row's verdict depends on it. Statuses besides the rule's own:
+`WorkerPool.run` returns a verdict per row for any completions: a row that exceeds its limits is stopped and gets the
+rule's floor, and no other row's verdict depends on it. Statuses that the pool adds:
 
-    timeout      used more processor or wall-clock time than `Limits` lets it; the floor
-    too_complex  needed more memory than `Limits` lets it, or nested deeper than Python's stack; the floor
+    timeout      used more processor or wall-clock time than `Limits`; the floor
+    too_complex  needed more memory than `Limits`, or nested deeper than Python's stack; the floor
     crashed      ended its worker, or broke its connection; the floor
-    error        the rule raised; no value, and the detail says what and where, then the traceback
-    infra_error  no worker could be had, or the call's time was up before the row began; no value
+    error        the rule raised; no value; the detail holds error, place and traceback
+    infra_error  no worker could start, or the call's time was over before the row began; no value
 
-Linux only. Elsewhere rules run where they are called, without limits, and a warning says so once.
+On other systems than Linux, rules run in the caller's process without limits, and a warning is given once.
 """
 
 import os
@@ -41,11 +41,11 @@ LATEST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Counts of a pool since it was made.
+    """Counts of a pool since its creation.
 
     Args:
-        rows: Rows by their verdict's status.
-        restarts: Workers that were replaced, after a stopped row or because a row left something behind.
+        rows: Number of rows by the verdict's status.
+        restarts: Workers that were replaced, after a stopped row or because a row left a thread, child or memory.
         ms: Milliseconds of the latest 4,096 rows, each from its start in the worker; 0.0 for rows that never began.
     """
 
@@ -57,8 +57,8 @@ class PoolStats:
 class WorkerPool:
     """Judges rows in processes that can be killed; starts them with the first call.
 
-    Calls may come from any thread, and several at a time. The object pickles as its limits: a spawned process starts
-    workers of its own, and so does a forked one.
+    Any thread may call it, several at a time. It pickles as its limits: a spawned or forked process starts separate
+    workers.
 
     Example:
         with WorkerPool(Limits(cpu_s=1)) as pool:
@@ -72,14 +72,14 @@ class WorkerPool:
         self._reset()
 
     def run(self, tasks: Iterable[tuple[Rule, Row]]) -> list[Verdict]:
-        """One verdict per task, in their order. RuleError or DataError for what cannot be sent to a worker."""
+        """Return one verdict per task, in their order. RuleError or DataError if a task cannot be sent to a worker."""
         return [judged.verdict for judged in self.submit(tasks).result()]
 
     def submit(self, tasks: Iterable[tuple[Rule, Row]]) -> "Future[list[Judged]]":
         """Start `run` and return at once; in an event loop, `await asyncio.wrap_future(pool.submit(tasks))`."""
         tasks = list(tasks)
         future: Future[list[Judged]] = Future()
-        future.set_running_or_notify_cancel()  # What a worker judges cannot be taken back.
+        future.set_running_or_notify_cancel()  # A sent row cannot be cancelled.
         if not tasks or not supported(sys.platform):
             future.set_result([inline(rule, row) for rule, row in tasks])
             return future
@@ -98,7 +98,7 @@ class WorkerPool:
             thread.close()
 
     def stats(self) -> PoolStats:
-        """The pool's counts so far."""
+        """Return the pool's counts so far."""
         with self._lock:
             return PoolStats(dict(self._rows), self._restarts, tuple(self._ms))
 
@@ -120,30 +120,29 @@ class WorkerPool:
         self._ms: deque[float] = deque(maxlen=LATEST_ROWS)
 
     def _connected(self) -> "ServerThread":
-        """The thread of the fork server; a new one in a forked child, whose copy has no thread."""
+        """Return the fork server's thread; start it if needed, also in a forked child, which has no threads."""
         if self._pid != os.getpid():
             self._reset()
         with self._lock:
             if self._thread is None or self._thread.closed:
                 from trl_ext.rewards.isolation.workers.server_thread import ServerThread
 
-                # The thread must not keep a pool alive that nobody holds any more.
-                pool = weakref.ref(self)
+                pool = weakref.ref(self)  # The thread must not keep the pool alive.
                 self._thread = ServerThread(self.limits, partial(finish, pool), partial(count_restarts, pool))
-                weakref.finalize(self, self._thread.close)  # At the interpreter's end too.
+                weakref.finalize(self, self._thread.close)  # Also at the interpreter's end.
             return self._thread
 
 
 def shared_pool(limits: Limits) -> WorkerPool:
-    """This process's pool with these limits: several rule sets need no workers of their own."""
-    return _POOLS.setdefault(limits, WorkerPool(limits))  # Atomic; a pool that is not used has no processes.
+    """Return this process's pool with these limits, which several rule sets share."""
+    return _POOLS.setdefault(limits, WorkerPool(limits))  # Atomic; an unused pool has no processes.
 
 
 _POOLS: dict[Limits, WorkerPool] = {}
 
 
 def finish(pool: "weakref.ref[WorkerPool]", request: Request) -> None:
-    """Count a request's verdicts and give them to who waits."""
+    """Count a request's verdicts and set its future's result."""
     results = request.results()
     owner = pool()
     if owner is not None:
@@ -164,7 +163,7 @@ def count_restarts(pool: "weakref.ref[WorkerPool]", number: int) -> None:
 
 @cache
 def supported(platform: str) -> bool:
-    """True where this system can hold a worker to limits; warns once where it cannot."""
+    """Return True if this system can limit workers; warn once if it cannot."""
     if platform != "linux":
         message = f"Workers need Linux; on {platform} rules run in the trainer's process, where no limit holds them."
         warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -172,10 +171,10 @@ def supported(platform: str) -> bool:
 
 
 def inline(rule: Rule, row: Row) -> Judged:
-    """Judge a row in this process; an exception is data, as in a worker."""
+    """Judge a row in this process; an exception becomes a verdict, as in a worker."""
     began = time.monotonic()
     try:
         verdict = as_verdict(rule.score(row))
-    except Exception as error:  # As in a worker: the caller decides what to do about it.
+    except Exception as error:  # The caller decides what to do about it.
         verdict = Verdict(None, "error", f"{type(error).__name__}: {error}")
     return Judged(verdict, 1000 * (time.monotonic() - began))

@@ -1,14 +1,14 @@
-"""The fork server: loads the rules once, forks workers, deals out rows, and stops what overruns.
+"""The fork server: loads the rules once, forks workers, distributes rows, and stops rows that exceed their limits.
 
-It is a process of its own, started as a fresh interpreter: CUDA, tokenizers and threads of the trainer are not in it,
-the user's script does not run again, and the trainer's interpreter lock cannot delay a kill. It scores nothing itself.
+It is a fresh interpreter in a separate process: it holds no CUDA, tokenizers or threads of the trainer, does not run
+the user's script again, and the trainer's interpreter lock cannot delay a kill. It scores nothing.
 
-    workers do not start, three times    the rows that wait get no value, "infra_error"
-    the call's time is up                the rows in progress get the floor, "timeout"; those that never began get no
+    workers fail to start three times    the waiting rows get no value, "infra_error"
+    the call's time is over              the rows in progress get the floor, "timeout"; rows that never began get no
                                          value, "infra_error", which the breaker counts unless stopped rows held the
-                                         workers for half of the call's time: that is the model's doing
+                                         workers for half of the call's time: then the model is the cause
 
-What becomes of single rows stands in `supervision`.
+Failures of single rows are handled in `supervision`.
 """
 
 import json
@@ -30,9 +30,9 @@ from trl_ext.rewards.isolation.workers.supervision import Workers
 from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
 from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS
 
-# How late a kill may be that the kernel has not done itself. The check costs a system call per worker.
+# Longest delay of a kill by the server. The check costs a system call per worker.
 TICK_S = 0.02
-# How late the death of a trainer is noticed that left the connection open in a forked child.
+# Longest time until the server notices a dead trainer whose forked child holds the connection open.
 IDLE_TICK_S = 1.0
 
 
@@ -42,12 +42,12 @@ class ForkServer(Workers):
     def __init__(self, link: Stream, limits: Limits, trainer: int) -> None:
         super().__init__(link, limits)
         self.trainer = trainer
-        self.known: dict[bytes, int] = {}  # Pickled rule: its place in `rules`.
+        self.known: dict[bytes, int] = {}  # Pickled rule: its index in `rules`.
 
     def run(self) -> None:
-        """Serve until the trainer closes the connection or is gone."""
+        """Serve until the trainer closes the connection or ends."""
         adopt_orphans()
-        # A child's end wakes the loop: a worker's own child may hold the connection open.
+        # A child's end wakes the loop, because a worker's child may hold the connection open.
         self.wake.setblocking(False)
         self.bell.setblocking(False)
         signal.set_wakeup_fd(self.bell.fileno(), warn_on_full_buffer=False)
@@ -65,7 +65,7 @@ class ForkServer(Workers):
                 there = self.link.receive()
                 for data in self.link.frames():
                     self.take(load(data))
-                if not there:  # The trainer has hung up.
+                if not there:  # The trainer has closed the connection.
                     break
             for number in ready & streams.keys():
                 self.hear_worker(streams[number])
@@ -77,11 +77,11 @@ class ForkServer(Workers):
                 self.give_up(batch)
             if idle or self.unswept:
                 self.sweep()
-            self.link.flush()  # One call for all that a round has brought.
+            self.link.flush()  # One call for all reports of a round.
         self.stop()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Queue a batch, or say why its rules cannot be loaded."""
+        """Queue a batch, or report why its rules cannot be loaded."""
         sys.path.extend(path for path in message["path"] if path not in sys.path)
         try:
             rules = [self.place(data) for data in message["rules"]]
@@ -95,11 +95,11 @@ class ForkServer(Workers):
         self.queue.extend(Task(batch, index, rules[rule], row) for index, rule, row in message["rows"])
 
     def place(self, data: bytes) -> int:
-        """The place of a rule among those loaded; loads it when it is new."""
+        """Return the index of a rule; load it if it is new."""
         if data not in self.known:
             before = children()
             rule = load(data)
-            getattr(rule, "warm_up", lambda: None)()  # Optional: imports what `score` would import in every worker.
+            getattr(rule, "warm_up", lambda: None)()  # Optional: does the imports of `score` once for all workers.
             self.spared |= children() - before
             self.known[data] = len(self.rules)
             self.rules.append(rule)
@@ -107,9 +107,9 @@ class ForkServer(Workers):
         return self.known[data]
 
     def deal(self) -> None:
-        """Give chunks to idle workers, and start workers while there are rows for more."""
+        """Send chunks to idle workers, and start workers while rows wait."""
         if self.held:
-            # Rows whose rule has a patient row under way would meet what that one met.
+            # Rows of a rule with a patient row in progress would fail as that row did.
             queue, self.queue = self.queue, deque()
             for task in queue:
                 (self.queue if task.patient else self.held.get(task.rule, self.queue)).append(task)
@@ -124,7 +124,7 @@ class ForkServer(Workers):
                 idle = self.start()
                 if idle is None:
                     return
-            # Rows of one batch; fewer towards the queue's end, so that no worker is left with many.
+            # Rows of one batch; fewer towards the queue's end, so that no worker gets many at last.
             share = -(-len(self.queue) // (2 * self.limits.num_workers))
             chunk = [self.queue.popleft()]
             most = 1 if chunk[0].patient else min(self.limits.chunk, share)
@@ -135,7 +135,7 @@ class ForkServer(Workers):
             idle.assign(chunk)
 
     def give_up(self, batch: Batch) -> None:
-        """End a call: rows in progress get the floor, rows that never began get nothing."""
+        """End a call: rows in progress get the floor, rows that never began get no value."""
         ended = f"the call's {self.limits.batch_s:g} s were over"
         for worker in [worker for worker in self.workers.values() if worker.tasks and worker.tasks[0].batch is batch]:
             if worker.judging:
@@ -156,4 +156,4 @@ def main(arguments: Sequence[str]) -> NoReturn:
     settings = json.loads(arguments[0])
     link = Stream(socket.socket(fileno=settings["socket"]))
     ForkServer(link, Limits(**settings["limits"]), settings["trainer"]).run()
-    os._exit(0)  # Whatever the rules' modules left for the interpreter's end may hang.
+    os._exit(0)  # Exit functions of the rules' modules may hang.

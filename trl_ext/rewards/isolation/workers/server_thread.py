@@ -1,7 +1,7 @@
-"""The trainer's end of the pool: one thread that starts the fork server, sends requests and collects verdicts.
+"""The trainer's end of the pool: a thread that starts the fork server, sends requests and collects verdicts.
 
-The server is a plain child process, not one of `multiprocessing`: that works from any thread, from an event loop and
-inside a daemonic process, and it does not run the user's script again.
+The server is a child process without `multiprocessing`: it starts from any thread, from an event loop and in a
+daemonic process, and does not run the user's script again.
 """
 
 import contextlib
@@ -22,14 +22,12 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.request import Request
 from trl_ext.rewards.isolation.workers.wire import Stream, frame, wait
 
-# The server gives a call up by itself; this is for a server that hangs, such as in the import of a rule's module.
+# Added to a call's time limit, for a server that hangs, for instance in the import of a rule's module.
 SERVER_GRACE_S = 60.0
-# What a server gets to end its workers.
-STOP_S = 2.0
-# Times that a request goes to a new server after the old one died under it.
-RESENDS = 1
+STOP_S = 2.0  # time for a server to end its workers
+RESENDS = 1  # times that a request is sent again because its server died
 
-# Settings come as JSON in the first argument. The module path is the trainer's, so that rules are found there too.
+# Settings are JSON in the first argument. The module path is the trainer's, so that the server finds the rules.
 BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
@@ -48,9 +46,9 @@ ENVIRONMENT = {
 
 
 class ServerThread:
-    """A thread and the server that it holds.
+    """A thread and its server.
 
-    In it `done` is called with each request that has all its verdicts, `restarted` with the number of new workers.
+    The thread calls `done` with each request that has all its verdicts, `restarted` with the number of new workers.
     """
 
     def __init__(self, limits: Limits, done: Callable[[Request], None], restarted: Callable[[int], None]) -> None:
@@ -71,7 +69,7 @@ class ServerThread:
         self.thread.start()
 
     def send(self, request: Request) -> bool:
-        """Hand over a request; False when it is closed."""
+        """Queue a request; return False if the thread is closed."""
         with self.lock:
             if not self.closed:
                 self.inbox.put(request)
@@ -79,7 +77,7 @@ class ServerThread:
             return not self.closed
 
     def close(self) -> None:
-        """End the server and its workers; requests under way get what there is."""
+        """End the server and its workers; open rows get no value."""
         if self.pid != os.getpid():
             return
         with self.lock:
@@ -110,7 +108,7 @@ class ServerThread:
             self.bell.close()
 
     def step(self) -> None:
-        """Wait for something and handle it."""
+        """Wait for an event and handle it."""
         late_at = min((request.late_at for request in self.requests.values()), default=None)
         timeout_s = None if late_at is None else late_at - time.monotonic()
         ready = wait([self.stream] if self.stream else [], [self.wake.fileno()], timeout_s)
@@ -125,7 +123,7 @@ class ServerThread:
             self.drop(f"the workers' server did not answer within {self.limits.batch_s + SERVER_GRACE_S:g} s")
 
     def take_inbox(self) -> list[int]:
-        """Number the new requests."""
+        """Number the new requests; return their numbers."""
         first = self.num_requests
         while not self.inbox.empty():
             self.requests[self.num_requests] = self.inbox.get()
@@ -133,7 +131,7 @@ class ServerThread:
         return list(range(first, self.num_requests))
 
     def forward(self, number: int) -> None:
-        """Send a request's open rows to the server, which is started when there is none."""
+        """Send a request's open rows to the server; start it if needed."""
         request = self.requests[number]
         request.sends += 1
         request.late_at = time.monotonic() + self.limits.batch_s + SERVER_GRACE_S
@@ -146,7 +144,7 @@ class ServerThread:
         stream.send(frame({"batch": number, "path": search_path(), "rules": request.rules, "rows": rows}))
 
     def hear(self, stream: Stream) -> None:
-        """Take what the server sent; where it has ended, send what is open once more."""
+        """Read the server's reports; if it has ended, send the open requests once more."""
         stream.flush()
         there = stream.receive()
         for data in stream.lines():
@@ -161,7 +159,7 @@ class ServerThread:
                 self.drop("the workers' server died twice", number)
 
     def hear_line(self, report: dict[str, Any]) -> None:
-        """A verdict, rules that cannot be loaded, or a number of restarts."""
+        """Handle a verdict, an error from loading the rules, or a number of restarts."""
         if "restarts" in report:
             self.restarted(report["restarts"])
             return
@@ -174,14 +172,14 @@ class ServerThread:
             self.done(request)
 
     def drop(self, detail: str, number: int | None = None) -> None:
-        """End one request, or all, with what there is."""
+        """End one request, or all; open rows get no value."""
         for key in list(self.requests) if number is None else [number]:
             request = self.requests.pop(key)
             request.fail(detail)
             self.done(request)
 
     def start_server(self) -> Stream:
-        """Start the fork server; OSError when the machine gives no process."""
+        """Start the fork server; OSError if the machine cannot start a process."""
         ours, theirs = socket.socketpair()
         limits = asdict(self.limits) | {"workers": self.limits.num_workers}
         settings = {"path": search_path(), "socket": theirs.fileno(), "trainer": os.getpid(), "limits": limits}
@@ -191,7 +189,7 @@ class ServerThread:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C is for the trainer, which then ends the server.
+                start_new_session=True,  # Ctrl-C goes to the trainer, which then ends the server.
             )
         except OSError:
             ours.close()
@@ -202,7 +200,7 @@ class ServerThread:
         return self.stream
 
     def stop_server(self, patience_s: float = STOP_S) -> None:
-        """Hang up, which ends the server and its workers; kill it when it does not end."""
+        """Close the connection, which ends the server and its workers; kill it if it does not end."""
         if self.stream is not None:
             self.stream.sock.close()
             self.stream = None
@@ -216,5 +214,5 @@ class ServerThread:
 
 
 def search_path() -> list[str]:
-    """The trainer's module path, its entry for the working folder by name."""
+    """Return the trainer's module path, with the working folder's path for ""."""
     return [path or os.getcwd() for path in sys.path if isinstance(path, str)]

@@ -1,12 +1,12 @@
-"""The fork server's workers: starting them, hearing them, charging rows with what becomes of them, leaving nothing.
+"""The fork server's workers: start them, read their reports, attribute failures to rows, clean up.
 
-a row in progress used too much      its worker is killed; the row gets the rule's floor, "timeout"
-its worker died or sent junk         the row gets the floor, "crashed"; after a SIGKILL from outside, which may be
-                                     the kernel's for want of memory, it is tried once more first
-the rest of such a worker's chunk    goes back to the head of the queue, without blame
-a row imported what nobody had yet   the server imports it, too, so that later workers have it from their fork; a row
-                                     that did not end well meanwhile is tried again, the first with more time and
-                                     memory, the others when that one is done
+a row used too much time             its worker is killed; the row gets the rule's floor, "timeout"
+its worker died or sent junk         the row gets the floor, "crashed"; after a SIGKILL, which the kernel sends when
+                                     memory runs out, it is first tried once more
+the rest of such a worker's chunk    goes back to the head of the queue
+a row imported a new module          the server imports it, too, so that later workers inherit it; a row that failed
+                                     during an import is tried again, the first row of a rule with more time and
+                                     memory, its others after that row
 """
 
 import json
@@ -29,28 +29,24 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Stream, line, wait
 from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, STARTED, cpu_sentence
 
-# Between two failed starts, and how many in a row fail before the rows that wait are given up.
-RETRY_S = 0.1
-LEAST_FAILURES = 3
-# Between the end of a worker's connection and its own.
+RETRY_S = 0.1  # between two failed starts
+LEAST_FAILURES = 3  # failed starts in a row after which the waiting rows are given up
+# Longest time between the end of a worker's connection and the end of the worker.
 HANG_UP_S = 0.05
 HANG_UP_TICK_S = 0.005
-# A worker that has a chunk and does not begin is stuck in what an earlier row left behind.
-STALL_S = 10.0
-# A child that forks faster than it is killed is left to the next sweep.
-SWEEP_S = 0.2
-# What is read of a worker that has ended.
-LAST_WORDS_BYTES = 1 << 22
-# Rows of a rule that may have `Limits.patient`. Few: a hostile row that is stopped could have imported something, too.
+STALL_S = 10.0  # A worker that has a chunk and does not begin is blocked by the remains of an earlier row.
+SWEEP_S = 0.2  # The next sweep handles a child that forks faster than it is killed.
+LAST_WORDS_BYTES = 1 << 22  # read from a worker that has ended
+# Rows of a rule that may have `Limits.patient`. Few: a hostile row could import something, too.
 PATIENT_ROWS = 2
-# How a row ends that found too little time or memory to import.
+# Statuses of a row that had too little time or memory for an import.
 UNFINISHED = ("timeout", "too_complex", "error")
-# What reading junk as a report may raise: not JSON, another type, a key less, nested too deep.
+# Errors from a report that is junk: not JSON, wrong type, key missing, nested too deep.
 JUNK = (ValueError, TypeError, KeyError, RecursionError)
 
 
 class Workers:
-    """The workers of a server, by process id, and the rows that wait for one; one thread, nothing shared."""
+    """The workers of a server, by process id, and the rows that wait for a worker. Used by one thread."""
 
     def __init__(self, link: Stream, limits: Limits) -> None:
         self.link = link  # To the trainer.
@@ -63,13 +59,13 @@ class Workers:
         self.spared: set[int] = set()  # Children of the rules' own modules.
         self.unswept = False  # Whether rows may have left something running.
         self.retry_at = 0.0
-        self.known_modules: set[str] = set()  # Those that a row has imported and this process has tried to.
+        self.known_modules: set[str] = set()  # Imported by a row; this process has tried to import them, too.
         self.patient_rows: Counter[int] = Counter()  # By rule.
         self.held: dict[int, list[Task]] = {}  # By rule: rows that wait for its patient row.
         self.wake, self.bell = socket.socketpair()
 
     def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:
-        """Send a verdict; `machine` says that the breaker counts it."""
+        """Send a verdict; the breaker counts it if `machine`."""
         verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
         self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
         self.failures = 0
@@ -81,11 +77,11 @@ class Workers:
             self.unswept = True
 
     def put_back(self, tasks: Iterable[Task]) -> None:
-        """Queue rows first that have to be dealt out again."""
+        """Put rows at the head of the queue."""
         self.queue.extendleft(reversed(list(tasks)))
 
     def failed_start(self, why: str) -> None:
-        """Count a worker that did not start, or ended before its first row; after three in a row nothing waits."""
+        """Count a worker that did not start, or ended before its first row; after three in a row, give up all rows."""
         self.failures += 1
         if self.failures >= LEAST_FAILURES:
             waiting, self.queue = self.queue, deque()
@@ -93,12 +89,12 @@ class Workers:
                 self.answer(task, None, "infra_error", f"no worker could be started: {why}", machine=True)
 
     def leave(self) -> None:
-        """Close in a new worker what only the server may hold."""
+        """Close the server's sockets in a new worker."""
         for sock in (self.link.sock, self.wake, self.bell, *(worker.stream.sock for worker in self.workers.values())):
             sock.close()
 
     def start(self) -> Worker | None:
-        """A new worker, or None when the machine gives none."""
+        """Return a new worker, or None if the machine cannot start a process."""
         try:
             worker = fork_worker(self.rules, self.limits, self.leave)
         except OSError as error:
@@ -110,7 +106,7 @@ class Workers:
         return worker
 
     def hear_worker(self, worker: Worker) -> None:
-        """Take verdicts; a worker that hangs up or sends anything else is killed."""
+        """Read verdicts; kill a worker that closes its connection or sends anything else."""
         if worker.pid not in self.workers:
             return
         worker.stream.flush()
@@ -123,7 +119,7 @@ class Workers:
             return
         if there:
             return
-        # The worker ends, which shows more a moment later, or hostile code has closed the connection.
+        # Either the worker is about to end, or hostile code has closed the connection.
         end = time.monotonic() + HANG_UP_S
         while worker.pid in self.workers and time.monotonic() < end:
             self.reap()
@@ -132,7 +128,7 @@ class Workers:
             self.crashed(worker, "its worker's connection was closed")
 
     def hear_line(self, worker: Worker, data: bytes) -> None:
-        """The start of a chunk, or a verdict, after which the next row begins."""
+        """Handle the start of a chunk, the start of an import, or a verdict, after which the next row begins."""
         if worker.pid not in self.workers:
             return
         if data + b"\n" == STARTED and worker.tasks and not worker.judging:
@@ -148,7 +144,7 @@ class Workers:
             raise ValueError("a verdict that the worker's own code has not sent")
         task = worker.tasks.popleft()
         new = [name for name in report["imported"] if name not in sys.modules and name not in self.known_modules]
-        if new:  # Workers that are forked from now on have them.
+        if new:  # Later workers inherit them.
             self.known_modules.update(new)
             before = children()
             import_all(new)
@@ -164,12 +160,12 @@ class Workers:
         self.answer(task, report["value"], report["status"], report["detail"], report["ms"], machine=failed)
 
     def forgives(self, worker: Worker, task: Task) -> bool:
-        """True where a row that did not end well began to import something, and has not been tried again yet."""
+        """Return True if a failed row has begun an import and has not been tried again yet."""
         waits = task.rule in self.held or self.patient_rows[task.rule] < PATIENT_ROWS
         return worker.importing and not task.retried and waits
 
     def try_again(self, task: Task) -> None:
-        """Queue a forgiven row: the first of its rule with patient limits, the others behind that one."""
+        """Queue a forgiven row: the first of its rule with patient limits, the others after that row."""
         task.retried = True
         if task.rule in self.held:
             self.held[task.rule].append(task)
@@ -180,22 +176,22 @@ class Workers:
         self.put_back([task])
 
     def limits_of(self, worker: Worker) -> Limits:
-        """The limits of the row in progress."""
+        """Return the limits of the row in progress."""
         return self.limits.patient if worker.tasks and worker.tasks[0].patient else self.limits
 
     def retire(self, worker: Worker) -> None:
-        """Kill a worker; its open rows go back."""
+        """Kill a worker and queue its open rows again."""
         del self.workers[worker.pid]
         worker.kill()
         self.put_back(worker.tasks)
         worker.tasks.clear()
         worker.judging = False
         self.unswept = True
-        if worker.num_rules == len(self.rules):  # Else it only makes room for one that knows the new rules.
+        if worker.num_rules == len(self.rules):  # Otherwise a worker with the new rules replaces it.
             self.link.post(line({"restarts": 1}))
 
     def charge(self, worker: Worker, status: str, detail: str) -> None:
-        """Kill a worker; the row in progress gets the floor, unless it is forgiven."""
+        """Kill a worker; its row in progress gets the floor, unless it is forgiven."""
         task = worker.tasks.popleft()
         took_s = time.monotonic() - worker.since
         task.batch.stopped_s += took_s
@@ -207,7 +203,7 @@ class Workers:
         self.answer(task, "floor", status, detail, 1000 * took_s)
 
     def crashed(self, worker: Worker, detail: str) -> None:
-        """A worker is lost: charge the row in progress, or count a failed start."""
+        """Handle the loss of a worker: charge its row in progress, or count a failed start."""
         if worker.judging:
             self.charge(worker, "crashed", detail)
         else:
@@ -238,7 +234,7 @@ class Workers:
                     self.died(self.workers[pid], status, usage.ru_utime + usage.ru_stime)
 
     def died(self, worker: Worker, status: int, cpu_s: float) -> None:
-        """Read the last words of a worker that ended, then charge the row in progress, if there is one."""
+        """Read the last reports of a worker that ended, then charge its row in progress, if any."""
         used_s, limits = cpu_s - worker.cpu_since, self.limits_of(worker)
         self.last_words(worker)
         if worker.pid not in self.workers:
@@ -253,7 +249,7 @@ class Workers:
             self.crashed(worker, ended_sentence(status))
 
     def last_words(self, worker: Worker) -> None:
-        """Take the verdicts that a worker sent before it ended."""
+        """Read the verdicts that a worker sent before it ended."""
         while worker.stream.receive() and len(worker.stream.inbox) < LAST_WORDS_BYTES:
             if not wait([worker.stream], [], 0):
                 break
@@ -262,7 +258,7 @@ class Workers:
                 self.hear_line(worker, data)
 
     def sweep(self) -> None:
-        """Kill what rows left running, however they detached it: it has become a child of the server."""
+        """Kill processes that rows left running; detached processes have become children of the server."""
         self.unswept = False
         end = time.monotonic() + SWEEP_S
         while strays := children() - self.workers.keys() - self.spared:
@@ -277,7 +273,7 @@ class Workers:
                 break
 
     def stop(self) -> None:
-        """Kill all workers and what they left."""
+        """Kill all workers and the processes that they left."""
         for worker in self.workers.values():
             worker.kill()
         self.workers.clear()
@@ -285,7 +281,7 @@ class Workers:
 
 
 def checked(report: Any) -> dict[str, Any]:
-    """A worker's report, or ValueError when it is not one."""
+    """Return a worker's report; ValueError if it is not a report."""
     value, detail = report["value"], report["detail"]
     if not (value is None or value == "floor" or isinstance(value, float)):
         raise ValueError("no value")

@@ -1,7 +1,7 @@
-"""The wire between trainer, fork server and workers: pickles go down, JSON lines come up.
+"""Messages between trainer, fork server and workers: pickles to the workers, JSON lines back.
 
-A worker has seen hostile text, so nothing that it sends is unpickled. A pickle is a length and that many bytes; a line
-ends with a newline and has a highest length.
+A worker has read hostile text, so its messages are never unpickled. A pickle is a length and that many bytes; a line
+ends with a newline and has a maximum length.
 """
 
 import io
@@ -16,13 +16,13 @@ from typing import Any
 from trl_ext.errors import RuleError
 
 LENGTH = struct.Struct("!Q")
-# No honest line comes near: details are cut at 4,000 characters, of 12 bytes at most in JSON.
+# No honest line is so long: details are cut at 4,000 characters, each at most 12 bytes in JSON.
 LARGEST_LINE_BYTES = 1 << 17
 READ_BYTES = 1 << 18
 
 
 class Stream:
-    """One end of a socket that never blocks: what does not fit waits in `outbox`."""
+    """One end of a socket that never blocks: unsent bytes wait in `outbox`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -34,16 +34,16 @@ class Stream:
         return self.sock.fileno()
 
     def post(self, data: bytes) -> None:
-        """Keep what the next `flush` will send."""
+        """Keep data for the next `flush`."""
         self.outbox += data
 
     def send(self, data: bytes) -> None:
-        """Send what fits now, keep the rest."""
+        """Send as much as possible now, keep the rest."""
         self.post(data)
         self.flush()
 
     def flush(self) -> None:
-        """Send more of the outbox. A broken connection empties it; `receive` tells of it."""
+        """Send more of the outbox. A broken connection empties it; `receive` then returns False."""
         try:
             while self.outbox:
                 with memoryview(self.outbox) as view:
@@ -55,7 +55,7 @@ class Stream:
             self.outbox.clear()
 
     def receive(self) -> bool:
-        """Read what there is into the inbox; False at the end of the connection."""
+        """Read available bytes into the inbox; return False at the end of the connection."""
         try:
             data = self.sock.recv(READ_BYTES)
         except BlockingIOError:
@@ -66,7 +66,7 @@ class Stream:
         return bool(data)
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines of the inbox; ValueError, after those before it, for one longer than any honest line."""
+        """Yield the complete lines of the inbox; ValueError at a line that is too long."""
         end = self.inbox.rfind(b"\n") + 1
         lines = bytes(self.inbox[:end]).split(b"\n")[:-1]
         del self.inbox[:end]
@@ -76,7 +76,7 @@ class Stream:
         check_length(self.inbox)
 
     def frames(self) -> list[bytes]:
-        """The whole pickles of the inbox, not loaded yet."""
+        """Return the complete pickles of the inbox, not loaded yet."""
         frames = []
         while len(self.inbox) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self.inbox)[0]
@@ -88,13 +88,13 @@ class Stream:
 
 
 def check_length(data: bytes | bytearray) -> None:
-    """ValueError for a line that no honest process sends."""
+    """Raise ValueError for a line that no honest process sends."""
     if len(data) > LARGEST_LINE_BYTES:
         raise ValueError(f"a line of at least {len(data)} bytes")
 
 
 def wait(streams: Iterable[Stream], others: Iterable[int], timeout_s: float | None) -> set[int]:
-    """File numbers that can be read (or written, where an outbox waits); empty after `timeout_s`."""
+    """Return file numbers that can be read (or written, if an outbox waits); empty after `timeout_s`."""
     poll = select.poll()
     for number in others:
         poll.register(number, select.POLLIN)
@@ -104,18 +104,18 @@ def wait(streams: Iterable[Stream], others: Iterable[int], timeout_s: float | No
 
 
 def frame(message: Any) -> bytes:
-    """A message as a pickle with its length in front."""
+    """Return a message as a pickle after its length."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(data)) + data
 
 
 def line(message: Any) -> bytes:
-    """A message as a line of JSON, lone surrogates escaped."""
+    """Return a message as a line of JSON, lone surrogates escaped."""
     return json.dumps(message).encode("ascii") + b"\n"
 
 
 class Loader(pickle.Unpickler):
-    """Loads pickles of our own parent; names of the user's script have no home here."""
+    """Loads pickles of the parent process; refuses classes of the user's script."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "__main__":
@@ -127,5 +127,5 @@ class Loader(pickle.Unpickler):
 
 
 def load(data: bytes) -> Any:
-    """The object of a pickle from our own parent."""
+    """Load a pickle from the parent process."""
     return Loader(io.BytesIO(data)).load()

@@ -1,7 +1,7 @@
-"""The inside of a worker: judge row after row, and say when each begins.
+"""The code of a worker: judges row after row and reports each.
 
-The process is a fork of the fork server, so rules and their libraries are there already. It never returns, and it ends
-itself after a row that left something behind: a thread, a child, much memory.
+The process is a fork of the fork server, so rules and their libraries are loaded. It exits after a row that left a
+thread, a child process or much used memory.
 """
 
 import os
@@ -27,11 +27,10 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
 
 MIB = 2**20
-# A worker that has kept a quarter of what a row may take is replaced, so that later rows find what they may take.
+# A worker that has kept this share of a row's memory is replaced, so that later rows have enough.
 KEPT_FRAC = 0.25
 DETAIL_CHARS = 4000
-# The line that says that a chunk is read and its first row begins.
-STARTED = line("started")
+STARTED = line("started")  # sent when a chunk is read and its first row begins
 
 
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
@@ -60,7 +59,7 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
             report = judged(rule, row, bounds) | {"imported": watch.imported()}
             report["seal"] = f"{seal}{len(chunk) - number}"
             bytes_now = address_space_bytes()
-            # What a row left behind would be charged to the next one.
+            # The next row would be charged for the remains of this row.
             report["retire"] = num_threads() > 1 or has_children() or bytes_now - first_bytes > kept_bytes
             sock.sendall(line(report))
             if report["retire"]:
@@ -68,7 +67,7 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
-    """Read `size` bytes from the connection; ends the process where it closes."""
+    """Read `size` bytes from the connection; exit if it closes."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(min(size - len(data), MIB))
@@ -79,15 +78,15 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def loaded(row: bytes) -> Any:
-    """The row, or the exception that kept it from loading."""
+    """Return the row, or the exception from loading it."""
     try:
         return load(row)
-    except Exception as error:  # A pickle may raise anything: it runs the constructors of the dataset's types.
+    except Exception as error:  # A pickle may raise anything: it runs constructors of the dataset's types.
         return error
 
 
 def judged(rule: Any, row: Any, limits: Limits) -> dict[str, Any]:
-    """The verdict on a row as a message; the value "floor" stands for the rule's."""
+    """Return the verdict on a row as a message; the value "floor" means the rule's floor."""
     signal.setitimer(signal.ITIMER_REAL, 0)  # An alarm of the last row.
     began, cpu_began = time.monotonic(), time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # The kernel ends the process, to its clock's tick.
@@ -100,9 +99,9 @@ def judged(rule: Any, row: Any, limits: Limits) -> dict[str, Any]:
 
 
 def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
-    """Value, status and detail of a row.
+    """Return value, status and detail of a row.
 
-    A stack or a memory at its end is the completion's doing, and so is an exit; any other exception is the rule's.
+    The completion causes a full stack, full memory or an exit; the rule causes any other exception.
     """
     try:
         if isinstance(row, Exception):
@@ -113,19 +112,19 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
         return "floor", "too_complex", f"needed more than {limits.memory_mib} MiB of memory"
     except RecursionError:
         return "floor", "too_complex", "nested deeper than Python's stack"
-    except Exception as error:  # Whatever a rule raises is data here; the caller decides what to do about it.
+    except Exception as error:  # The caller decides what to do about it.
         try:
             # Type, message and place on the first line, then the traceback.
             place = traceback.extract_tb(error.__traceback__)[-1]
             trace = "".join(traceback.format_exception(error, limit=-20))
             where = f"{Path(place.filename).name} line {place.lineno}"
             return None, "error", f"{type(error).__name__}: {str(error)[:500]} ({where})\n{trace}"
-        except Exception:  # The error's own __str__ raises.
+        except Exception:  # The error's __str__ raises.
             return None, "error", f"{type(error).__name__}, which cannot be shown"
     except BaseException as error:
         return "floor", "crashed", f"{type(error).__name__} was raised"
 
 
 def cpu_sentence(limits: Limits) -> str:
-    """The sentence for a row that computed too long."""
+    """Return the message for a row that computed too long."""
     return f"used more than {limits.cpu_s:g} s of processor time"

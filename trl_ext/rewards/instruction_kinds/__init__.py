@@ -1,7 +1,7 @@
 """Test verifiable instructions: IFEval's 25 kinds, IFTrain's 29, and the choice of RLVR-IFeval, each by its id.
 
-spec        the record of an instruction, and the readers of its arguments
+spec        the class of an instruction, and the readers of its arguments
 splitting   sentences and words
-ifeval      IFEval's: words, length, content, form, language
-iftrain     IFTrain's: copies, first and last words, repeated words, positions, wrappings
+ifeval      IFEval: words, length, content, form, language
+iftrain     IFTrain: copies, first and last words, repeated words, positions, wrappings
 """

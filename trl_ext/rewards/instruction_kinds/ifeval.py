@@ -29,65 +29,65 @@ _RUN = re.compile(r"\w+")
 BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\]")
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
-# May stand around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
+# Allowed around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
 _WRAPPING = ' \t\n"\u201c\u201d*_'
 _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
-# Asterisks on both sides, and neither of the inner sides a space: "2 * 3 * 4" highlights nothing.
+# Asterisks on both sides, without spaces inside: "2 * 3 * 4" highlights nothing.
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]++(?<!\s)\1(?!\*)")
 _TITLE = re.compile(r"<<([^<>\n]+)>>")
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
-# The options that the paper names; the rows of its data set name none.
+# The paper's options; the rows of its data set name none.
 _OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 
 @instruction("keywords:existence", keywords=texts)
 def has_keywords(response: str, keywords: tuple[str, ...]) -> bool:
-    """True when all keywords occur, in any case and inside longer words too: "tornado" is in "tornadoes"."""
+    """Return True if all keywords occur, in any case and inside longer words too: "tornado" is in "tornadoes"."""
     folded = response.casefold()
     return all(keyword.casefold() in folded for keyword in keywords)
 
 
 @instruction("keywords:frequency", keyword=text, frequency=count, relation=relation)
 def has_keyword_often(response: str, keyword: str, frequency: int, relation: Relation) -> bool:
-    """True when the keyword, in any case and inside longer words too, occurs as often as the relation asks."""
+    """Return True if the keyword, in any case and inside longer words too, occurs as often as the relation asks."""
     return relation(response.casefold().count(keyword.casefold()), frequency)
 
 
 @instruction("keywords:forbidden_words", forbidden_words=texts)
 def lacks_words(response: str, forbidden_words: tuple[str, ...]) -> bool:
-    """True when no forbidden word occurs as a word of its own, in any case: "cat" may be in "cathedral"."""
+    """Return True if no forbidden word occurs as a separate word, in any case: "cat" may be in "cathedral"."""
     folded = unmarked(response.casefold())
     return not any(count_word(folded, word.casefold()) for word in forbidden_words)
 
 
 @instruction("keywords:letter_frequency", letter=letter, let_frequency=count, let_relation=relation)
 def has_letter_often(response: str, letter: str, let_frequency: int, let_relation: Relation) -> bool:
-    """True when the letter, capital or small, occurs as often as the relation asks."""
+    """Return True if the letter, capital or small, occurs as often as the relation asks."""
     return let_relation(response.casefold().count(letter.casefold()), let_frequency)
 
 
 @instruction("change_case:capital_word_frequency", capital_frequency=count, capital_relation=relation)
 def has_capital_words(response: str, capital_frequency: int, capital_relation: Relation) -> bool:
-    """True when there are as many words without a small letter ("I" is one) as the relation asks."""
+    """Return True if the number of words without a small letter, such as "I", meets the relation."""
     num_words = sum(match.group().isupper() for match in _WORD.finditer(response))
     return capital_relation(num_words, capital_frequency)
 
 
 @instruction("change_case:english_capital")
 def is_upper(response: str) -> bool:
-    """True when there are capitals, no small letter, and most letters are A to Z, so that it can be English."""
+    """Return True if there are capitals, no small letter, and most letters are A to Z, so that it can be English."""
     return response.isupper() and _mostly_latin(response)
 
 
 @instruction("change_case:english_lowercase")
 def is_lower(response: str) -> bool:
-    """True when there are small letters, no capital, and most letters are a to z, so that it can be English."""
+    """Return True if there are small letters, no capital, and most letters are a to z, so that it can be English."""
     return response.islower() and _mostly_latin(response)
 
 
 @instruction("punctuation:no_comma")
 def has_no_comma(response: str) -> bool:
-    """True without a comma, the Arabic and Chinese ones and the low quotation mark included."""
+    """Return True without a comma; Arabic and Chinese commas and the low quotation mark count, too."""
     return not any(comma in response for comma in ",\u060c\u3001\u201a")
 
 
@@ -98,19 +98,19 @@ def _mostly_latin(response: str) -> bool:
 
 @instruction("length_constraints:number_words", num_words=count, relation=relation)
 def has_words(response: str, num_words: int, relation: Relation) -> bool:
-    """True when there are as many words as the relation to `num_words` asks."""
+    """Return True if the number of words has the relation to `num_words`."""
     return relation(count_words(response), num_words)
 
 
 @instruction("length_constraints:number_sentences", num_sentences=count, relation=relation)
 def has_sentences(response: str, num_sentences: int, relation: Relation) -> bool:
-    """True when there are as many sentences as the relation to `num_sentences` asks."""
+    """Return True if the number of sentences has the relation to `num_sentences`."""
     return relation(count_sentences(response), num_sentences)
 
 
 @instruction("length_constraints:number_paragraphs", num_paragraphs=positive)
 def has_paragraphs(response: str, num_paragraphs: int) -> bool:
-    """True when `***` divides the response into that many parts, none of them blank."""
+    """Return True if `***` divides the response into that many parts, none of them blank."""
     parts = divided(response, "***")
     return len(parts) == num_paragraphs and all(parts)
 
@@ -119,7 +119,7 @@ def has_paragraphs(response: str, num_paragraphs: int) -> bool:
     "length_constraints:nth_paragraph_first_word", num_paragraphs=positive, nth_paragraph=positive, first_word=text
 )
 def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """True when blank lines divide the response into that many paragraphs and the n-th starts with the word."""
+    """Return True if blank lines divide the response into that many paragraphs and the n-th starts with the word."""
     paragraphs = [part for part in BLANK_LINES.split(response.strip()) if part.strip()]
     if len(paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
@@ -129,7 +129,7 @@ def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, fir
 
 
 def count_words(response: str) -> int:
-    """Count runs of letters, digits and "_", so "don't" is two; in scripts without spaces each character is one.
+    """Count runs of letters, digits and "_": "don't" is two; in scripts without spaces, count characters.
 
     Example:
         >>> count_words("I don't - do you?"), count_words("做数学")
@@ -139,10 +139,10 @@ def count_words(response: str) -> int:
 
 
 def count_sentences(response: str) -> int:
-    """Count stretches with a letter or digit that end in `.`, `!`, `?` and the like, at a blank line or with the text.
+    """Count sentences: parts with a letter or digit that end in `.`, `!`, `?` or others, at a blank line or the end.
 
-    A full stop is no end behind an abbreviation, an initial or a number that opens a line ("1."), nor before a small
-    letter where there are capitals.
+    A full stop after an abbreviation, an initial or a number that opens a line ("1.") is no end, nor before a small
+    letter if the text has capitals.
 
     Example:
         >>> count_sentences("Dr. Ada paid $3.50. Why? (She had to.)")
@@ -154,7 +154,7 @@ def count_sentences(response: str) -> int:
 
 @instruction("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, postscript_marker: str) -> bool:
-    """True when a line starts with the marker, in any case and spacing, and a text follows behind it."""
+    """Return True if a line starts with the marker, in any case and spacing, and a text follows."""
     rest = response.casefold()
     marker = r"[^\S\n]*".join(map(re.escape, "".join(postscript_marker.casefold().split())))
     ends = [match.end() for match in re.finditer(rf"^(?:[^\S\n]|[*_#>])*{marker}", rest, re.MULTILINE)]
@@ -163,13 +163,13 @@ def has_postscript(response: str, postscript_marker: str) -> bool:
 
 @instruction("detectable_content:number_placeholders", num_placeholders=count)
 def has_placeholders(response: str, num_placeholders: int) -> bool:
-    """True when at least that many square brackets hold something on one line."""
+    """Return True if at least that many square brackets hold something on one line."""
     return sum(bool(inside.strip()) for inside in _PLACEHOLDER.findall(response)) >= num_placeholders
 
 
 @instruction("combination:repeat_prompt", prompt_to_repeat=text)
 def repeats_prompt(response: str, prompt_to_repeat: str) -> bool:
-    """True when the response starts with the prompt, in any case and spacing, and an answer follows."""
+    """Return True if the response starts with the prompt, in any case and spacing, and an answer follows."""
     prompt = " ".join(prompt_to_repeat.casefold().split())
     spoken = " ".join(response.casefold().split())
     return spoken.startswith(prompt) and len(spoken) > len(prompt)
@@ -177,7 +177,7 @@ def repeats_prompt(response: str, prompt_to_repeat: str) -> bool:
 
 @instruction("combination:two_responses")
 def has_two_responses(response: str) -> bool:
-    """True when `******` divides the response into two different ones."""
+    """Return True if `******` divides the response into two different ones."""
     parts = divided(response, "******")
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
@@ -192,13 +192,13 @@ def phrase(value: Any) -> str:
 
 @instruction("startend:end_checker", end_phrase=phrase)
 def ends_with(response: str, end_phrase: str) -> bool:
-    """True when the response ends with the phrase, in any case, and at most quotation marks and emphasis behind it."""
+    """Return True if the response ends with the phrase, in any case; quotation marks and emphasis may follow."""
     return response.casefold().strip(_WRAPPING).endswith(end_phrase.casefold())
 
 
 @instruction("startend:quotation")
 def is_quoted(response: str) -> bool:
-    """True when double quotation marks, straight or curly, open and close the response with something between."""
+    """Return True if double quotation marks, straight or curly, open and close the response with something between."""
     response = response.strip()
     closing = _QUOTES.get(response[:1])
     return closing is not None and response[1:].endswith(closing) and bool(response[1:-1].strip())
@@ -206,19 +206,19 @@ def is_quoted(response: str) -> bool:
 
 @instruction("detectable_format:number_bullet_lists", num_bullets=count)
 def has_bullets(response: str, num_bullets: int) -> bool:
-    """True when exactly that many lines start with `*`, `-` or `+`, a space and a text."""
+    """Return True if exactly that many lines start with `*`, `-` or `+`, a space and a text."""
     return len(_BULLET.findall(response)) == num_bullets
 
 
 @instruction("detectable_format:number_highlighted_sections", num_highlights=count)
 def has_highlights(response: str, num_highlights: int) -> bool:
-    """True when at least that many stretches within a line stand between one, two or three asterisks."""
+    """Return True if at least that many parts of lines are between one, two or three asterisks."""
     return len(_HIGHLIGHT.findall(response)) >= num_highlights
 
 
 @instruction("detectable_format:multiple_sections", section_spliter=text, num_sections=positive)
 def has_sections(response: str, section_spliter: str, num_sections: int) -> bool:
-    """True for at least that many sections: a line that starts with the mark and a number (2 or II), and a text."""
+    """Return True for at least that many sections: a line that starts with mark and number (2 or II), then text."""
     mark = re.escape(section_spliter)
     heading = re.compile(rf"^[ \t#*_]*{mark}[ \t]*(?:\d+|[IVXLC]+)\b", re.MULTILINE)
     parts = heading.split(response)[1:]
@@ -227,7 +227,7 @@ def has_sections(response: str, section_spliter: str, num_sections: int) -> bool
 
 @instruction("detectable_format:json_format")
 def is_json(response: str) -> bool:
-    """True when the whole response, or all of it inside one fence, is a JSON object or list."""
+    """Return True if the whole response, or all of it inside one fence, is a JSON object or list."""
     response = response.strip()
     fenced = _FENCE.fullmatch(response)
     response = fenced[1] if fenced else response
@@ -241,32 +241,32 @@ def is_json(response: str) -> bool:
 
 @instruction("detectable_format:title")
 def has_title(response: str) -> bool:
-    """True when something stands between `<<` and `>>` on one line."""
+    """Return True if a line holds text between `<<` and `>>`."""
     return any(inside.strip() for inside in _TITLE.findall(response))
 
 
 @instruction("detectable_format:constrained_response")
 def is_one_option(response: str) -> bool:
-    """True when exactly one of "My answer is yes.", "My answer is no.", "My answer is maybe." occurs, in any case."""
+    """Return True if exactly one of "My answer is yes.", "... no." and "... maybe." occurs, in any case."""
     folded = response.casefold()
     return sum(option in folded for option in _OPTIONS) == 1
 
 
 def choices(value: Any) -> tuple[str, ...]:
-    """Read a list of options, or a text that divides them by `/`."""
+    """Read a list of options, or a text of options divided by `/`."""
     return texts(value.strip("()").split("/") if isinstance(value, str) else value)
 
 
 @instruction("validate_choice", options=choices)
 def is_choice(response: str, options: tuple[str, ...]) -> bool:
-    """True when the response is one of the options, in any case and with any marks around it: RLVR-IFeval's."""
+    """Return True if the response is one of the options, in any case and with any marks around (RLVR-IFeval)."""
     marks = string.whitespace + string.punctuation
     return response.casefold().strip(marks) in {option.casefold().strip(marks) for option in options}
 
 
 @lru_cache(maxsize=64)
 def language(code: Any) -> Language:
-    """Return the rule for a language code; ValueError for an unknown one, or one that needs a missing package."""
+    """Return the rule for a language code; ValueError if the code is unknown, or needs a missing package."""
     try:
         return Language(code)
     except (RuleError, SupportError) as error:
@@ -275,5 +275,5 @@ def language(code: Any) -> Language:
 
 @instruction("language:response_language", language=language)
 def is_in_language(response: str, language: Language) -> bool:
-    """True when nine tenths of the prose, outside code and formulas, are in the language."""
+    """Return True if nine tenths of the prose, outside code and formulas, are in the language."""
     return language.score(Row(None, response, None, {})).value == 1.0

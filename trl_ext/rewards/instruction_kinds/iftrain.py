@@ -1,8 +1,8 @@
 """Test IFTrain's 29 kinds of instructions: copies, first and last words, keywords at places, counts, wrappings.
 
-What they ask is in arXiv:2507.02833 (appendix, "IFTrain") and in the prompts of `allenai/IF_multi_constraints_upto5`.
-docs/reference/instructions.md says where the published tests differ. Words are compared in any case, and marks around
-them do not count; a keyword also counts inside longer words.
+They are defined in arXiv:2507.02833 (appendix, "IFTrain") and in the prompts of `allenai/IF_multi_constraints_upto5`.
+docs/reference/instructions.md lists differences from the published tests. Case and marks around words do not count; a
+keyword also counts inside longer words.
 """
 
 import re
@@ -27,7 +27,7 @@ _JOINT = re.compile(r"(?<=[.!?])-(?=\S)")
 
 
 def _folded(text: str) -> str:
-    """Return a text in any case and spacing, normalised as the response is."""
+    """Return a text without differences of case and spacing, normalised as the response is."""
     return " ".join(normalized(text).casefold().split())
 
 
@@ -40,7 +40,7 @@ def _often(response: str, keyword: str) -> int:
 
 
 def phrase(value: object) -> tuple[str, ...]:
-    """Read a phrase that has a word between its first and its last, as words."""
+    """Read a phrase of at least three words, as words."""
     found = tuple(_words(text(value)))
     if len(found) < 3:
         raise ValueError("a phrase of three words or more")
@@ -48,7 +48,7 @@ def phrase(value: object) -> tuple[str, ...]:
 
 
 once = instruction("keywords:word_once", keyword=text)(lambda response, keyword: _often(response, keyword) == 1)
-# Exactly so often: the prompt names the number, and never the relation that the row has, too.
+# Exactly this number: the prompt names the number, but never the row's relation.
 exactly = instruction("keywords:word_count_different_numbers", keyword=text, frequency=count, relation=relation)(
     lambda response, keyword, frequency, relation: _often(response, keyword) == frequency
 )
@@ -95,7 +95,7 @@ no_next_initials = instruction("keywords:no_adjacent_consecutive")(
 palindrome = instruction("keywords:palindrome")(
     lambda response: any(len(one) > 2 and one.isalpha() and one == one[::-1] for one in _words(response))
 )
-# Nothing but pairs of words in `<<` and `>>`, of which the last may be one word; punctuation is within, too.
+# Only pairs of words in `<<` and `>>`, of which the last may be one word; punctuation is inside, too.
 bigrams = instruction("detectable_format:bigram_wrapping")(lambda response: _BIGRAMS.fullmatch(response) is not None)
 brackets = instruction("detectable_format:square_brackets")(
     lambda response: all(len(part) > 2 and part[0] == "[" and part[-1] == "]" for part in response.split())
@@ -109,7 +109,7 @@ copying_multiple = instruction("copy:copying_multiple", prompt_to_repeat=raw_tex
         [_folded(part) for part in divided(response, "******")] == [_folded(prompt_to_repeat)] * N
     )
 )
-# The characters from n_start to n_end, with the last as the prompt asks, or without it.
+# The characters from n_start to n_end, with or without the last character.
 copying_span = instruction("new:copy_span_idx", prompt_to_repeat=raw_text, n_start=count, n_end=count)(
     lambda response, prompt_to_repeat, n_start, n_end: (
         _folded(response) in [_folded(prompt_to_repeat[n_start : n_end + last]) for last in (0, 1)]
@@ -119,28 +119,28 @@ copying_span = instruction("new:copy_span_idx", prompt_to_repeat=raw_text, n_sta
 
 @instruction("keywords:keyword_specific_position", keyword=word, n=positive, m=positive)
 def has_keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
-    """True when the m-th word of the n-th sentence is the keyword."""
+    """Return True if the m-th word of the n-th sentence is the keyword."""
     nth = sentences(response)[n - 1 : n]
     return bool(nth) and _words(nth[0])[m - 1 : m] == [keyword.casefold()]
 
 
 @instruction("keywords:start_end")
 def starts_as_it_ends(response: str) -> bool:
-    """True when first and last word are the same and nothing follows the last, not even a full stop."""
+    """Return True if first and last word are the same and nothing follows the last, not even a full stop."""
     found = _words(response)
     return len(found) > 1 and found[0] == found[-1] and response.rstrip()[-1].isalnum()
 
 
 @instruction("detectable_format:sentence_hyphens")
 def joins_sentences(response: str) -> bool:
-    """True when a hyphen without spaces stands between each two sentences, of which there are two at least."""
+    """Return True if there are at least two sentences, joined by hyphens without spaces."""
     parts = _JOINT.split(response.strip())
     return len(parts) > 1 and all(len(sentences(part)) == 1 for part in parts)
 
 
 @instruction("copy:repeat_phrase", phrase=phrase, small_n=positive)
 def varies_phrase(response: str, phrase: tuple[str, ...], small_n: int) -> bool:
-    """True when the phrase occurs exactly so often with one inner word replaced, and never as it is."""
+    """Return True if the phrase occurs `small_n` times with one inner word replaced, and never unchanged."""
     found, length = _words(response), len(phrase)
     windows = (found[i : i + length] for i in range(len(found) - length + 1))
     ours = (window for window in windows if (window[0], window[-1]) == (phrase[0], phrase[-1]))
@@ -150,7 +150,7 @@ def varies_phrase(response: str, phrase: tuple[str, ...], small_n: int) -> bool:
 
 @instruction("count:counting_composition", n_sent=positive, n_words=positive)
 def is_composed(response: str, n_sent: int, n_words: int) -> bool:
-    """True for three parts between `***`, or `* * *`, of so many sentences each, of so many words each."""
+    """Return True for three parts between `***` or `* * *`, with this many sentences each, of this many words each."""
     parts = [sentences(part) for part in divided(response.replace("* * *", "***"), "***")]
     lengths = [len(_words(one)) for part in parts for one in part]
     return [len(part) for part in parts] == [n_sent] * 3 and set(lengths) == {n_words}

@@ -1,8 +1,8 @@
 """Judge whether the completion follows verifiable instructions of IFEval and IFTrain.
 
-Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. Where they can be read in
-two ways, the docstring of the instruction's test says which reading is taken. The packages that
-were weighed stand in docs/reference/instructions.md.
+Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. If a definition is
+ambiguous, the docstring of the instruction's test gives the reading. docs/reference/instructions.md lists the
+packages that were considered.
 """
 
 import ast
@@ -23,8 +23,7 @@ KNOWN = {one.id: one for one in (vars(ifeval) | vars(iftrain)).values() if isins
 _MAX_INSTRUCTIONS = 64  # in one row
 _MAX_LITERAL_CHARS = 100_000
 
-# The functions that RLVR-IFeval names (allenai/open-instruct, if_functions.py): the id, and arguments that have other
-# names there than here.
+# RLVR-IFeval's functions (allenai/open-instruct, if_functions.py): the id, and the arguments with other names there.
 _FUNCTIONS = {
     "verify_keywords": "keywords:existence keyword_list=keywords",
     "verify_keyword_frequency": "keywords:frequency word=keyword N=frequency",
@@ -54,7 +53,7 @@ _FUNCTIONS = {
     "validate_quotation": "startend:quotation",
     "validate_no_commas": "punctuation:no_comma",
 }
-# The relation that is not among a function's arguments, as it is always "exactly".
+# The relation that is not among a function's arguments, because it is always "exactly".
 _EXACT = {"keywords:frequency": "relation", "keywords:letter_frequency": "let_relation"}
 
 Task = tuple[Instruction, Mapping[str, Any]]
@@ -64,16 +63,16 @@ Task = tuple[Instruction, Mapping[str, Any]]
 class Instructions(Rule):
     """1.0 when the completion follows all instructions of its row, else 0.0; without `strict`, the share followed.
 
-    Only the text behind the last `</think>` is read, normalised first, so that neither invisible characters nor
-    full-width forms help. A row has no value (`gold_invalid`) when it names an unknown instruction, or an argument is
-    missing, unknown or of no use.
+    Only the text after the last `</think>` is read, normalised first, so that invisible characters and full-width
+    forms do not help. A row has no value (`gold_invalid`) if an instruction is unknown, or an argument is missing,
+    unknown or unreadable.
 
     Args:
         column: Column with the instructions, as a mapping or JSON text: `{"instruction_id_list": [...], "kwargs":
             [...]}` as in IFEval's data set, `[{"instruction_id": [...], "kwargs": [...]}]` as in
             IFTrain's (which is Python's notation, not JSON), `{"func_name": ..., **kwargs}` as in RLVR-IFeval, or a
             list of `{"id": ..., **kwargs}`. Nulls among the arguments are ignored.
-        strict: True asks for all instructions. False gives the share, which pays for the easy ones alone.
+        strict: True needs all instructions. False gives the share followed, which also rewards only easy ones.
 
     Example:
         >>> rule = Instructions(strict=False)
@@ -115,7 +114,7 @@ class Instructions(Rule):
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their instructions.
 def read_tasks(text: str) -> tuple[Task, ...]:
-    """Read the instructions in a cell, as JSON text, with their arguments; ValueError says what is wrong with it."""
+    """Read the instructions in a cell, as JSON text, with their arguments; ValueError gives the error."""
     pairs = list_pairs(parsed(text))
     if not 0 < len(pairs) <= _MAX_INSTRUCTIONS:
         raise ValueError(f"{len(pairs)} instructions; 1 to {_MAX_INSTRUCTIONS} are read")
@@ -128,7 +127,7 @@ def read_tasks(text: str) -> tuple[Task, ...]:
 
 
 def parsed(text: str) -> Any:
-    """Read a cell's text as JSON, or as a literal in Python's notation; ValueError for neither."""
+    """Read a cell's text as JSON or as a Python literal; ValueError if it is neither."""
     try:
         return json.loads(text)
     except ValueError as error:

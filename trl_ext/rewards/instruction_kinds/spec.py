@@ -1,6 +1,6 @@
-"""Define an instruction: its id, the arguments that it takes, and the test of a text.
+"""Define an instruction: its id, its arguments, and the test of a text.
 
-A test gets the response (normalised, without reasoning, not blank) and the arguments, already read; it never raises.
+A test gets the response (normalised, without reasoning, not blank) and the arguments as read; it never raises.
 """
 
 import operator
@@ -18,8 +18,8 @@ class Instruction:
     """One verifiable instruction.
 
     Args:
-        id: `family:name`, as the benchmark's data set has it.
-        follows: Called with the response and the arguments; True when the response follows the instruction.
+        id: `family:name`, as in the benchmark's data set.
+        follows: Called with the response and the arguments; True if the response follows the instruction.
         arguments: Each argument's name and reader; all are required.
     """
 
@@ -28,9 +28,9 @@ class Instruction:
     arguments: Mapping[str, Reader]
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments, read; ValueError names the one that is missing, unknown or of no use.
+        """Read the arguments; ValueError names a missing, unknown or unreadable argument.
 
-        A null counts as absent: tables with one column for each argument of all instructions are full of nulls.
+        A null counts as absent: tables with a column for each argument of all instructions are full of nulls.
         """
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
@@ -46,11 +46,11 @@ class Instruction:
 
 
 def instruction(id: str, /, **arguments: Reader) -> Callable[[Callable[..., bool]], Instruction]:
-    """Make an Instruction of the test below it; the arguments are those of Instruction."""
+    """Make an Instruction of the decorated test; the arguments are as in Instruction."""
     return lambda follows: Instruction(id, follows, arguments)
 
 
-# Comparisons of a count with a bound. How near "around" is, the paper does not say; open-instruct reads it as here.
+# Comparisons of a count with a bound. The paper does not define "around"; open-instruct reads it as here.
 Relation = Callable[[int, int], bool]
 _RELATIONS: dict[str, Relation] = {
     "at least": operator.ge,
@@ -62,7 +62,7 @@ _RELATIONS: dict[str, Relation] = {
 
 
 def divided(response: str, mark: str) -> list[str]:
-    """Split a response at a mark, which may also stand before the first part and after the last."""
+    """Split a response at a mark; a mark before the first part or after the last is ignored."""
     parts = [part.strip() for part in response.strip().split(mark)]
     return parts[(not parts[0]) : len(parts) - (not parts[-1])]
 
@@ -82,12 +82,12 @@ def text(value: Any) -> str:
 
 
 def raw_text(value: Any) -> str:
-    """Read a string that is not blank, as it is: positions in it count."""
+    """Read a string that is not blank, unchanged, because positions in it count."""
     return str(text(value) and value)
 
 
 def word(value: Any) -> str:
-    """Read one word, or a list of one."""
+    """Read one word, or a list with one word."""
     found = text(value[0] if isinstance(value, list | tuple) and len(value) == 1 else value)
     if len(found.split()) > 1:
         raise ValueError("one word")
@@ -102,14 +102,14 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def letter(value: Any) -> str:
-    """Read one visible character; "#" and "!" occur too."""
+    """Read one visible character; it may be "#" or "!"."""
     if not isinstance(value, str) or len(normalized(value).strip()) != 1:
         raise ValueError("one character")
     return normalized(value).strip()
 
 
 def count(value: Any) -> int:
-    """Read a whole number from 0; it may be a float, because tables with nulls turn whole numbers into floats."""
+    """Read a whole number from 0, also as a float: tables with nulls turn whole numbers into floats."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or not 0 <= value <= 1e9:
         raise ValueError("a whole number from 0")
     return int(value)

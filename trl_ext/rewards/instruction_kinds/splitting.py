@@ -4,18 +4,18 @@ import re
 import string
 from functools import lru_cache
 
-# The end of a sentence, with the quotes and brackets that close behind it.
+# The end of a sentence, with closing quotes and brackets after it.
 _END = re.compile(
     r"(?<![.!?\u203d])[.!?\u203d]++[\"')\]*_\u201d\u2019\u00bb]*+(?=\s|\Z)|[\u3002\uff01\uff1f\u0964\u06d4]++"
 )
 _OPENERS = " \t\n\"'(*_\u201c\u2018"
-# A full stop behind one of these, or behind a lone letter, ends no sentence.
+# A full stop after one of these, or after a single letter, ends no sentence.
 _ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof sr jr st vs e.g i.e cf fig vol approx inc ltd co dept gen rev a.k.a u.s a.m p.m".split()
 )
 
 
-@lru_cache(maxsize=8)  # Several instructions of a row ask for the same text's.
+@lru_cache(maxsize=8)  # Several instructions of a row split the same text.
 def sentences(text: str) -> tuple[str, ...]:
     """Split a text at `.`, `!` and `?` before a space, unless it belongs to an abbreviation; line breaks end nothing.
 
@@ -36,9 +36,9 @@ def sentences(text: str) -> tuple[str, ...]:
 
 
 def _goes_on(text: str, stop: int, end: int, capitals: bool) -> bool:
-    """Return True when the full stop belongs to an abbreviation or a list's number, or a small letter follows.
+    """Return True if the full stop belongs to an abbreviation or a list's number, or a small letter follows.
 
-    Small letters say nothing in a text without `capitals`.
+    Without `capitals` in the text, small letters do not count.
     """
     following = text[end : end + 20].lstrip(_OPENERS)[:1]
     if capitals and following.islower():

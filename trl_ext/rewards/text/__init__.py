@@ -1,1 +1,1 @@
-"""Read answers out of completions: what counts, where the answer is stated, numbers, choices, prose."""
+"""Read answers in completions: visible text, announced answers, numbers, choices, prose."""

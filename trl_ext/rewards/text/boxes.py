@@ -1,10 +1,10 @@
-r"""Read the contents of `\boxed{...}`, `<answer>...</answer>` and {"answer": ...}, in one pass over any text."""
+r"""Read the contents of `\boxed{...}`, `<answer>...</answer>` and {"answer": ...}, in one pass over a text."""
 
 import json
 import re
 from dataclasses import dataclass
 
-MAX_NESTED = 3  # levels of boxes in boxes that are read: each costs a pass over the text
+MAX_NESTED = 3  # levels of nested boxes that are read: each costs a pass over the text
 
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[{}]|\\\\(?!boxed|fbox)|[{}]"
@@ -16,8 +16,8 @@ _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 class Enclosed:
     """The contents of all boxes, or of all answer tags, of a text.
 
-    `contents` is empty where one is never closed: the completion was cut off. `start` and `end` are where the last
-    one begins and ends, `is_nested` is True when one holds another one and something else.
+    `contents` is empty if a box or tag is never closed: the completion was cut off. `start` and `end` are the position
+    of the last box or tag; `is_nested` is True if one of them holds another and more text.
     """
 
     anchor: str
@@ -28,13 +28,13 @@ class Enclosed:
 
 
 def boxes(text: str) -> Enclosed | None:
-    """Return the outermost boxes; a box that holds nothing but a box has that one's content; None without a box."""
+    """Return the outermost boxes; a box that only holds a box gets the inner content; None without a box."""
     found = _outermost(text)
     if found is None:
         return None
     contents, start, end = found
     if any("\\boxed" in content for content in contents):
-        for place, content in enumerate(contents):  # Without the boxes that stand around all of it.
+        for place, content in enumerate(contents):  # Removes boxes around the whole content.
             for _ in range(MAX_NESTED):
                 inner = _outermost(content)
                 if inner is None or len(inner[0]) != 1 or not _ALL_BOXED.fullmatch(content):
@@ -44,13 +44,13 @@ def boxes(text: str) -> Enclosed | None:
 
 
 def _outermost(text: str) -> tuple[list[str], int, int] | None:
-    """Return the contents of the boxes outside all others as they stand, and where the last one starts and ends."""
+    """Return the contents of the outermost boxes, unchanged, and the start and end of the last box."""
     first = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
     if first < 0:
         return None
     found: list[str] = []
     start = end = -1
-    opened: list[tuple[int, int]] = []  # For each open brace where it, and its content if it opens a box, begin.
+    opened: list[tuple[int, int]] = []  # Of each open brace: start of the box, start of its content; -1 if no box.
     num_open_boxes = 0
     for match in _BOX.finditer(text, first):
         if match["bare"] and not num_open_boxes:
@@ -73,7 +73,7 @@ def _outermost(text: str) -> tuple[list[str], int, int] | None:
 
 
 def answer_tags(text: str) -> Enclosed | None:
-    """Return all `<answer>` pairs, without contents where one is not closed or in another; or else a JSON object."""
+    """Return all `<answer>` pairs, without contents if a pair is nested or open; else a JSON object's answer."""
     start = text.rfind("<answer>")
     if start < 0:
         return _json_answer(text) if '"' in text else None
@@ -86,12 +86,12 @@ def answer_tags(text: str) -> Enclosed | None:
 
 
 def _json_answer(text: str) -> Enclosed | None:
-    """Return "answer", "final_answer" or "choice" of the JSON object that a text, or its last fence, ends with."""
+    """Return "answer", "final_answer" or "choice" of the JSON object at the end of a text or of its last fence."""
     body = (text if text.rstrip().endswith("}") else text.rpartition("```")[0]).rstrip()
     start = body.rfind("\n{") + 1
     if not body.startswith("{", start):
         return None
-    try:  # Numbers stay as they are written.
+    try:  # Numbers keep their spelling.
         pairs = json.loads(body[start:], object_pairs_hook=tuple, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return None

@@ -1,9 +1,9 @@
 r"""Read the chosen letter, A to Z, of a multiple-choice answer.
 
 An announced choice (see `reader`) is the letter that opens the content: `\boxed{\text{(B)}}`, "answer is B because".
-Without an announcement it is the one letter that stands in brackets or behind "option", the letter that opens the text
-("B) Paris"), or the letter that is the last line. Several letters where one is due ("A or B", "(A) and (B)") are a
-conflict, so listing the options earns nothing; letters that the text denies do not count.
+Without an announcement it is the only letter in brackets or after "option", the letter that opens the text
+("B) Paris"), or the letter that is the last line. Several letters ("A or B", "(A) and (B)") are a conflict, so listing
+the options earns nothing; denied letters do not count.
 """
 
 import re
@@ -31,9 +31,9 @@ _CONCLUDED = re.compile(
     re.IGNORECASE,
 )
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-Z])[ \t*$)\].]{0,9}$", re.MULTILINE)
-_TERM = re.compile(r"[\^_']|\((?![^\x00-\x7f])|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
-_MAX_DENIALS = 64  # letters that are shown, from the end on, whose denial is looked for
-# "a" and "I" are words as well: a letter only where no small word follows but one that goes on behind an answer.
+_TERM = re.compile(r"[\^_']|\((?![^\x00-\x7f])|\s?[+=!]|\s?-\s?[0-9]")  # after a constant: C^2 is no letter
+_MAX_DENIALS = 64  # the last letters in the text that are checked for a denial
+# "a" and "I" are words as well: letters only if no small word follows, except words that continue an answer.
 _ARTICLE = re.compile(r"\s+(?!(?:because|since|as|and|or|which|is|was|with|for|but|not|rather)\b)[a-z]")
 
 
@@ -56,10 +56,10 @@ def read_choice(text: str) -> AnswerReading:
 
 
 def letter_of(content: str) -> AnswerReading:
-    """Read the letter that opens an answer, which may have the text of its option behind it."""
+    """Read the letter that opens an answer; the text of its option may follow."""
     content = clean(content).strip("'\"` \u2705")
     match = _OPENING.match(content)
-    # A small letter counts only when it is the whole content: "a" opens many a sentence.
+    # A small letter counts only if it is the whole content: "a" opens many sentences.
     is_word = match is not None and (
         (match["letter"].islower() and len(content.strip(" ()[]*.")) != 1)
         or (match["letter"] in "AI" and _ARTICLE.match(content, match.end()) is not None)
@@ -104,7 +104,7 @@ def _bare(text: str) -> AnswerReading:
         letter = match[1]
     elif match := _CONCLUDED.search(text[-100:]):
         letter = match[1]
-    else:  # The letter that is all of the last line; not where other lines are letters, too.
+    else:  # The letter that is the whole last line, unless other lines are letters, too.
         last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
         letter = last[1] if last and len({match[1] for match in _LONE.finditer(text)}) == 1 else None
     if letter is None:

@@ -1,4 +1,4 @@
-r"""Tell whether a text denies the value that it names.
+r"""Find whether a text denies the value that it names.
 
 A denial is a direct negation of the value ("is not 42", "isn't 42", "anything but 42", "42 is wrong") or of the claim
 that it is the answer ("I do not think that the answer is 42"). A negation of anything else denies nothing: "41 does
@@ -9,10 +9,10 @@ import re
 
 from trl_ext.rewards.text.languages import DENIES, WRONG
 
-WINDOW = 160  # characters before a value in which a denial of a claim is looked for
-_NEAR = 80  # and one of the value itself
+WINDOW = 160  # characters before a value that are searched for a denial of a claim
+_NEAR = 80  # characters before a value that are searched for a denial of the value
 
-# Words directly before a value that say that it is another one.
+# Words directly before a value that deny it.
 DENIAL = (
     r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|everything\ but|all\ but|hardly|nowhere\ near"
     r"|(?:other|rather)\ than|instead\ of|except|rul(?:e|ed|ing)\ out|eliminat(?:e|ed|ing)"
@@ -44,7 +44,7 @@ _AFTER = re.compile(
     r"|[\s,(*$]{0,9}not(?:\s(?:really|quite|exactly|at\ all|right|correct|true))?\s?(?:[.!?)]|$)",
     re.IGNORECASE,
 )
-# "42, not 41", "42 rather than 41", "B (not A)": what follows the value says which one it is not.
+# "42, not 41", "42 rather than 41", "B (not A)": a second value that is denied.
 _VALUE = r"[$\\(*]{0,4}(?:[-+\u2212]?[0-9][0-9.,/]*+|\(?[A-Z](?![A-Za-z]))(?:[$*)]|%){0,4}"
 _CONTRAST = re.compile(
     rf"(?<=[0-9A-Z$)\]}}*%])(?<![A-Za-z][A-Z])\s{{0,2}}[,(;]?\s?(?:(?:and|but)\s)?"
@@ -53,7 +53,7 @@ _CONTRAST = re.compile(
 _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 
-# One of these stands in every denial; looking for them costs a tenth of the patterns.
+# Each denial contains one of these; this search costs a tenth of the patterns.
 _CLAIMS = "not never hardly n't n\u2019t wrong false incorrect untrue unlikely impossible doubt deny".split()
 _CLAIM_HINT = re.compile("|".join(_CLAIMS))
 _DIRECT_HINT = re.compile(
@@ -65,7 +65,7 @@ _DIRECT_HINT = re.compile(
 
 
 def denied_before(text: str, end: int) -> bool:
-    """Return True when the words that end at `end` deny what follows; `2!=` is a factorial and no inequality."""
+    """Return True if the words that end at `end` deny the next words; `2!=` is a factorial and no inequality."""
     before = text[max(0, end - WINDOW) : max(0, end)]
     lowered = before.lower()
     near = max(0, len(before) - _NEAR)
@@ -75,7 +75,7 @@ def denied_before(text: str, end: int) -> bool:
 
 
 def denied_behind(text: str, start: int) -> bool:
-    """Return True when what follows the value that ends at `start` takes it back: "is wrong", ", not really"."""
+    """Return True if the words after the value that ends at `start` deny it: "is wrong", ", not really"."""
     return _AFTER.match(text, start) is not None
 
 
@@ -85,7 +85,7 @@ def begins_with_denial(text: str) -> bool:
 
 
 def without_contrast(text: str) -> str:
-    """Cut what a value is not: "42, not 41" becomes "42", and so does "not 41 but 42"."""
+    """Remove a denied second value: "42, not 41" and "not 41 but 42" become "42"."""
     if "not" not in text and "than" not in text and " of " not in text and "opposed" not in text:
         return text
     return _INSTEAD.sub("", _CONTRAST.sub("", text))

@@ -1,4 +1,4 @@
-"""The fenced code blocks of a text, and the one that is its answer in Python."""
+"""Read the fenced code blocks of a text, and find the block that is its answer in Python."""
 
 import re
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ _WORD = re.compile(r"\w++")
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A block: the word behind its opening fence, in lower case, and its lines without their common indent."""
+    """A block: the word after its opening fence, in lower case, and its lines without their common indent."""
 
     language: str
     code: str
 
 
 def fenced_blocks(text: str, unclosed: bool = False) -> list[Fenced]:
-    """Return the closed blocks of a text, in order, in one pass over its lines; with `unclosed` a last open one, too.
+    """Return the closed blocks of a text, in order, in one pass; with `unclosed` also an open block at the end.
 
-    A fence is three or more backticks that open a line, with or without a list's mark before them, or tildes before a
-    word; at least as many and nothing else close it. Lines lose as much indent as the first of them has: a block in a
-    list is indented.
+    A fence opens with three or more backticks at the start of a line, or after a list's mark, or with tildes before a
+    word; a line of at least as many marks closes it. Lines lose the indent of the first line: a block in a list is
+    indented.
     """
     found = []
     fence, language = "", ""
@@ -50,10 +50,10 @@ def fenced_blocks(text: str, unclosed: bool = False) -> list[Fenced]:
 
 
 def python_answer(text: str, unclosed: bool = False) -> str | None:
-    """Return the code of the last block that is Python and no example of how an earlier one is used; None without one.
+    """Return the code of the last Python block that is not a usage example of an earlier block, or None.
 
-    Blocks without a language count where none is marked as Python, and where they look like it. A block is an example
-    when it calls what an earlier block defines and it does not, or when it is a transcript (`>>>`).
+    Without a block marked as Python, blocks without a language count, those that look like Python first. An example
+    calls a name that an earlier block defines and it does not, or it is a transcript (`>>>`).
 
     Example:
         >>> python_answer("```python\\ndef f(x):\\n    return x\\n```\\nUse it:\\n```python\\nprint(f(3))\\n```")

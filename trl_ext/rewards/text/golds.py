@@ -1,4 +1,4 @@
-"""Read a gold column's cell that may hold several accepted answers, and take the best of the verdicts on them."""
+"""Read a gold column's cell, which may hold several accepted answers, and choose the best of their verdicts."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _UNIT = re.compile(r"(-?[0-9][0-9.,/]{0,60})\s?\((?!mod)([A-Za-z][A-Za-z /.'-]{1
 
 
 def without_brackets(text: str) -> str:
-    """Return a gold column's mixed number `4(4/5)`, `(1/10)` or `9 (apples)` as LaTeX; other texts as they are.
+    """Return a gold column's mixed number `4(4/5)`, `(1/10)` or `9 (apples)` as LaTeX; other texts unchanged.
 
     Example:
         >>> without_brackets("4(4/5)"), without_brackets("(1/10)"), without_brackets("f(2)")
@@ -30,10 +30,9 @@ def without_brackets(text: str) -> str:
 
 
 def golds_of(cell: Any) -> list[str] | None:
-    """Return the accepted answers of a gold cell as texts, each once; None where the cell holds none.
+    """Return the accepted answers of a gold cell as texts, each once; None if the cell holds no answer.
 
-    A text or a number is one answer. A list holds one answer per entry, any of which is right; entries that are null,
-    NaN, blank or no text are no answers.
+    A text or a number is one answer. Each entry of a list is an accepted answer, except null, NaN and blank entries.
 
     Example:
         >>> golds_of("4"), golds_of(["NYC", "New York", None]), golds_of({"a": 1})
@@ -50,10 +49,10 @@ def _is_answer(cell: Any) -> bool:
 
 
 def best(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the best of the verdicts on one answer, one for each accepted gold; stops at a 1.0.
+    """Return the best of one answer's verdicts, one per accepted gold; stop at a 1.0.
 
-    A right one decides. Without one the answer may still meet a gold that cannot be compared: undecided. A gold that
-    cannot be read counts only where no other can.
+    A verdict of 1.0 is the best, then "undecided": the answer may equal a gold that cannot be compared. A gold that
+    cannot be read counts only if no gold can.
     """
     found = None
     for verdict in verdicts:

@@ -1,10 +1,10 @@
-"""Words of answers in ten languages: what announces or denies one, and what makes another number of a number."""
+"""Words of answers in ten languages: announcements, denials, and words that change a number."""
 
 # ruff: noqa: RUF001  Cyrillic letters look like Latin ones.
 import re
 
 # Rows: Chinese, Japanese, Korean, Russian, French, German, Spanish, Italian, Portuguese. Columns: "answer" (small, no
-# pattern); "is"; "option"; " is correct"; "is not"; " is wrong"; "or"; what before "answer" takes it back: "check".
+# pattern); "is"; "option"; " is correct"; "is not"; " is wrong"; "or"; words before "answer" that cancel it: "check".
 # fmt: off
 _LANGUAGES = (
     ("答案|答", "应?该?就?[是为选]", "(?:正确的)?选项|正确的", r"(?:选?项)?\s?[是为]?正确",
@@ -46,7 +46,7 @@ LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTI
 LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-Z])(?![A-Za-z0-9'\u00c0-\u024f])"
 ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다|이?에요|예요)[.\u3002!*]{0,4}\s*\Z|\u3002.*")  # "is"
 
-# What multiplies a number, by its factor. A full stop may follow: "3 Mio. Euro".
+# Words that multiply a number, by factor. A full stop may follow: "3 Mio. Euro".
 _FACTORS = {
     10: "十 십 десяток десятка десятков dizaine dizaines decena decenas decina decine dezena dezenas",
     12: "dozen dozens 打 дюжина дюжины дюжин douzaine douzaines dutzend docena docenas dozzina dozzine dúzia dúzias",
@@ -84,7 +84,7 @@ _ROOT = re.compile(
     r"|(?:square\s)?root(?:\sof)?))\s?([0-9]{1,30})(?![0-9,.]*[0-9])|([0-9]{1,30})(?:[的の]平方根|의\s?제곱근)",
     re.IGNORECASE,
 )
-# Directly before a number, in running text, these make another one of it: "more than", "half of", "10 less 3".
+# Words directly before a number in running text that change it: "more than", "half of", "10 less 3".
 CHANGES_BEFORE = re.compile(
     r"(?:[0-9]\(|至[少多]|最[少多]|[大小多少高低]于|超过|不[到足]|接近|根号|[负負]|除以|乘以?|减去?|加上?|(?<!百)分の?之?|[0-9]\s?[多少和百千万亿億만억천백]"
     r"|ルート|루트|(?:\b(?:mehr|weniger|größer|kleiner|mindestens|höchstens|больше|меньше|более|менее|más|mayor|menor"
@@ -93,7 +93,7 @@ CHANGES_BEFORE = re.compile(
     r"(?:\s(?:carrée|cuadrada|quadrat?a))?(?:\s(?:de|di|do|da|que|von|als|aus|à|a|чем|из))?\s))[是有为]?\Z",
     re.IGNORECASE,
 )
-# Behind a number: "of", a power, "or more", "between", tenths.
+# After a number: "of", a power, "or more", "between", tenths.
 CHANGES_BEHIND = re.compile(
     r"\s?(?:[的の의又多余成割折할]|分の?之|半)|[^\W\da-zA-Z]{0,3}\s?(?:以[上下内外]|之间|未満|より|보다|이[상하]|미만|초과|を?超|乗|半|제곱|多(?:一点)?\s*\Z)"
     r"|\s(?:au\sc(?:arré|ube)|a[lo]\s(?:cuad|quad|cub)\w+|в\s(?:квадрате|кубе|степени)|[iz]u?m\squadrat|hoch|al(?:la|\s?cubo)|elev|puissance|fa[ck]?[kt]\w*rial|factorielle|fakult|fattorial|факториал)",
@@ -105,7 +105,7 @@ _WITH_SIGN = re.compile(r"(?<![\d.,])(\d{1,12}),(\d{1,2})(?=\s?[€£%°])")
 
 
 def in_signs(text: str, *, with_roots: bool = False) -> str:
-    r"""Write a minus, a share, square roots where asked for, and groups of digits in the signs of English.
+    r"""Write a minus, a share, groups of digits and, with `with_roots`, square roots in English signs.
 
     Example:
         >>> in_signs("минус 3"), in_signs("根号3", with_roots=True), in_signs("1.234,56 euros")

@@ -1,16 +1,16 @@
 r"""Read exact numbers from text.
 
-Understood are thousands separators (`1,234`, `10{,}000`), decimals, exponents (`1.5e3`), fractions and mixed numbers
+It reads thousands separators (`1,234`, `10{,}000`), decimals, exponents (`1.5e3`), fractions and mixed numbers
 (`1 1/2`, `\frac{1}{2}`), signs, currency, percent, units in words, full-width digits. Values are exact: 0.33 is not
 1/3. Percent signs and units are dropped, not converted: `50%` is 50, and neither `0.5` nor `1/2`.
 
-A number that is part of something larger is not taken for the whole: `3\sqrt{13}`, `2^10` and `3x` give no number, and
-neither do an announced `5=3` and `3 or 5`. A rule that read 3 there would reward fragments.
+A part of a larger expression is no number: `3\sqrt{13}`, `2^10` and `3x` give no number, and neither do an announced
+`5=3` and `3 or 5`. A rule that read 3 there would reward fragments.
 
-An announced number stands alone: before it at most a currency, an `x =` or `2 * 9 =`, and a word such as "therefore";
-behind it at most a unit in words. In free prose too many words turn a number into something else ("anything but 3").
+An announced number may have a currency, an `x =` or `2 * 9 =`, and a word such as "therefore" before it, and a unit in
+words after it. In free prose too many words change a number ("anything but 3").
 
-Every pattern takes linear time: each repetition is possessive (`*+`), bounded, or disjoint from what follows it.
+Every pattern takes linear time: each repetition is possessive (`*+`), bounded, or disjoint from the next part.
 """
 
 import math
@@ -23,9 +23,9 @@ from trl_ext.rewards.text.golds import without_brackets
 from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
 from trl_ext.rewards.text.reader import LEADS, AnswerReading, Stated, stated
 
-MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
+MAX_DIGITS = 100  # A model that loops writes more; the cost of exact arithmetic grows with the square.
 
-# `3,5` and `0,125` are decimals, `1,234` is none; `1,2,3` is a list, (3,5) a point.
+# `3,5` and `0,125` are decimals, `1,234` is not; `1,2,3` is a list, (3,5) a point.
 _COMMA = r"[0-9]{1,99},(?:[0-9]{1,2}|[0-9]{4,99}|(?<![0-9]0,)(?<=0,)[0-9]{3})(?![0-9)]|[,.][0-9])"
 _PLAIN = rf"(?:{_COMMA}|(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 _NUMBER = (
@@ -38,10 +38,10 @@ _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 
 _SYNONYM = re.compile(rf"\s*[(,]?\s*\bor\b\s*{_NUMBER}(?P<rest>.*)", re.DOTALL)  # 1/2 or 0.5
 _DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]|frac[0-9]")
-# May follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
+# Allowed after a separate number: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
 _VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
-# Plain-text mathematics: behind a number it makes another one of it, before a number it takes it as its argument.
+# Plain-text mathematics: after a number it changes the number, before a number it takes it as its argument.
 _NAMES = r"(?:sqrt|cbrt|(?:square\s|cube\s)?root|arc(?:sin|cos|tan)|sinh?|cosh?|tanh?|cot|csc|log|ln|exp|mod|gamma)"
 _OPERATES = (
     r"(?>(?:\b(?:plus|minus|times|over|per|divided\ by|multiplied\ by|to\ the|the)\s|[*/\u00d7\u00f7\u00b7\s])*)"
@@ -54,7 +54,7 @@ _APPLIED = re.compile(
     rf"(?:{_NAMES}|raised\sto|power|choose)(?:\sof)?\s?(?:[({{\[][^)}}\]]{{0,40}}|\([^()]{{0,40}}\)\s?[-+*/^]\s?)?\s?-?\Z",
     re.IGNORECASE,
 )
-# Behind a number in running text it shows that the number is a part of something larger.
+# After a number in running text it shows that the number is part of a larger expression.
 _PART = re.compile(
     r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|"
     rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
@@ -62,13 +62,13 @@ _PART = re.compile(
 _ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{known.OR})\s*[-+]?[0-9]")
 _BEFORE = re.compile(LEADS, re.IGNORECASE)  # once `clean` has removed LaTeX and currencies
 _CLOSING = " \t)]\"'\u201d\u2019*_`!,;:\u3002"
-# The left side of an equation that gives a number: a variable, a name of one or two words, or arithmetic.
+# The left side of an equation that gives a number: a variable, one or two words, or arithmetic.
 _LEFT = re.compile(
     r"[A-Za-z](?:_?\{?\w\}?)?|[A-Za-z]{3,40}(?:\ [A-Za-z]{3,40})?"
     r"|(?:[-+*/\u00d7\u00f7\u00b7().,0-9\s%]|\\(?:times|cdot|div)|(?<=[0-9)\s])x(?=\s?[0-9(]))*"
 )
 _MAX_SIDES = 20  # of an equation such as 2 * 3 * 7 = 6 * 7 = 42
-_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)(?!(?<=\s[A-Z]\.)\s[a-z])")  # not behind "E. coli"
+_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)(?!(?<=\s[A-Z]\.)\s[a-z])")  # not in "E. coli"
 _CLAUSE_END = re.compile(
     r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before"
     r"|with\s(?:an?|the|its|his|her|their)\s(?!remainder))\b"
@@ -91,7 +91,7 @@ _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 _TO_ASCII: dict[int, int | str] = {**HALF_WIDTH, **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))}
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
-_BINDS = re.compile(rf"[^\W{UNSPACED}]-\Z|[)}}%]-\Z")  # behind these a minus is a hyphen or a subtraction
+_BINDS = re.compile(rf"[^\W{UNSPACED}]-\Z|[)}}%]-\Z")  # a minus that is a hyphen or a subtraction
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
@@ -104,9 +104,7 @@ _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
 def read_number(text: str) -> AnswerReading:
-    r"""Read the number that a visible text gives as its answer.
-
-    It is the announced number (see `reader`), or without an announcement the last number of the text.
+    r"""Read the announced number (see `reader`) of a visible text, or without an announcement its last number.
 
     Example:
         >>> read_number("16 - 3 = 13 eggs, so she earns $26.").value, read_number("A: 1,018 dollars").value
@@ -117,7 +115,7 @@ def read_number(text: str) -> AnswerReading:
 
 
 def stated_number(found: Stated) -> AnswerReading:
-    """Read the one number in what a text states; several different ones are a conflict; a pair where undecided."""
+    """Read the number in a stated answer; different numbers are a conflict; an undecided answer gives a pair."""
     if found.status == "undecided":
         return AnswerReading(tuple(map(Fraction, found.contents)), found.status, found.detail)
     if found.status != "ok":
@@ -137,7 +135,7 @@ def _content(content: str, encloses: bool) -> AnswerReading:
 
 
 def read_gold_number(text: str) -> AnswerReading:
-    """Read a gold column's number: the announced one (`... #### 18`), else the whole text, never a part of it."""
+    """Read a gold column's announced number (`... #### 18`), else the whole text, never a part of it."""
     found = stated(text, "number", trusted=True)
     reading = _labelled(_alone(clean(without_brackets(text))), "whole text") if found is None else stated_number(found)
     # A column's `14,16` may be a list.
@@ -200,8 +198,8 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _alone(text: str) -> AnswerReading:
-    """Read a cleaned text that is one number with at most its sign, percent and unit."""
-    if clock := CLOCK.match(text):  # What may follow a number may follow a time.
+    """Read a cleaned text that holds only a number with its sign, percent and unit."""
+    if clock := CLOCK.match(text):  # The same words may follow a time and a number.
         reading = _alone(_clause("0" + text[clock.end() :]))
         return reading if reading.value is None else AnswerReading(time_of(clock), "ok", text[:60])
     match = _ALONE.fullmatch(text)
@@ -227,7 +225,7 @@ def _alone(text: str) -> AnswerReading:
 
 
 def time_of(clock: re.Match[str]) -> str:
-    """Return a time on twelve hours, with "am" or "pm" where that is known: "4:30 pm" for "16:30"."""
+    """Return a time on twelve hours, with "am" or "pm" if known: "4:30 pm" for "16:30"."""
     hour, half = int(clock[1]), (clock[3] or "").lower()
     if not 0 < hour <= 12:
         hour, half = abs(hour - 12), "p" if hour else "a"
@@ -249,7 +247,7 @@ def _multiplied(value: Fraction, multiplier: re.Match[str]) -> Fraction:
 
 
 def _clause(line: str) -> str:
-    """Cut a line behind its first number and unit; return the whole line where the sentence goes on to deny it."""
+    """Cut a line after its first number and unit; return the whole line if the sentence denies the number."""
     match = _ALONE.match(line)
     if match is None or _ANOTHER.match(match["rest"]) or _PART.match(match["rest"]):
         return line
@@ -298,10 +296,10 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
 
 
 def _right_side(text: str) -> tuple[str, bool]:
-    """Return the text behind the last "=" of an equation, and True when the sides are different numbers.
+    """Return the text after the last "=" of an equation, and whether the sides are different numbers.
 
-    `x = 18`, `total cost = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; prose and equations in several
-    variables before the "=" leave the text as it is.
+    `x = 18`, `total cost = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; with prose or several variables
+    before the "=", the text is returned unchanged.
     """
     *left, right = text.split("=")
     if len(left) > _MAX_SIDES or not all(

@@ -1,7 +1,7 @@
-r"""Judge what a text answers to an open question by the accepted answers: SQuAD's exact match and F1 of words.
+r"""Judge the answer to an open question by the accepted answers: SQuAD's exact match and F1 of words.
 
-What is read is what is announced (see `reader`), or else the whole text: an answer with other words around it is not
-exact, and so a list of candidates earns nothing where one of them is right.
+The announced answer is read (see `reader`), or else the whole text: an answer among other words is not exact, so a
+list of candidates earns nothing.
 """
 
 import unicodedata
@@ -46,7 +46,7 @@ def judge_open(text: str, golds: list[str], match: str) -> Verdict:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words as SQuAD's script compares them: without case, punctuation, articles, here also accents."""
+    """Return the words as SQuAD's script compares them: without case, punctuation, articles; here also accents."""
     bare = unicodedata.normalize("NFKD", text).casefold()
     kept = "".join(char for char in bare if char.isalnum() or char.isspace())
     return [word for word in kept.split() if word not in ("a", "an", "the")]

@@ -1,4 +1,4 @@
-"""Read the prompt of a task: does an answer stand in it as it is, and which form of an answer does it ask for?"""
+"""Read the prompt of a task: whether it contains an answer, and which form of answer it asks for."""
 
 import re
 from functools import lru_cache
@@ -9,7 +9,7 @@ _OPERATOR = re.compile(r"[-+*/^=!<>_]|\\[A-Za-z]|[0-9)][A-Za-z(]|[\u221a\u00b7\u
 _SQUEEZED = re.compile(r"\s|\\left|\\right|\\[,;!]|[${}]|\\(?=[dt]frac)|(?<=\\)[dt](?=frac)")
 
 _BEGIN = r"(?:^|[.:;,!?)]\s{0,3}|\n|\b(?:please|fully|completely|and|then|to)\s)\s{0,3}"
-# Forms of an answer by the words that ask for them: a verb that opens a clause, or the name of the form.
+# Forms of an answer and the words that ask for them: a verb that opens a clause, or the form's name.
 FORMS = {
     "factored": re.compile(
         rf"{_BEGIN}factor(?:i[sz]e)?\b(?!\s(?:of|is|in|that|tree)\b)|\bfactored form\b|\bfactori[sz]ation\b"
@@ -25,12 +25,12 @@ FORMS = {
     "in scientific notation": re.compile(r"\bscientific notation\b"),
 }
 
-# One of these stands in every prompt that asks for a form, and in few others.
+# Every prompt that asks for a form contains one of these, and few others do.
 _ANY_FORM = re.compile("factor|expand|multiply|simpl|lowest|reduced|rationali|fraction|decimal|mixed|scientific")
 
 
 def asked_forms(prompt: Any) -> frozenset[str]:
-    """Return the keys of FORMS that the prompt asks for; of a conversation, its last question alone."""
+    """Return the keys of FORMS that the prompt, or the last question of a conversation, asks for."""
     return _asked(question_text(prompt))
 
 
@@ -43,7 +43,7 @@ def _asked(text: str) -> frozenset[str]:
 
 
 def stands_in(answer: str, prompt: Any) -> bool:
-    """Return True when the prompt holds the answer, and the answer is more than a number, a name or one sign."""
+    """Return True if the prompt holds the answer, and the answer is more than a number, a name or a sign."""
     bare = answer.strip().lstrip("+")
     if len(bare) < 3 or not _OPERATOR.search(bare):
         return False
@@ -59,7 +59,7 @@ def question_text(prompt: Any) -> str:
 
 
 def _text(prompt: Any) -> str:
-    """A prompt in either of TRL's shapes as text."""
+    """Return a prompt in either of TRL's shapes as text."""
     if isinstance(prompt, str):
         return prompt[:_MAX_PROMPT_CHARS]
     if not isinstance(prompt, list | tuple):

@@ -1,7 +1,7 @@
-"""Find words and prose in any script: where a word ends, which scripts have no spaces, what is code or formula.
+"""Find words and prose in any script: ends of words, scripts without spaces, code and formulas.
 
-Every function takes time linear in the text, whatever it holds. The rules about text read at most MAX_CHARS
-characters, so a text of any length costs a bounded time.
+Every function takes time linear in the text. The rules about text read at most MAX_CHARS characters, so their time is
+bounded.
 """
 
 import re
@@ -15,31 +15,31 @@ import regex
 from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.text.visible import after_think
 
-# Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer one earns the
-# floor with status `too_long` instead of being cut, because what is cut off would go unjudged.
+# Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer text earns the
+# floor with status `too_long`; if it were cut, its rest would not be judged.
 MAX_CHARS = 250_000
 
 # Han, kana, Hangul, Thai to Myanmar, Khmer and full-width forms: scripts without spaces between words, or (Hangul)
-# with particles written onto the word, so that a keyword's end is not visible in the text.
+# with particles attached to the word, so that a keyword's end is not visible.
 UNSPACED = (
     "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\uff66-\uff9f"
 )
 _ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
-# A neighbour that makes a keyword a part of a longer word. `\w` of `regex` holds combining marks, which are vowels in
+# A neighbour that makes a keyword part of a longer word. `\w` of `regex` includes combining marks, which are vowels in
 # Indic scripts; `\w` of `re` does not.
 _JOINS = rf"[^\W{UNSPACED}]"
 
 _MARKS = r"[\p{M}\uff9e\uff9f]"  # every character that is a combining mark once it is normalised
 _MANY_MARKS = regex.compile(rf"({_MARKS}{{30}}){_MARKS}+")
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
-# Matches all but the blocks of most texts, which hold neither marks nor invisible characters nor full-width forms.
+# All characters except common blocks without marks, invisible characters and full-width forms.
 _UNUSUAL = re.compile(
     "[^\x00-\xac\xae-\u02ff\u0370-\u0482\u048a-\u0590\u1e00-\u200a\u2010-\u2029\u2030-\u205f\u20a0-\u20bf"
     "\u2190-\u2bff\u3000-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
 )
-# What shows nothing and is no space for `str.split`: also Braille's blank, and spaces as HTML writes them.
+# Characters that show nothing and are no space for `str.split`, also Braille's blank; and HTML's spaces.
 _ENTITY = "&(?:nbsp|ensp|emsp|thinsp|zwn?j|shy|#0{0,9}(?:160|820[1345])|#[xX]0{0,9}(?:[aA]0|200[9bBcCdD]));"
 _UNSEEN = regex.compile(rf"(?:[[\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]--\s]|{_ENTITY})++", regex.V1)
 _BLANK = regex.compile(rf"(?:[\s\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]|{_ENTITY})*+")
@@ -47,8 +47,8 @@ _EMPHASIS = re.compile(r"[*~`]++|(?<![^\W_])_++|_++(?![^\W_])")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
-# No form may hold its own opening mark, so no character is scanned twice for one form: with "\(" written 100,000 times
-# each attempt ends at the next one.
+# No form may hold its opening mark, so each form scans a character once: with 100,000 times "\(" each attempt ends at
+# the next "\(".
 _NOT_PROSE = re.compile(
     r"""
       ```[^`]*+(?>(?:`(?!``)[^`]*+)*)(?:```|\Z)  # a fence without an end: all that follows
@@ -77,7 +77,7 @@ def words(text: str) -> list[str]:
 
 
 def count_word(text: str, word: str, enough: int | None = None) -> int:
-    """Count how often `word`, which may be a phrase, stands in `text` as a word of its own, at most up to `enough`.
+    """Count how often `word`, which may be a phrase, is a separate word in `text`, up to `enough`.
 
     Example:
         >>> count_word("a cathedral", "cat"), count_word("my cat. Cats.", "cat"), count_word("我喜欢数学", "数学")
@@ -96,7 +96,7 @@ def _alone(word: str) -> Any:
 
 
 def unmarked(text: str) -> str:
-    """Return the text without Markdown's emphasis, which joins nothing to a word: `*`, `~`, "`", and "_" around words.
+    """Return the text without Markdown's emphasis: `*`, `~`, "`", and "_" around words.
 
     Example:
         >>> unmarked("I _cannot_ use **snake_case**")
@@ -109,7 +109,7 @@ def normalized(text: str) -> str:
     """Return the text as it looks: NFKC (full-width, ligatures, styled letters) without invisible characters.
 
     Runs of combining marks are cut to 30, the limit of Unicode's Stream-Safe Text Format, because Python's
-    normalisation takes quadratic time on them. One character becomes 18 letters; the result is cut at MAX_CHARS.
+    normalisation takes quadratic time on them. A character may become 18; the result is cut at MAX_CHARS.
 
     Example:
         >>> normalized("\uff27\uff30\uff34 i\u200bdk \ufb01ne")
@@ -140,12 +140,12 @@ def text_part(text: str, where: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Return True when there is nothing to see: space, also as `&nbsp;`, control and invisible characters."""
+    """Return True if nothing is visible: only space, also `&nbsp;`, control and invisible characters."""
     return _BLANK.fullmatch(text) is not None
 
 
 def seen(text: str) -> str:
-    """Return what of a text can be seen, with one space for each run of white space.
+    """Return the visible characters, with one space for each run of white space.
 
     Example:
         >>> seen("It\u200b is\u3164  18. &nbsp; \\n")

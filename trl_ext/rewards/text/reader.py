@@ -1,16 +1,14 @@
-r"""Find where a text states its answer: the one reader of `Answer` and `Math`.
+r"""Find where a text states its answer, for `Answer` and `Math`.
 
 Six anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, {"answer": ...} at the end, `####`, a line that
 starts with `A:`, and a phrase ("the answer is", "Final answer:", a heading "Answer", also in nine other `languages`).
-The one that comes last rules: a model may correct itself, and it earns nothing by giving several answers. Behind a
-box, a tag or `####` only another of these, a "final answer" or a correction ("Wait, the answer is 43") does: models
-check what they have boxed. A check, a condition ("if the answer is 7") and a phrase without a value behind it ("this
-answer is correct") announce nothing where another anchor does. Several boxes, or several tags, are all returned.
+The last anchor counts: a model may correct itself, and several answers earn nothing more. After a box, a tag or
+`####`, only another of these, a "final answer" or a correction ("Wait, the answer is 43") counts, because models check
+their boxed answer. A check, a condition ("if the answer is 7") and a phrase without a value ("this answer is correct")
+announce nothing if there is another anchor. All boxes, or all tags, are returned.
 
-Behind a phrase the value may follow at once, behind line breaks, or behind the verb of a sentence ("Final Answer: The
-largest $n$ is 34."). An anchor that is denied (see `denial`) is no answer.
-
-Every search takes time linear in the text, whatever it holds.
+After a phrase the value follows at once, after line breaks, or after the verb of a sentence ("Final Answer: The
+largest $n$ is 34."). A denied anchor (see `denial`) is no answer. Every search takes time linear in the text.
 """
 
 import re
@@ -23,7 +21,7 @@ from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.prose import UNSPACED
 
-MAX_CONTENT = 8_000  # characters behind a phrase that are read
+MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
 _MAX_SEEDS = 64
 _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
@@ -34,14 +32,14 @@ _PHRASE = re.compile(
     rf"|{known.ANNOUNCES}",
     re.IGNORECASE,
 )
-# "this answer is correct" speaks of an answer and gives none.
+# "this answer is correct" mentions an answer and gives none.
 _SPEAKS_OF = re.compile(
     r"\b(?:this|that|your|which|whose|(?:(?:re-?|double[-\s]?|cross-?)?check(?:s|ed|ing)?|verif(?:y|ies|ied|ying)"
     r"|confirm(?:s|ed|ing)?|validat(?:e|es|ed|ing)|test(?:s|ed|ing)?|if|whether|suppose|supposing|assum(?:e|ing)"
     r"|unless)\s(?:that\s)?(?:(?:the|my|our|an)\s)?)(?:(?:final|correct)\s)?\Z",
     re.IGNORECASE,
 )
-# Behind a box these make an announcement of what is no more than talk of an answer.
+# Words that make a phrase after a box an announcement.
 _OVERRIDES = re.compile(
     r"final\s\Z|\b(?:wait|actually|correction|sorry|oops|no(?=[,.:;!]))\b[^\n]{0,40}\Z",
     re.IGNORECASE,
@@ -54,7 +52,7 @@ _SPELLED = re.compile(  # "forty-two (42)"
     r"(?i)(?<![\w-])(?:(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}(?:teen|ty)|hundred"
     r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
 )
-# Each way to choose, from a word by which it is found; "choose" only behind I or we.
+# Words that find each way to choose; "choose" only counts after I or we.
 _SEED = re.compile(
     "is:|option|choice|letter|alternativ|choose|chose|select|pick|go with|going with|opt for|choisis|wähle|elijo"
     "|scelgo|escolho|选|正确的|選択肢|正しいの|선택|보기|옵션|вариант|opci|opzion|opçã|letra|\u2705"
@@ -75,23 +73,23 @@ _IS_RIGHT = re.compile(
 _ITS_LETTER = re.compile(
     r"(?<![A-Za-z0-9'-])(?<![A-Z][,、/]\s)(?<![A-Z][,、/])(?<!\bor\s)(?<!\band\s)([A-Z])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z"
 )
-# The sentence of a conclusion in Chinese, with one letter of an option and no denial behind it.
+# The sentence of a conclusion in Chinese, with one letter of an option and no denial after it.
 _CONCLUDES = re.compile(
     r"(?:因此|所以|综上|故|只有)[^\nA-Z\u3002\\$]{0,60}?(?:(?:选项?|[是为])[\s(\uff08]?([A-Z])(?![A-Za-z])|([A-Z])(?=\s?选?项))"
     r"([^\nA-Z\u3002\\$]{0,60})(?=[\u3002\n]|\Z)"
 )
 _TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
 _RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{known.RIGHT})")
-# What a box or tag must hold for a rule of the kind to read it.
+# A box or tag must match its kind's pattern to be read.
 _READABLE = {
     "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
     "number": re.compile(r"[0-9\uff10-\uff19\u00bc-\u00be]|half|\A\W*\Z"),
 }
-# What a box holds where the task leaves a blank: nothing.
+# An empty box: models copy it from a task with a blank.
 _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
 )
-# In a language with decimal commas either may be meant.
+# A comma or point that may be decimal or a separator, in a language with decimal commas.
 _EITHER = re.compile(
     rf"[\s$\u20ac*(]*(?:{known.ABOUT})?(-?[1-9]\d{{0,2}}[.,]\d{{3}})(?![\d\\^]|[.,/]\d)", re.IGNORECASE
 )
@@ -105,7 +103,7 @@ _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
 )
-# May stand before an announced number.
+# Words before an announced number.
 LEADS = (
     r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
     rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{known.ABOUT})*))[*_`\"'(\[{{]*+"
@@ -134,10 +132,10 @@ _TURNED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a text states as its answer.
+    """The answer that a text states.
 
-    `contents` holds one text, or one for each box or tag; it is empty unless `status`, one of a Verdict's, is "ok";
-    `detail` is a line for people.
+    `contents` holds one text, or one text for each box or tag; it is empty unless `status`, a Verdict's status, is
+    "ok"; `detail` is a line for people.
     """
 
     anchor: str
@@ -147,13 +145,13 @@ class Stated:
 
     @property
     def encloses(self) -> bool:
-        """True when the anchor marks where its content ends, as a box or a tag does."""
+        """True if the anchor marks the end of its content, as a box or a tag does."""
         return self.anchor in _TO_ENCLOSE
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """The answer in a text: the value to compare (None without one), a Verdict's status, and a line for people."""
+    """The answer in a text: the value to compare or None, a Verdict's status, and a line for people."""
 
     value: object
     status: str
@@ -161,12 +159,12 @@ class AnswerReading:
 
 
 def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
-    """Return the answer that a text announces; None where nothing announces one.
+    """Return the answer that a text announces; None without an announcement.
 
     Args:
-        text: What `visible` returns, or a gold column.
-        kind: What is looked for: "number", "maths", "choice" or "exact".
-        trusted: Whether no denial is looked for, as in golds.
+        text: The result of `visible`, or a gold column.
+        kind: The kind of answer: "number", "maths", "choice" or "exact".
+        trusted: True ignores denials, as in golds.
     """
     enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
     readable = _READABLE.get(kind)
@@ -204,7 +202,7 @@ def _inner(content: str, kind: str) -> str:
 
 
 def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Stated | None:
-    """Return the last phrase with a value behind it; without a box or tag, the last phrase that there is."""
+    """Return the last phrase with a value; without any, and without a box or tag, the last phrase."""
     last: Stated | None = None
     phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
     marked = max((start for _, start, anchor, _ in phrases if anchor == "####"), default=-1)
@@ -228,7 +226,7 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
                 both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
                 return Stated(anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
         if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and is_value):
-            continue  # It stands before a solution, as "Lösung:" does.
+            continue  # A heading before a solution, such as "Lösung:".
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
         if follows:
@@ -242,14 +240,14 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
 
 
 def _overrides(text: str, start: int) -> bool:
-    """Return True when a phrase behind a box, a tag or `####` speaks of a final answer or corrects what it follows."""
+    """Return True if a phrase after a box, a tag or `####` names a final answer or is a correction."""
     return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None or _FINAL.match(text, start) is not None
 
 
 def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, str | None]]:
-    """Yield the phrases behind `start`: where each ends and starts, what it is, and its letter if it holds one."""
+    """Yield the phrases after `start`: each one's end, start, name, and its letter if it contains the answer."""
     lowered = text.lower()
-    if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
+    if len(lowered) != len(text):  # The lower case of a few letters is longer, which would shift all positions.
         lowered = text
     for noun in [
         one for one in (known.ASCII_NOUNS if lowered.isascii() else known.NOUNS) if lowered.find(one, start) >= 0
@@ -303,7 +301,7 @@ def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
 
 
 def _line(rest: str) -> tuple[str, bool]:
-    """Return the line, or the formula and its line, that follows a phrase; True when a line break comes before it."""
+    """Return the line, or the formula and its line, after a phrase, and whether a line break comes before it."""
     content = rest.lstrip(_SPACE)
     is_below = "\n" in rest[: len(rest) - len(content)]
     if is_below:
@@ -315,19 +313,19 @@ def _line(rest: str) -> tuple[str, bool]:
 
 
 def has_value(line: str, kind: str) -> bool:
-    """Return True when a line starts with a value of the kind, behind words such as "therefore" or "about"."""
+    """Return True if a line starts with a value of the kind, after words such as "therefore" or "about"."""
     if kind == "choice":
         return (match := _OPENING_LETTER.match(line)) is not None and (match["letter"].isupper() or len(line) < 4)
     return _VALUE.match(line) is not None
 
 
 def _behind_verb(line: str, kind: str) -> str | None:
-    """Return what follows the last verb of the first sentence, if that is a value: "The largest $n$ is 34"."""
+    """Return the value after the last verb of the first sentence, as in "The largest $n$ is 34", or None."""
     sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
     starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT
     ends = [match.end() for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
     if not ends and kind != "choice" and sentence[:1].isupper():
-        # A sentence of its own with one number: "Jane sold it 3 hours ago".
+        # A complete sentence with one number: "Jane sold it 3 hours ago".
         amounts = [*_ONE_AMOUNT.finditer(sentence)]
         ends = [amounts[0].start()] if len(amounts) == 1 else []
     if not ends or _TURNED.search(sentence, 0, ends[-1]) or denied_before(sentence, ends[-1]):

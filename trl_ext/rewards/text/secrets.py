@@ -1,4 +1,4 @@
-"""What is secret in settings, addresses and texts. All that is written of a run goes through `public`."""
+"""Hide secrets in settings, addresses and texts. All files about a run are written through `public`."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-# Names of settings and environment variables whose values are secrets. `pad_token` and `stop_token` are none, nor is
+# Names of settings and environment variables whose values are secrets; not `pad_token`, `stop_token`, or
 # `api_key_env`, which holds a variable's name.
 _SECRET_NAME = re.compile(
     r"(^|_)(hub|hf|auth|access|api|bearer|session|refresh|wandb|github|security|service|client|id)_?token$"
@@ -18,17 +18,17 @@ _SECRET_NAME = re.compile(
     r"|deploy|license|session|storage)_?key$|signature$|(^|_)(pwd|sas|jwt|dsn)$",
     re.IGNORECASE,
 )
-# Tokens of the services that runs talk to, what stands before @ in an address, and what follows "Bearer".
+# Tokens of the services that runs use, the text before @ in an address, and the text after "Bearer".
 _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|\bsk-[\w-]{16,}|\bgh[opsu]_\w{16,}|github_pat_\w{16,}|(?<=://)[^/\s@]+(?=@)"
     r"|(?<=Bearer )[^\s\"']+"
 )
-# A name and its text in JSON, whole or cut off, or in the query of an address.
+# A name and its text in JSON, complete or cut off, or in the query of an address.
 _ENTRY = re.compile(r"""((?:["']([^"'\s]+)["']\s*:\s*["']|[?&#;]([\w.-]+)=))((?<=["'])[^"']*|[^"'&#;\s]*)""")
 # In an address, every value of the query that is longer than a number or a truth value may be a key.
 _ADDRESS = re.compile(r"""\b\w+://[^\s"'<>]+""")
 _QUERY = re.compile(r"([?&#;][^=&#;]+=)(?!(?:true|false|[^&#;]{0,4})(?:[&#;]|$))([^&#;]+)", re.IGNORECASE)
-# Environment variables of a recipe whose values are shown: variables of libraries that hold no secrets in them.
+# Environment variables of a recipe whose values are shown: variables of libraries, without secrets.
 _SHOWN_VARIABLE = re.compile(
     r"(?!.*(_TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE)(_|$))"
     r"((PYTORCH|TORCH|CUDA|NCCL|GLOO|OMP|MKL|TOKENIZERS|VLLM|TRITON|TRL_EXT|DS|ACCELERATE|HF_HUB|HF_DATASETS)_"
@@ -38,7 +38,7 @@ HIDDEN = "..."
 
 
 def public(value: Any) -> Any:
-    """Return plain data without its secrets: entries that are named like one left out, those in texts hidden.
+    """Return plain data without its secrets: entries with a secret's name are removed, secrets in texts are hidden.
 
     In a recipe's block `env` every value is None, except the values of variables that libraries define.
     """
@@ -51,7 +51,7 @@ def public(value: Any) -> Any:
         return [public(item) for item in value]
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith(("{", "[")):  # a mapping or list as the command line has it
+    if value.lstrip().startswith(("{", "[")):  # a mapping or list from the command line
         with suppress(yaml.YAMLError, ValueError, RecursionError):
             given = yaml.safe_load(value)
             return value if public(given) == given else json.dumps(public(given), default=str)
@@ -61,12 +61,12 @@ def public(value: Any) -> Any:
 
 
 def names_secret(name: Any) -> bool:
-    """Return True for the name of a setting, variable or flag whose value no file may hold."""
+    """Return True if the name of a setting, variable or flag is a secret's name."""
     return bool(_SECRET_NAME.search(str(name).lstrip("-").replace("-", "_")))
 
 
 def secrets_in(settings: Mapping[str, Any]) -> set[str]:
-    """Return the texts that `public` hides in settings, and what the variables hold that an `api_key_env` names."""
+    """Return the texts that `public` hides in settings, and the values of the variables that `api_key_env` names."""
     text = json.dumps(settings, default=str, ensure_ascii=False)
     found = {entry[4] for entry in _ENTRY.finditer(text) if names_secret(entry[2] or entry[3])}
     found |= {query[2] for address in _ADDRESS.findall(text) for query in _QUERY.finditer(address)}

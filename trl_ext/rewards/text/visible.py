@@ -1,16 +1,16 @@
-"""The part of a completion that counts: outside of thoughts, comments and the attributes of tags."""
+"""Cut thoughts, comments and the attributes of tags from a completion."""
 
 import re
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)  # of LaTeX
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
-# A quoted value may hold ">". None may hold "<", so that no search runs on into the next tag.
+# A quoted value may hold ">" but not "<", so that no search continues into the next tag.
 _ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?>(?:"[^"<]*+"|'[^'<]*+'|[^<>])*)>""")
 
 
 def after_think(text: str) -> str:
-    """Return the text behind the last `</think>`: all of it without think tags, "" while `<think>` is still open."""
+    """Return the text after the last `</think>`: all of it without think tags, "" while `<think>` is open."""
     _, closer, after = text.rpartition("</think>")
     if closer:
         return after
@@ -18,10 +18,10 @@ def after_think(text: str) -> str:
 
 
 def visible(text: str, where: str) -> str:
-    """Return what an answer is looked for in, without comments, GSM8K's notes and all in a tag but its name.
+    """Return the text to search for an answer, without comments, GSM8K's notes and the attributes of tags.
 
     Args:
-        where: "all", or "after_think" for what follows the thoughts; "" while they, or thoughts in them, are open.
+        where: "all", or "after_think" for the text after the thoughts; that is "" while thoughts are open.
 
     Example:
         >>> visible('<think>43</think><answer value="42"></answer><!-- 42 -->', "after_think")

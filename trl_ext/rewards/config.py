@@ -1,4 +1,4 @@
-"""Rules as data: from a mapping or a YAML file to rules, and back.
+"""Read rules from a mapping or a YAML file, and write them.
 
     rules:
       - {rule: answer, gold: answer, kind: number}
@@ -8,8 +8,7 @@
     limits: {cpu_s: 2}
     on_error: floor
 
-A rule's keys are the fields of its class. A dotted name is imported, which runs that module: load only files that you
-trust as you trust code.
+A rule's keys are the fields of its class. A dotted name is imported, which runs that module: load only trusted files.
 """
 
 import dataclasses
@@ -54,8 +53,7 @@ _RULES: tuple[type[Rule], ...] = (
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
-# Entry points under which packages offer rules by short names.
-GROUP = "trl_ext.rules"
+GROUP = "trl_ext.rules"  # Entry points by which packages offer rules under short names.
 # A set's keys besides its rules.
 _SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "on_unscored", "normalise")
 _COMMON = [item.name for item in dataclasses.fields(Rule)]
@@ -66,13 +64,13 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The place that a mapping comes from, for messages: a file with the line of each key, or only a name."""
+    """The source of a mapping, for messages: a file with the line of each key, or only a name."""
 
     name: str = "The mapping"
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def at(self, *path: str | int) -> str:
-        """The place of a key: `rules.yaml, line 3` or `The mapping, rules[0].gold`."""
+        """Return the place of a key: `rules.yaml, line 3` or `The mapping, rules[0].gold`."""
         if path in self.lines:
             return f"{self.name}, line {self.lines[path]}"
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
@@ -97,7 +95,7 @@ def load_rules(path: str | Path, make: Callable[..., Made]) -> Made:
 
 
 def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, Any]:
-    """The arguments of RuleSet that a mapping describes; ConfigError says where it is wrong."""
+    """Return the arguments of RuleSet that a mapping describes; ConfigError names the wrong key."""
     source = source or ConfigSource()
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("rules"), list):
         raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
@@ -143,13 +141,13 @@ def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
         return kind(**fields)
     except (RuleError, SupportError, TypeError) as error:
         raise ConfigError(f"{source.at('rules', index)}: {error}") from error
-    except Exception as error:  # a rule of the user's own, whose `check` may raise anything
+    except Exception as error:  # The `check` of a user's rule may raise anything.
         said = f"rule '{entry['rule']}' raised {type(error).__name__}: {error} ({place_of(error)})"
         raise ConfigError(f"{source.at('rules', index)}: {said}") from error
 
 
 def rule_class(name: str, where: str) -> type[Rule]:
-    """The class that a short or dotted name stands for: shipped, offered by a package, or at its path."""
+    """Return the class of a short or dotted name: shipped, offered by a package, or imported."""
     if "." not in name:
         if name in SHIPPED:
             return SHIPPED[name]
@@ -165,18 +163,18 @@ def rule_class(name: str, where: str) -> type[Rule]:
 
 
 def _imported(name: str, where: str) -> Any:
-    """Import what stands at a dotted path, which runs its module."""
+    """Import an object by its dotted path, which runs its module."""
     module, _, attribute = name.rpartition(".")
-    if os.getcwd() not in sys.path:  # programs such as `trl-ext` do not look there by themselves
+    if os.getcwd() not in sys.path:  # Programs such as `trl-ext` do not search it.
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:  # ValueError: there is no dot
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: the name has no dot
         raise ConfigError(f"{where}: '{name}' cannot be imported: {error}. Give package.module.name.") from error
 
 
 def nearest(key: object, valid: Iterable[str]) -> str:
-    """The hint for an unknown key: `Did you mean 'gold'? There are: gold, kind, ...`"""
+    """Return the hint for an unknown key: `Did you mean 'gold'? There are: gold, kind, ...`"""
     valid = list(valid)
     close = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
     guess = f"Did you mean '{close[0]}'? " if close else ""
@@ -184,7 +182,7 @@ def nearest(key: object, valid: Iterable[str]) -> str:
 
 
 def describe_rules(rules: Any) -> dict[str, Any]:
-    """The mapping from which `build_rules` makes this RuleSet again."""
+    """Return the mapping from which `build_rules` makes this RuleSet."""
     settings = {key: value for key, value in changed(rules).items() if key in _SET_KEYS}
     if "limits" in settings:
         settings["limits"] = changed(rules.limits)
@@ -194,7 +192,7 @@ def describe_rules(rules: Any) -> dict[str, Any]:
 
 
 def describe_rule(rule: Rule) -> dict[str, Any]:
-    """One rule as a mapping, without the fields that are at their default; its own fields come first."""
+    """Return a rule as a mapping of the fields that are not at their default, fields of its class first."""
     kind = type(rule)
     short = snake_case(kind.__name__)
     entry: dict[str, Any] = {"rule": short if SHIPPED.get(short) is kind else f"{kind.__module__}.{kind.__qualname__}"}
@@ -205,7 +203,7 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
 
 
 def changed(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their default, by name; all that have none."""
+    """Return the fields of a dataclass that differ from their default, or have none, by name."""
     values = {}
     for item in dataclasses.fields(settings):
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
@@ -227,7 +225,7 @@ def _plain(rule: Rule, key: str, value: Any) -> Any:
 
 
 def _lines(node: Any, path: KeyPath, file: str) -> Iterator[tuple[KeyPath, int]]:
-    """The line, counted from 1, on which each key and list entry starts; ConfigError for a key that stands twice."""
+    """Yield the line, from 1, on which each key and list entry starts; ConfigError for a duplicate key."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:

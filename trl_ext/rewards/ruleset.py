@@ -2,10 +2,10 @@
 
     total = clip(sum of weight * value over the rules whose gate is open)
 
-A rule without a value (a gold answer that cannot be read) is left out of the sum; a row where no rule has a value is
-None, and TRL leaves it out. Neither NaN nor infinity leaves this module. Rules that may hang or crash run in workers
-that can be killed (`pool`). An exception in a rule ends the run with a RuleError that names rule and row, because a
-silent 0.0 would train on it for days; `on_error="floor"` goes on instead.
+A rule without a value (a gold answer that cannot be read) is left out of the sum. If no rule has a value, the total is
+None, and TRL ignores the row. Totals are never NaN or infinite. Rules that may hang or crash run in workers (`pool`).
+An exception in a rule ends the run with a RuleError that names rule and row, because a run could train on a silent 0.0
+for days; `on_error="floor"` continues instead.
 """
 
 import math
@@ -32,12 +32,10 @@ ON_UNSCORED = ("error", "warn")
 
 @dataclass(slots=True)
 class SharedBatch:
-    """The batch that TRL passes to every column of a split set: its rows, and the verdicts found so far.
+    """The batch that TRL passes to every column of a split set: its rows, and its verdicts so far.
 
-    A batch is known by its argument objects, which are held as long as it is open. A column that asks a second time
-    opens a new one, whatever it brings: the caller may have changed the lists in place.
-
-    Pickles as a batch that nobody has asked for.
+    A batch is identified by its argument objects, which are referenced while it is open. If a column asks a second
+    time, a new batch begins, because the caller may have changed the lists in place. Pickles as an empty batch.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +53,7 @@ class SharedBatch:
         make: Callable[[], list[Row]],
         score: Callable[[Sequence[Rule], list[Row]], list[Column]],
     ) -> list[Column]:
-        """The verdicts of a rule's gates and of the rule itself, whose column asks, for a call's arguments by name."""
+        """Return the verdicts of a rule's gates and of the rule, `rules[-1]`, for a call's arguments by name."""
         given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
         same = given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)
         if rules[-1].name in self.served or not same:
@@ -75,15 +73,14 @@ class RuleSet:
         clip: Lowest and highest total, or None.
         name: The reward's name in TRL: its metric is `rewards/<name>/mean`.
         limits: Limits of time and memory for the rules that run in workers.
-        isolate: False runs all rules in this process, where a debugger stops, and where a rule that hangs hangs the
-            run.
-        on_error: What an exception in a rule does. "stop": it ends the run, on all ranks, with a RuleError. "floor":
-            it is reported once, and the row earns the rule's floor.
-        on_unscored: What our trainers do when a rule has a value for no row of the whole first step, so that the other
-            rules alone would be learned. "error": end the run, on all ranks, with a DataError. "warn": say so once.
-        normalise: Divide totals by their running standard deviation, after taking off their running mean. For PPO;
-            GRPO does it per group. Our trainers pool the totals of all ranks after each batch of the training, and
-            save the statistics in checkpoints.
+        isolate: False runs all rules in this process, for a debugger; then a rule that hangs stops the run.
+        on_error: Effect of an exception in a rule. "stop": ends the run, on all ranks, with a RuleError. "floor":
+            reports it once, and the row earns the rule's floor.
+        on_unscored: Effect in our trainers if a rule has no value in the whole first step, so that the run would only
+            learn the other rules. "error": end the run, on all ranks, with a DataError. "warn": warn once.
+        normalise: Subtract the running mean of totals and divide by their running standard deviation. For PPO; GRPO
+            does it per group. Our trainers pool the totals of all ranks after each training batch, and save the
+            statistics in checkpoints.
 
     Examples:
         >>> rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
@@ -122,7 +119,7 @@ class RuleSet:
 
     @property
     def __name__(self) -> str:
-        """The name, where TRL looks for a reward function's. Settable, as a function's is."""
+        """The name, as TRL reads it from a reward function. It can be set."""
         return self.name
 
     @__name__.setter
@@ -139,7 +136,7 @@ class RuleSet:
 
     @property
     def reads_group(self) -> bool:
-        """True where a rule reads `row.group`."""
+        """True if a rule reads `row.group`."""
         return any(rule.reads_group for rule in self.rules)
 
     # Scoring --------------------------------------------------------------------------------------------------------
@@ -147,7 +144,7 @@ class RuleSet:
     def __call__(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
-        """The total of each completion; TRL's call, with the columns as lists and TRL's own arguments among them."""
+        """Return the total of each completion, as TRL calls it: columns are lists, with TRL's arguments among them."""
         found, composed = self._composed(prompts, completions, completion_ids, columns)
         self._log(found, composed, columns)
         self._count(range(len(self.rules)), found, columns)
@@ -161,25 +158,25 @@ class RuleSet:
     def start(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> None:
-        """Let the workers begin; the next call with the same arguments collects their verdicts."""
+        """Start the workers; the next call with the same arguments collects their verdicts."""
         self._scorer.start(self.rules, self._rows(prompts, completions, completion_ids, columns))
 
     @property
     def rows_at_once(self) -> float:
-        """How many rows the rules may be asked about at once while they run elsewhere; 0 where none does."""
+        """Number of rows that rules in workers or servers may judge at once; 0 without such rules."""
         elsewhere = [rule for rule in self.rules if self._scorer.runs_elsewhere(rule)]
         return min((getattr(rule, "concurrency", math.inf) for rule in elsewhere), default=0)
 
     def begin(self, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> Early:
-        """Let rules that run elsewhere begin with rows of a later batch. Thread-safe."""
+        """Start rules in workers or servers on rows of a later batch. Thread-safe."""
         return self._scorer.begin(self.rules, self._rows(prompts, completions, completion_ids, columns))
 
     def remember(self, early: Early) -> None:
-        """Keep the verdicts on the rows that `begin` began with."""
+        """Keep the verdicts on the rows of `begin`."""
         self._scorer.remember(early)
 
     def score(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> float | None:
-        """The total of one completion; columns are single values."""
+        """Return the total of one completion; columns are single values."""
         return self.explain(prompt, completion, completion_ids, **columns).total
 
     def explain(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> Explanation:
@@ -191,11 +188,11 @@ class RuleSet:
     def explain_all(
         self, /, prompts: Any, completions: Any, completion_ids: Any = None, **columns: Any
     ) -> list[Explanation]:
-        """Explain the totals of a batch, which is judged as in a training and leaves no trace. Columns are lists."""
+        """Explain the totals of a batch, judged as in a training, without metrics or state. Columns are lists."""
         return self._explained(*self._composed(prompts, completions, completion_ids, columns))
 
     def explain_row(self, row: Row) -> Explanation:
-        """Explain the total of one row of `make_rows`, which brings its group and step along."""
+        """Explain the total of one row of `make_rows`, which holds its group and step."""
         require_columns(self.rules, row.columns)
         found = self._scorer.columns(self.rules, [row])
         composition = Composition(self.rules, self._gates, self.clip, 0.0)
@@ -209,9 +206,9 @@ class RuleSet:
         ]
 
     def split(self) -> list["RuleColumn"]:
-        """Make one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total.
+        """Return one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total.
 
-        TRL passes each batch to all of them: a rule is asked once for it, however many rules it is the gate of.
+        TRL passes each batch to all of them, but a rule judges it once, even if it is the gate of several rules.
         """
         if self.clip is not None:
             raise RuleError(f"clip={self.clip} bounds the sum, and split() has no sum. Build the set without clip.")
@@ -220,19 +217,19 @@ class RuleSet:
         batch, columns = SharedBatch(), []
         for rule, chain in zip(self.rules, self._gates, strict=True):
             gates = [self.rules[gate] for gate, _ in reversed(chain)]
-            # A name that no rule has: the column is called after its rule, not after this set.
+            # A name that no rule has; the column has its rule's name.
             name = f"{self.name}.{rule.name}"
             alone = RuleSet([*gates, rule], name=name, on_error=self.on_error, on_unscored=self.on_unscored)
-            alone._scorer, alone._batch = self._scorer, batch  # A rule is asked once for all columns.
+            alone._scorer, alone._batch = self._scorer, batch  # A rule judges once for all columns.
             columns.append(RuleColumn(alone))
         return columns
 
     def verdicts_on_data(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> list[Verdict]:
-        """The verdicts of the rule of this name that show which rows it has a value for, whatever the completion."""
+        """Return verdicts of the rule `name` that show for which rows it has a value, for any completion."""
         rule = next(rule for rule in self.rules if rule.name == name)
         num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
-        # The data takes a rule's value away, and shows it by any answer that is not the gold's own text: that of
-        # another row, or none where the rule cannot name one.
+        # If the data is at fault, a rule has no value for any answer but the gold's text. So each row is judged with
+        # the ideal answer of another row, or "" if the rule has no ideal answers.
         ideals = [ideal_of(rule, {name: columns[name][row] for name in columns}, row) for row in range(num_rows)]
         first, *others = dict.fromkeys(ideal for ideal in ideals if ideal is not None) or [""]
         texts = [first if ideal != first else next(iter(others), "") for ideal in ideals]
@@ -240,12 +237,12 @@ class RuleSet:
         return self._scorer.columns([rule], rows)[0].verdicts
 
     def take_tallies(self) -> dict[str, Tally]:
-        """Return how the rows went since the last call, by rule, and count from 0 again."""
+        """Return the counts of rows since the last call, by rule, and count from 0 again."""
         tallies, self._tallies = self._tallies, {}
         return tallies
 
     def reset(self) -> None:
-        """Forget failures of the machine and of servers, so that a set that `max_infra_frac` has stopped goes on."""
+        """Forget failures of the machine and of servers, so that a set stopped by `max_infra_frac` continues."""
         self._scorer.reset()
 
     def close(self) -> None:
@@ -269,7 +266,7 @@ class RuleSet:
         return load_rules(path, cls)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads; fields at their default are left out."""
+        """Return the mapping that `from_dict` reads, without fields at their default."""
         from trl_ext.rewards.config import describe_rules
 
         return describe_rules(self)
@@ -277,22 +274,22 @@ class RuleSet:
     # State ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The state that a checkpoint must hold for a resumed run to score alike."""
+        """Return the state that a resumed run needs from a checkpoint to give the same scores."""
         seen = self._moments.merged(self._unshared)
         return {"moments": [seen.count, seen.mean, seen.squares]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Restore what `state_dict()` returned."""
+        """Restore a result of `state_dict()`."""
         self._moments, self._unshared = Moments(*state["moments"]), Moments()
 
     def synchronise(self, gather: Callable[[list[float]], list[list[float]]] | None) -> None:
-        """Merge the totals that all ranks have scored since the last call into each rank's running statistics.
+        """Merge the totals of all ranks since the last call into each rank's running statistics.
 
-        A set that nobody synchronises goes on with the totals of its own process.
+        Without a call, a set uses the totals of its process.
 
         Args:
-            gather: A function from a list of three numbers to the lists of all ranks, in their order. None forgets the
-                totals since the last call: those of an evaluation are no part of a training's statistics.
+            gather: A function from a list of three numbers to the lists of all ranks, in order. None forgets the
+                totals since the last call: an evaluation must not change a training's statistics.
         """
         mine, self._unshared = self._unshared, Moments()
         parts = [] if gather is None else gather([mine.count, mine.mean, mine.squares])
@@ -345,12 +342,12 @@ class RuleSet:
 
 @dataclass(frozen=True, slots=True)
 class RuleColumn:
-    """One rule of a set as a reward function of its own, gated and, unless told otherwise, weighted as in the set.
+    """One rule of a set as a separate reward function, gated and, by default, weighted as in the set.
 
-    TRL logs its mean under `rewards/<rule>/mean`, so here that is the mean of the weighted, gated value.
+    TRL logs the mean of the weighted, gated value under `rewards/<rule>/mean`.
     """
 
-    rules: RuleSet  # the gates, and last the rule itself
+    rules: RuleSet  # the gates, then the rule
     weighted: bool = True
 
     @property
@@ -364,18 +361,18 @@ class RuleColumn:
 
     @property
     def on_unscored(self) -> str:
-        """As of the set that the rule is from."""
+        """The setting of the rule's set."""
         return self.rules.on_unscored
 
     def __call__(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
-        """The rule's contribution for each completion."""
+        """Return the rule's contribution for each completion."""
         found, composed = self.rules._composed(prompts, completions, completion_ids, columns)
         self.rules._count([len(found) - 1], found, columns)
         log_metric = columns.get("log_metric")
         if callable(log_metric) and composed:
-            # TRL's key of this name is its own: the mean of what this column returns.
+            # TRL logs keys of `rewards/`: the mean of this column's values.
             def log_ours(key: str, value: float) -> None:
                 if not key.startswith("rewards/"):
                     log_metric(key, value)
@@ -387,7 +384,7 @@ class RuleColumn:
 
 
 def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:
-    """Raise DataError for the first column that a rule reads and the dataset lacks."""
+    """Raise DataError if a rule reads a column that the dataset lacks."""
     for rule in rules:
         for column in rule.all_columns:
             if column not in columns:
@@ -399,7 +396,7 @@ def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:
 
 
 def checked_rules(rules: Any) -> tuple[Rule, ...]:
-    """The rules as a tuple, or RuleError for anything else than rules with different names."""
+    """Return the rules as a tuple; RuleError unless they are rules with different names."""
     if isinstance(rules, Rule) or not isinstance(rules, Iterable):
         raise RuleError(f"A RuleSet takes a list of rules, not {rules!r}. Write RuleSet([...]).")
     rules = tuple(rules)

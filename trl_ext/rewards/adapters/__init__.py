@@ -1,1 +1,1 @@
-"""Rule sets behind HTTP, and environments of others."""
+"""HTTP servers: rule sets as a server, and clients of environment servers."""

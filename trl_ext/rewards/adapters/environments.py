@@ -1,9 +1,9 @@
-"""Environments behind HTTP for `environment_factory`, and the reward that reads what their episodes earned.
+"""Clients of environment servers for `environment_factory`, and the reward of their episodes.
 
-TRL makes one object a rollout, calls `reset` with its row, and offers its public methods to the model as tools. A
-server that fails, takes too long or answers no JSON loses its row alone: the floor, also where it had earned more,
-since a completion may bring that about. A call that takes too long for three rows in a row is then tried once in each
-`timeout_s`, and other rows are lost at once. A session ends with its score; none is part of a checkpoint.
+TRL makes an object per rollout, calls `reset` with its row, and offers its public methods to the model as tools. If a
+server fails, takes too long or sends no JSON, only that row is lost: it gets the floor even if it had earned more,
+because a completion may cause the failure. After three timeouts of a call in a row, it is tried once in each
+`timeout_s`, and other rows are lost at once. A session ends with its score; checkpoints hold no sessions.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from trl_ext.rewards.totals.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")
 MOST_LOST = 0.05  # of the rows of 20 steps
-_ADDRESSES = ("seed_session", "verify", "aggregate_metrics", "run", "mcp")  # of NeMo-Gym's servers, that are no tools
+_ADDRESSES = ("seed_session", "verify", "aggregate_metrics", "run", "mcp")  # NeMo-Gym's addresses that are no tools
 _GONE = "error: the environment is gone"
 
 
 class Environment:
-    """One rollout's session with a server; the classes that `nemo_gym` and `openenv` return have its tools as methods.
+    """One rollout's session with a server; the classes from `nemo_gym` and `openenv` have its tools as methods.
 
     Attributes:
-        earned: Reward of each call of a tool in this episode, in their order.
-        lost: Why the episode cannot go on; empty while it can.
-        timeout_s: Seconds until a reply has to be there.
+        earned: Reward of each tool call of this episode, in order.
+        lost: Why the episode cannot continue; empty while it can.
+        timeout_s: Longest time in seconds to wait for a reply.
     """
 
     tools: ClassVar[dict[str, Any]] = {}
     timeout_s: ClassVar[float] = math.inf
-    # By call: how many in a row had no reply in time, and when the last of them ended.
+    # By call: the number of timeouts in a row, and the end of the last.
     _late: ClassVar[dict[str, tuple[int, float]]] = {}
     _begin: Callable[..., str | None]
     _step: Callable[..., str]
@@ -52,7 +52,7 @@ class Environment:
         cls.timeout_s, cls._late = timeout_s or cls.timeout_s, {}
 
     def reset(self, **row: Any) -> str | None:
-        """Begin an episode with a row of the dataset; return what is appended to its prompt."""
+        """Begin an episode with a row of the dataset; return the text to append to its prompt."""
         self._close()
         self.earned: list[float] = []
         self.lost = ""
@@ -63,7 +63,7 @@ class Environment:
         return self._guarded(name, self._step, name, arguments)
 
     def _end(self, prompt: Any, completion: Any) -> float:
-        """Return what the episode earns beside its calls."""
+        """Return the reward of the episode in addition to its calls."""
         return 0.0
 
     def _guarded(self, name: str, ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -77,7 +77,7 @@ class Environment:
             found = ask(*arguments)
             # No tokenizer takes a lone surrogate.
             found = found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
-        except Exception as error:  # whatever a client raises costs this row, and is counted
+        except Exception as error:  # A client's exception costs this row, and is counted.
             self.lost, found = f"{type(error).__name__}: {error}"[:300], _GONE
         if self.lost and time.monotonic() - began >= 0.9 * self.timeout_s:
             if name not in self._late:
@@ -90,15 +90,15 @@ class Environment:
     def _close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            with suppress(Exception):  # of a connection that is lost
+            with suppress(Exception):  # The connection is lost.
                 run_in_loop(session.aclose()) if hasattr(session, "aclose") else session.close()
 
 
 class EnvironmentReward:
-    """What each turn earned in an environment of `nemo_gym` or `openenv`: `reward_funcs=EnvironmentReward()`.
+    """Reward of each turn in an environment of `nemo_gym` or `openenv`: `reward_funcs=EnvironmentReward()`.
 
-    PPO takes each turn's reward at the turn's last token, GRPO their sum. A row whose environment was lost earns the
-    floor; the first is warned of with its reason, and where more than 5 % of the rows of 20 calls are, the run ends.
+    PPO takes each turn's reward at the turn's last token, GRPO their sum. A row with a lost environment earns the
+    floor; the first gives a warning with its reason, and more than 5 % of the rows of 20 calls end the run.
     """
 
     __name__ = "environment"
@@ -110,7 +110,7 @@ class EnvironmentReward:
         self._has_warned = False
 
     def __call__(self, prompts: Any, completions: Any, environments: Any, **columns: Any) -> list[Any]:
-        """Return a list of floats, one a turn, or the floor, for each completion; None in environments of others."""
+        """Return for each completion a float per turn, or the floor; None for other environments."""
         rows = zip(prompts, completions, environments, strict=True)
         rewards = [self._of(*row) if isinstance(row[-1], Environment) else None for row in rows]
         lost = [one.lost for one in environments if isinstance(one, Environment) and one.lost]
@@ -134,7 +134,7 @@ class EnvironmentReward:
         for message in (one for one in completion if one["role"] == "assistant"):
             calls = [call["function"] for call in message.get("tool_calls") or () if call["type"] == "function"]
             calls = [call for call in calls if call["name"] in list(environment.tools)]
-            # Those that TRL handed to the environment. It runs none of the last turn that it allows.
+            # Only calls that TRL has run. It runs none in the last turn that it allows.
             rewards.append(sum(next(earned, 0.0) for call in calls if isinstance(call.get("arguments"), Mapping)))
         rewards[-1] += last
         return rewards
@@ -143,17 +143,17 @@ class EnvironmentReward:
 def nemo_gym(
     url: str, tools: Sequence[Any] = (), *, turn_reward: str = "", api_key_env: str = "", timeout_s: float = 60.0
 ) -> type[Environment]:
-    """Return the environment of a NeMo-Gym resources server: `/seed_session`, one address a tool, `/verify`.
+    """Return the environment of a NeMo-Gym resources server: `/seed_session`, an address per tool, `/verify`.
 
     Args:
         url: The server's address.
-        tools: Names of those to offer, all without any; or their schemas, as in `responses_create_params`.
-        turn_reward: Key of a tool's reply whose number its turn earns. What `/verify` returns is the last turn's.
+        tools: Names of the tools to offer, or their schemas, as in `responses_create_params`. Empty: all tools.
+        turn_reward: Key in a tool's reply with the turn's reward. The last turn gets the reward of `/verify`, too.
         api_key_env: Environment variable with a key, sent as a bearer token. Empty: no key.
-        timeout_s: Seconds until a reply has to be there.
+        timeout_s: Longest time in seconds to wait for a reply.
 
     Raises:
-        RuleError: for an address or a key that cannot be used, a server that does not list such tools.
+        RuleError: if an address or key cannot be used, or the server does not list the tools.
     """
     check_server("nemo_gym", "url", url, api_key_env, "http://localhost:8000")
 
@@ -173,7 +173,7 @@ def nemo_gym(
             ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
 
         def _step(self, name: str, arguments: dict[str, Any]) -> str:
-            reply = ask(self._session, name, arguments, REFUSALS)  # which the model's arguments bring about
+            reply = ask(self._session, name, arguments, REFUSALS)  # The model's arguments may cause a refusal.
             if turn_reward and isinstance(reply, dict) and turn_reward in reply:
                 self.earned[-1] = _number(reply[turn_reward])
             return reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
@@ -188,7 +188,7 @@ def nemo_gym(
         listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
         names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
         bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
-    except Exception as error:  # of the connection, or of what stands on the page
+    except Exception as error:  # The connection or the page may be at fault.
         raise RuleError(f"{url} does not list such tools: {error!r}. Start it, or give the tools' schemas.") from error
     schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
     return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
@@ -208,12 +208,12 @@ def openenv(
 
     Args:
         client: Class of the environment's package, or OpenEnv's GenericEnvClient.
-        action: Class of its actions, whose fields are the tool's arguments; or their JSON schema, and a dict is sent.
+        action: Class of its actions, whose fields are the tool's arguments; or their JSON schema, to send a dict.
         url: The server's address.
-        tool: The tool's name; the model reads the description of `action` beside it.
-        show: From an observation to what the model reads; without it, its fields as JSON.
+        tool: The tool's name; the model also reads the description of `action`.
+        show: Converts an observation to the model's text. Default: its fields as JSON.
         reset_with: Columns of the dataset that the server's reset takes, such as seed.
-        timeout_s: Seconds until a reply has to be there.
+        timeout_s: Longest time in seconds to wait for a reply.
     """
     check_server("openenv", "url", url, "", "http://localhost:8000")
     limits = dict(connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_REPLY_BYTES / 1e6)
@@ -229,7 +229,7 @@ def openenv(
                 return "error: the episode has ended"
             try:
                 taken = arguments if isinstance(action, Mapping) else action(**arguments)
-            except (TypeError, ValueError) as error:  # which the model's arguments bring about, as below
+            except (TypeError, ValueError) as error:  # The model's arguments cause it, as below.
                 return f"error: {error}"
             try:
                 result = self._session.step(taken)
@@ -250,7 +250,7 @@ def openenv(
 
 
 def _fields(seen: Any) -> str:
-    """An observation's fields as JSON, without OpenEnv's own; a text as it is."""
+    """Return an observation's fields as JSON, without OpenEnv's fields; a text unchanged."""
     seen = seen.model_dump() if hasattr(seen, "model_dump") else seen
     if isinstance(seen, dict):
         seen = {name: cell for name, cell in seen.items() if name not in ("reward", "metadata")}

@@ -1,15 +1,15 @@
-"""A rule set behind HTTP, for trainers in other environments, languages or on other machines.
+"""Serve a rule set over HTTP, for trainers in other environments, languages or on other machines.
 
     POST /score   REQUEST below -> {"totals": [...], "rules": {"answer": {"values": [...], "statuses": [...]}}}
     POST /verify  NeMo-Gym's: {"responses_create_params": {...}, "response": {...}, ...columns}
-                  -> {..., "reward": 1.0}; its /seed_session is answered, and has no effect
+                  -> {..., "reward": 1.0}; its /seed_session has no effect
     GET /health   {"status": "ok"}
 
-A total or a value is null where there is none. What cannot be judged is answered with 400 (the request), 413 (too
-large), 415 (not JSON) or 500 (a rule) and {"error": "a sentence"}. Whoever may ask learns whether an answer is right:
-so it listens to this machine alone, where web pages of other origins cannot ask: they cannot send the content type of
-JSON, and those that have their name lead here send that name as `Host` (403). For other machines it needs a token
-(`Authorization: Bearer TOKEN`, else 401). A request that does not arrive in time is hung up on.
+A missing total or value is null. Errors are 400 (the request), 413 (too large), 415 (not JSON) or 500 (a rule), with
+{"error": "a sentence"}. A client can find out right answers, so the server only listens on this machine. Web pages of
+other origins cannot use it: they cannot send JSON's content type, and a page whose domain resolves to this machine
+sends that domain as `Host` (403). Other machines need a token (`Authorization: Bearer TOKEN`, else 401). If a request
+does not arrive in time, the connection is closed.
 """
 
 import hmac
@@ -39,14 +39,14 @@ REQUEST: dict[str, Any] = {
     "required": ["completions"],
     "additionalProperties": False,
 }
-ARRIVAL_S = 60.0  # A connection that brings no whole request for so long is closed,
-BUSY_ARRIVAL_S = 2.0  # or for so long where another one waits for its place.
+ARRIVAL_S = 60.0  # A connection is closed if it takes longer to send a request,
+BUSY_ARRIVAL_S = 2.0  # or longer than this while another connection waits.
 MAX_CONNECTIONS = 64
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestError(Exception):
-    """A request that is answered with an error: its HTTP status and a sentence."""
+    """An error reply to a request: its HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
@@ -58,10 +58,10 @@ class RewardServer(ThreadingHTTPServer):
 
     Args:
         rules: The RuleSet.
-        host: Address to listen at; 127.0.0.1 is reached from this machine only.
-        port: 0 takes a free one; `server_port` says which.
+        host: Address to listen at; only this machine reaches 127.0.0.1.
+        port: 0 takes a free port, which is then `server_port`.
         max_body_bytes: Longest request that is read.
-        token: What requests have to bring; needed for a `host` that other machines reach.
+        token: Required in requests; needed if other machines reach `host`.
 
     Example:
         server = RewardServer(RuleSet.from_yaml("rules.yaml"), port=8300)
@@ -69,7 +69,7 @@ class RewardServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    # Of five, the standard, the sixth that waits has to try again a second later.
+    # With the standard five, the sixth waiting connection has to try again a second later.
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(
@@ -82,7 +82,7 @@ class RewardServer(ThreadingHTTPServer):
             raise RuleError(
                 "normalise=True needs the totals of a whole run, and clients report none. Set it to False."
             )
-        self.arriving: dict[socket.socket, float] = {}  # Connections that are to bring a request, and since when.
+        self.arriving: dict[socket.socket, float] = {}  # Connections without a complete request, and their start.
         self.token = token.encode()
         self.rules = rules
         self.max_body_bytes = max_body_bytes
@@ -101,13 +101,13 @@ class RewardServer(ThreadingHTTPServer):
             )
 
     def service_actions(self) -> None:
-        """Overrides socketserver.BaseServer.service_actions: hangs up, twice a second, where no request arrives."""
+        """Overrides socketserver.BaseServer.service_actions: closes, twice a second, connections without a request."""
         self._hang_up(ARRIVAL_S)
 
     def _hang_up(self, after_s: float) -> None:
         for connection, since in list(self.arriving.items()):
             if time.monotonic() - since > after_s:
-                with suppress(OSError):  # It has ended meanwhile.
+                with suppress(OSError):  # It has ended.
                     connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -125,12 +125,12 @@ class RewardServer(ThreadingHTTPServer):
             self.open_connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Overrides socketserver.BaseServer.handle_error: a client that goes away is nobody's fault."""
+        """Overrides socketserver.BaseServer.handle_error: ignores clients that disconnect."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     def answer(self, path: str, body: Any) -> dict[str, Any]:
-        """The answer to a POST; RequestError for one that cannot be answered."""
+        """Return the answer to a POST; RequestError if there is no answer."""
         if path == "/score":
             return self._scored(_checked(body, REQUEST["properties"], REQUEST["required"]))
         if path == "/seed_session":
@@ -150,7 +150,7 @@ class RewardServer(ThreadingHTTPServer):
         return {"totals": [one.total for one in found], "rules": rules}
 
     def _verified(self, body: Any) -> dict[str, Any]:
-        """NeMo-Gym's body with the total of its last message as `reward`, and the values of the rules."""
+        """Return NeMo-Gym's body with the total of its last message as `reward`, and the values of the rules."""
         try:
             columns = {name: [cell] for name, cell in body.items() if name not in _OF_NEMO_GYM}
             prompt = body["responses_create_params"]["input"]
@@ -171,7 +171,7 @@ _TYPES = {"array": list, "object": dict}
 
 
 def _checked(body: Any, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
-    """The body, or RequestError unless it is an object with these keys, and lists where they are due."""
+    """Return the body; RequestError unless it is an object with these keys and types."""
     if not isinstance(body, dict):
         raise RequestError(400, f"The body is a {type(body).__name__}. Send a JSON object with {', '.join(required)}.")
     for name in required:
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = ARRIVAL_S
 
     def handle_one_request(self) -> None:
-        """Overrides BaseHTTPRequestHandler.handle_one_request: notes since when a request is waited for."""
+        """Overrides BaseHTTPRequestHandler.handle_one_request: records when waiting begins."""
         self.server.arriving[self.connection] = time.monotonic()
         super().handle_one_request()
 
@@ -228,11 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": str(error)})
         except TrlExtError as error:
             self._send(500, {"error": str(error)})
-        except (RecursionError, ValueError) as error:  # of what the body holds, which /verify sends back
+        except (RecursionError, ValueError) as error:  # The body holds it, and /verify sends it back.
             self._send(400, {"error": f"No JSON answers it: {error}. Send a flatter body, and numbers without NaN."})
 
     def _check_sender(self) -> None:
-        """Raise RequestError for a name that is not this server's, and for another token than this server's."""
+        """Raise RequestError if the host name or the token is not this server's."""
         keeps_open, self.close_connection = not self.close_connection, True
         host = self.headers.get("Host", "")
         with suppress(ValueError):
@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = not keeps_open
 
     def _body(self) -> Any:
-        self.close_connection = True  # Until the whole body is read, the next request cannot be found.
+        self.close_connection = True  # The next request begins only after the whole body.
         if self.headers.get_content_type() != "application/json":
             raise RequestError(415, "The content type is not JSON. Send the header Content-Type: application/json.")
         length = self.headers.get("Content-Length", "")
@@ -275,4 +275,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Overrides BaseHTTPRequestHandler.log_message: says nothing, since a training asks thousands of times."""
+        """Overrides BaseHTTPRequestHandler.log_message: logs nothing, since a training sends thousands of requests."""

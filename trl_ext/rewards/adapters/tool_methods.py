@@ -1,4 +1,4 @@
-"""Tools of a server as methods with the signature and the docstring that transformers makes a tool's schema of."""
+"""Turn a server's tools into methods, with the signature and docstring from which transformers makes a schema."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ _Part = inspect.Parameter
 
 
 def with_tools(base: type, tools: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]], page: Any = None) -> Any:
-    """Give a class a method for each tool, which hands its arguments to `self._call(name, arguments)`.
+    """Give a class a method for each tool, which calls `self._call(name, arguments)`.
 
     Args:
         base: The class.
-        tools: By name, what describes the tool, and the JSON schema of its arguments.
-        page: Where references of the schemas lead.
+        tools: By name, the tool's description and the JSON schema of its arguments.
+        page: The page that the schemas' references point into.
 
     Raises:
-        RuleError: for a name, of a tool or of an argument, that a method cannot have.
+        RuleError: if a method cannot have the name of a tool or of an argument.
     """
     for name, (said, schema) in tools.items():
         try:
@@ -51,14 +51,14 @@ def _method(name: str, about: str, schema: Mapping[str, Any], page: Any) -> Call
 
 
 def _resolved(schema: Mapping[str, Any], page: Any) -> Any:
-    """Follow a schema's reference within its page, if it is one."""
+    """Follow a schema's reference within its page, if any."""
     for part in schema["$ref"].split("/")[1:] if "$ref" in schema else ():
         page = page[part]
     return page if "$ref" in schema else schema
 
 
 def _type(schema: Mapping[str, Any], page: Any) -> Any:
-    """Return the type hint of a JSON schema; Any where it has none."""
+    """Return the type hint of a JSON schema; Any if it has no type."""
     schema = _resolved(schema, page)
     some = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
     if len(some) == 1:

@@ -153,7 +153,7 @@ def rule_class(name: str, where: str) -> type[Rule]:
             return SHIPPED[name]
         offered = {entry.name: entry.value for entry in entry_points(group=GROUP)}
         if name not in offered:
-            hint = "A rule of your own needs its dotted path, such as my_package.my_module.MyRule."
+            hint = "Name your rule by its dotted path, such as my_package.my_module.MyRule."
             raise ConfigError(f"{where}: unknown rule '{name}'. {nearest(name, [*SHIPPED, *offered])} {hint}")
         name = offered[name].replace(":", ".")
     found = _imported(name, where)

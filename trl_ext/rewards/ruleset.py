@@ -126,7 +126,7 @@ class RuleSet:
     def __name__(self, name: str) -> None:
         check_name("A rule set", name)
         if any(rule.name == name for rule in self.rules):
-            raise RuleError(f"The set and one of its rules are both named '{name}' and share a metric. Rename one.")
+            raise RuleError(f"The set and one of its rules are both named '{name}' and share a metric. Rename it.")
         self.name = name
 
     @property
@@ -410,5 +410,5 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise RuleError(f"Several rules are named {', '.join(twice)}. Give each its own: name='...'.")
+        raise RuleError(f"Several rules are named {', '.join(twice)}. Give each a different name: name='...'.")
     return rules

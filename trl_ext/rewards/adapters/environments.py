@@ -120,8 +120,8 @@ class EnvironmentReward:
             logger.warning("An environment was lost, and its row earns %g: %s", self.floor, lost[0])
         if above := share_above(self._calls, len(rewards), len(lost), MOST_LOST):
             raise RuleError(
-                f"{above[0]} of the last {above[1]} rows lost their environment, more than {MOST_LOST:.0%} of those "
-                f"of {MISTAKE_CALLS} steps. Mend the server. The last one: {(lost or ['an earlier one'])[-1]}"
+                f"{above[0]} of the last {above[1]} rows lost their environment, more than {MOST_LOST:.0%} of the "
+                f"rows of {MISTAKE_CALLS} steps. Repair the server. The last: {(lost or ['in an earlier step'])[-1]}"
             )
         return rewards
 

@@ -16,7 +16,7 @@ from typing import Any
 from trl_ext.rewards.isolation.sandbox import pytest_names
 
 _SHAPES = {
-    "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}, "fn_name" beside',
+    "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}, also with "fn_name"',
     "asserts": "assert statements, as text or as a list of texts",
 }
 # Keys of the datasets' tests: APPS and TACO have "fn_name", LiveCodeBench "testtype", DeepCoder also "metadata";

@@ -64,8 +64,8 @@ class Breaker:
         if self.tripped is None and len(self._late) >= LATE_CALLS and sum(self._late) >= LEAST_ROWS:
             self.tripped = (
                 f"Rule '{self.rule}' gave no verdict in time for any of the last {sum(self._late)} rows, "
-                f"{len(self._late)} calls in a row: it hangs, or it is too slow for its limits. The last one: "
-                f"{detail or 'no detail'}. Mend what it waits for, or give it more time (cpu_s, wall_s and batch_s in "
+                f"{len(self._late)} calls in a row: it hangs, or it is too slow for its limits. The last row: "
+                f"{detail or 'no detail'}. Repair its service, or give it more time (cpu_s, wall_s and batch_s in "
                 "Limits, or its own timeout). RuleSet.reset() lets this set go on."
             )
         self._calls.append((rows, failed))
@@ -75,7 +75,7 @@ class Breaker:
         if self.tripped is None and total >= LEAST_ROWS and lost > self.max_frac * total:
             self.tripped = (
                 f"{lost} of the last {total} rows of rule '{self.rule}' were not judged because the machine failed, "
-                f"or a server did (allowed: {self.max_frac:.0%}). The last one: {detail or 'no detail'}. Mend that, "
+                f"or a server did (allowed: {self.max_frac:.0%}). The last error: {detail or 'no detail'}. Repair it, "
                 "lower the load, or raise max_infra_frac or, for workers, batch_s in Limits. RuleSet.reset() lets "
                 "this set go on."
             )
@@ -86,7 +86,7 @@ class Breaker:
         if self.tripped is None and above:
             self.tripped = (
                 f"Rule '{self.rule}' raised for {above[0]} of the last {above[1]} rows, more than {MOST_MISTAKES:.0%} "
-                f"of those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last one: {detail}"
+                f"of those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last: {detail}"
             )
 
     def record_replies(self, replies: Sequence[str]) -> None:

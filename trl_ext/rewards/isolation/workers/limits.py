@@ -50,7 +50,7 @@ class Limits:
         if self.max_infra_frac > 1:
             raise ConfigError(f"max_infra_frac is {self.max_infra_frac}. Give a share of rows between 0 and 1.")
         if self.row_wall_s < self.cpu_s:
-            raise ConfigError(f"wall_s is {self.wall_s}, below cpu_s {self.cpu_s}. Give a longer one, or none.")
+            raise ConfigError(f"wall_s is {self.wall_s}, below cpu_s {self.cpu_s}. Raise it, or leave it out.")
 
     @property
     def row_wall_s(self) -> float:

@@ -59,7 +59,6 @@ def question_text(prompt: Any) -> str:
 
 
 def _text(prompt: Any) -> str:
-    """Return a prompt in either of TRL's shapes as text."""
     if isinstance(prompt, str):
         return prompt[:_MAX_PROMPT_CHARS]
     if not isinstance(prompt, list | tuple):

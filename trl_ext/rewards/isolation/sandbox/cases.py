@@ -67,7 +67,6 @@ class Suite:
 
     @property
     def num_tests(self) -> int:
-        """The number of statements that are tests."""
         return sum(kind == "test" for _, kind in self.steps)
 
 

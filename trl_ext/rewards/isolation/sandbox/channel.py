@@ -198,7 +198,6 @@ class Channel:
         return [[handle, self._share(handle, container)] for handle, container in changed]
 
     def _take(self, changes: Any) -> None:
-        """Give containers the contents that they have in the other process."""
         for handle, packed in changes or ():
             if handle in self.shared:
                 container = self.shared[handle][0]

@@ -144,7 +144,6 @@ class ServerProcess:
         return reply
 
     def close(self) -> None:
-        """End the server and all that it runs."""
         self.control.close()
         if self.owner == os.getpid():
             with suppress(subprocess.TimeoutExpired):

@@ -98,7 +98,6 @@ class WorkerPool:
             thread.close()
 
     def stats(self) -> PoolStats:
-        """Return the pool's counts so far."""
         with self._lock:
             return PoolStats(dict(self._rows), self._restarts, tuple(self._ms))
 
@@ -154,7 +153,6 @@ def finish(pool: "weakref.ref[WorkerPool]", request: Request) -> None:
 
 
 def count_restarts(pool: "weakref.ref[WorkerPool]", number: int) -> None:
-    """Count workers that were replaced."""
     owner = pool()
     if owner is not None:
         with owner._lock:

@@ -74,7 +74,6 @@ class Request:
             self.take({"row": index, **failure})
 
     def results(self) -> list[Judged]:
-        """Return the verdicts, in the order of the tasks."""
         return [self.judged[index] for index in range(len(self.rows))]
 
 
@@ -93,7 +92,6 @@ class ImageReference:
     mode: str
 
     def open(self) -> Any:
-        """Read the image from its file."""
         if not self.path:
             raise RuleError(
                 "This image has no file, and rules in workers get images by reference. Set tier = 'inline' in the "

@@ -87,14 +87,12 @@ class ServerThread:
             self.thread.join(2 * STOP_S)
 
     def ring(self) -> None:
-        """Wake the thread."""
         with contextlib.suppress(OSError):  # Full: it will wake anyway. Closed: it has ended.
             self.bell.send(b"!")
 
     # In the thread
 
     def run(self) -> None:
-        """Send and collect until `close`."""
         try:
             while not self.closed:
                 self.step()
@@ -108,7 +106,6 @@ class ServerThread:
             self.bell.close()
 
     def step(self) -> None:
-        """Wait for an event and handle it."""
         late_at = min((request.late_at for request in self.requests.values()), default=None)
         timeout_s = None if late_at is None else late_at - time.monotonic()
         ready = wait([self.stream] if self.stream else [], [self.wake.fileno()], timeout_s)

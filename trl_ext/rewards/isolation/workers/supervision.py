@@ -176,7 +176,6 @@ class Workers:
         self.put_back([task])
 
     def limits_of(self, worker: Worker) -> Limits:
-        """Return the limits of the row in progress."""
         return self.limits.patient if worker.tasks and worker.tasks[0].patient else self.limits
 
     def retire(self, worker: Worker) -> None:
@@ -224,7 +223,6 @@ class Workers:
                 self.crashed(worker, "it does not begin")
 
     def reap(self) -> None:
-        """Collect ended children."""
         with suppress(BlockingIOError):
             self.wake.recv(4096)
         with suppress(ChildProcessError):
@@ -273,7 +271,6 @@ class Workers:
                 break
 
     def stop(self) -> None:
-        """Kill all workers and the processes that they left."""
         for worker in self.workers.values():
             worker.kill()
         self.workers.clear()

@@ -126,5 +126,4 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
 
 
 def cpu_sentence(limits: Limits) -> str:
-    """Return the message for a row that computed too long."""
     return f"used more than {limits.cpu_s:g} s of processor time"

@@ -155,9 +155,9 @@ class ServerProcess:
 
 
 def _start(control: int, at_most: int, site: str) -> subprocess.Popen[bytes]:
-    """A clean interpreter: no site packages, no user's settings, nothing inherited but the socket."""
-    # Sets of text iterate in an order that depends on the hash seed; same code, same verdict.
-    # One thread: NumPy's would take address space from each program, and bar the server from its namespaces.
+    """Start a clean interpreter: no site packages, no user settings, only the socket inherited."""
+    # The hash seed sets the order of sets of text: same code, same verdict.
+    # NumPy's threads would use address space of each program, and keep the server out of its namespaces.
     environment = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment |= {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
     root = str(Path(__file__).parents[3])

@@ -25,7 +25,7 @@ _FILE_RIGHTS_NEWEST = 16
 
 
 def version() -> int:
-    """The kernel's Landlock version; OSError without Landlock."""
+    """Return the kernel's Landlock version; OSError without Landlock."""
     return call("syscall", _CREATE, None, 0, _VERSION_FLAG)
 
 

@@ -1,4 +1,4 @@
-"""When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
+"""The decision whether a trainer packs: by its setting and by a check on the real model, with the reason if not."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ TAKEN_UNASKED = ("cuda",)  # devices on which `layer_kernels` is on by default
 
 
 def kernels_before_a_run(args: Any) -> str:
-    """Return whose kernels will compute in the layers on a card, in a sentence."""
+    """Return a sentence about the kernels that the layers will use on a card."""
     if args.layer_kernels is False or not args.packing:
         return f"transformers' own: {'layer_kernels' if args.packing else 'packing'} is false."
     if not is_liger_kernel_available():
@@ -44,20 +44,20 @@ def kernels_before_a_run(args: Any) -> str:
 
 
 class PackingSwitch(Trainer):
-    """Mixed into a trainer, which tells the reasons against packing, the models to switch, and how to check.
+    """Mixin of a trainer, which gives the reasons against packing, the models to switch, and the self-check.
 
     Attributes:
-        _packs: Whether forwards are flat rows.
-        _check_is_due: Whether the self-check must run before the first packed forward.
-        _attention_before: Configs of the models, each with the attention implementation that it had.
-        _carries_state: Whether some model has layers that carry state along the row.
-        _share_prompt: Whether rows with a common prompt share one copy of it.
-        _why_unshared: Why they do not where they were to; empty where they do.
-        why_padded: Why rows are padded though packing was not turned off; empty where they are not.
-        layer_kernels: Whose kernels compute norms, positions and MLPs, in words.
-        _max_tokens: Most tokens of a forward; None where no budget is set.
-        clock, counts: Seconds by phase, and tokens and notes of forwards, since the last optimizer step.
-        _metrics: TRL's, lists by name for "train" and "eval".
+        _packs: True if forwards are flat rows.
+        _check_is_due: True if the self-check must run before the first packed forward.
+        _attention_before: Configs of the models, each with its former attention implementation.
+        _carries_state: True if some model has layers that carry state along the row.
+        _share_prompt: True if rows with a common prompt share one copy of it.
+        _why_unshared: Reason why prompts are not shared although they should be; else empty.
+        why_padded: Reason why rows are padded although packing was not turned off; else empty.
+        layer_kernels: The kernels of norms, positions and MLPs, in words.
+        _max_tokens: Most tokens of a forward; None if no budget is set.
+        clock, counts: Seconds by phase, tokens and metrics of forwards since the last optimizer step.
+        _metrics: TRL's lists by name for "train" and "eval".
     """
 
     model: "PreTrainedModel | PeftModel"
@@ -68,11 +68,11 @@ class PackingSwitch(Trainer):
     _why_unshared = ""
     why_padded = ""
     layer_kernels = "transformers' own"
-    clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
+    clock = PhaseClock()  # for objects made without the constructor, which gives each trainer a separate clock
     _metrics: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Overrides transformers.Trainer.__init__: numbers of a step begin with the trainer."""
+        """Overrides transformers.Trainer.__init__: starts the clock and the counts."""
         self.clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self.counts = StepCounts()
         super().__init__(*args, **kwargs)
@@ -81,17 +81,17 @@ class PackingSwitch(Trainer):
 
     @property
     def step_settings(self) -> StepSettings:
-        """What forwards are planned by, as it is now. Collective once, where processes share rows."""
+        """Return the current settings that forwards are planned by. Collective once, if processes share rows."""
         settings = StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
         is_on = self._packs and self._share_prompt and self._can_cache_prefixes
         return replace(settings, caches_prefixes=is_on)
 
     @property
     def _can_cache_prefixes(self) -> bool:
-        """Whether the keys of a prefix can be cached for several forwards.
+        """Return True if the keys of a prefix can be cached for several forwards.
 
-        Not where layers carry state, which would have to be cached as well, not under FSDP, which lets go of a layer's
-        weights after its first backward, and not under reentrant checkpointing, which hands out no graph of the keys.
+        False if layers carry state, which would have to be cached as well; under FSDP, which frees a layer's weights
+        after its first backward; and under reentrant checkpointing, which gives no graph of the keys.
         """
         options = self.args.gradient_checkpointing_kwargs
         reentrant = isinstance(options, dict) and options.get("use_reentrant", False)
@@ -99,33 +99,33 @@ class PackingSwitch(Trainer):
 
     @property
     def num_sharing(self) -> int:
-        """How many processes share each row."""
+        """Return the number of processes that share each row."""
         return size_of_groups(self.args)
 
     @cached_property
     def sequence_group(self) -> SequenceGroup | None:
-        """The processes that share rows with this one; None where each forwards rows of its own. Collective once."""
+        """Return the group of processes that share rows; None if processes forward separate rows. Collective once."""
         size = self.num_sharing
         return SequenceGroup.of_world(size, self.args.ddp_timeout) if size > 1 else None
 
     def _why_not_packing(self) -> str:
-        """Reasons that can be known without a forward; empty if there is none."""
+        """Return a reason that is known without a forward; empty if there is none."""
         return "prompt tuning puts virtual tokens before every row" if adds_virtual_tokens(self.model) else ""
 
     def _longest_row_tokens(self) -> int | None:
-        """Return the most tokens that a row can have; None where nobody knows."""
+        """Return the most tokens that a row can have; None if unknown."""
         return None
 
     def _models(self) -> list[PreTrainedModel]:
-        """The models that forward flat rows, unwrapped."""
+        """Return the models that forward flat rows, unwrapped."""
         raise NotImplementedError
 
     def _self_check(self, model: Any) -> CheckResult:
-        """Compare packed with alone on `model`, wrapped as training calls it."""
+        """Compare packed with unpacked results on `model`, wrapped as training calls it."""
         raise NotImplementedError
 
     def check_options(self, model: Any) -> dict[str, Any]:
-        """Return what every self-check of packing needs to know of this trainer and a model of it, unwrapped."""
+        """Return the options of a self-check of packing for an unwrapped model of this trainer."""
         return {
             "config": model.config.get_text_config(),
             "device": self.accelerator.device,
@@ -137,7 +137,7 @@ class PackingSwitch(Trainer):
         }
 
     def _start_packing(self) -> None:
-        """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
+        """Switch the models to packed attention, and check them now, or later if weights are to be sharded."""
         check_models(self._models(), self.num_sharing)
         reason = self._why_not_packing()
         if reason:
@@ -165,13 +165,13 @@ class PackingSwitch(Trainer):
         if not state_is_shared:
             self._stop_sharing("its layers carry state along the row, by functions that are not known here")
         self._packs = True
-        # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
+        # DeepSpeed moves or shards the weights when training starts; they cannot be forwarded before.
         self._check_is_due = True
         if not self.is_deepspeed_enabled and not self.is_fsdp_enabled:
             self.check_packing(self.model)
 
     def check_packing(self, model: Any) -> None:
-        """Run the self-check if it is due, and go back to padding on all ranks if it fails on one. Collective."""
+        """Run the self-check if it is due, and return to padding on all ranks if it fails on any. Collective."""
         if not self._check_is_due:
             return
         self._check_is_due = False
@@ -196,7 +196,7 @@ class PackingSwitch(Trainer):
         """Return this rank's result of the self-check, and whether it is exact on all. Collective."""
         result = self._self_check(model)
         if self._carries_state:
-            # Rows without prefixes go through other kernels, of which Mamba-2 has one of its own for training.
+            # Rows without prefixes use other kernels; Mamba-2 has a separate kernel for training.
             with kernels_of_training(self._models()), swapped(self, _share_prompt=False):
                 unshared = self._self_check(model)
             result = unshared if result.is_exact else result
@@ -207,12 +207,10 @@ class PackingSwitch(Trainer):
         return self.accelerator.reduce(flag, reduction="sum").item() > 0
 
     def _take_layer_kernels(self, model: Any, plain: CheckResult) -> None:
-        """Let fused kernels compute in layers where all numbers stay equal to the self-check's without them, `plain`.
-
-        On all ranks or on none; collective.
+        """Use fused layer kernels on all ranks if the self-check with them equals `plain`, without them. Collective.
 
         Raises:
-            ConfigError: They were asked for, and there are none or they do not compute the same.
+            ConfigError: if they were asked for, but there are none or their results differ.
         """
         setting = getattr(self.args, "layer_kernels", None)
         is_asked = bool(setting or self.args.use_liger_kernel)
@@ -242,7 +240,7 @@ class PackingSwitch(Trainer):
             )
 
     def _stop_sharing(self, reason: str) -> bool:
-        """Lay out no more rows that share a prompt; return False where none was to be shared or it is too late."""
+        """Stop sharing prompts between rows; return False if they were not shared before."""
         was_sharing, self._share_prompt = self._share_prompt, False
         if was_sharing:
             self._why_unshared = reason
@@ -280,7 +278,7 @@ class PackingSwitch(Trainer):
         return kernels_in_words(base, self.accelerator.device, dtype, size, packs=self._packs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: the history, of which the report is made, keeps text, too."""
+        """Overrides transformers.Trainer.log: adds text to the history, from which the report is made."""
         super().log(logs, start_time)
         entry: dict[str, Any] = self.state.log_history[-1]  # trackers take no text
         entry[KERNELS] = f"attention: {self._attention_in_words()}; layers: {self.layer_kernels}"
@@ -288,7 +286,7 @@ class PackingSwitch(Trainer):
             entry[WHY_PADDED] = self.why_padded
 
     def _log_step(self) -> None:
-        """Log tokens over all ranks, and seconds on this one, since the last optimizer step. Collective."""
+        """Log tokens of all ranks and seconds of this rank since the last optimizer step. Collective."""
         self.add_metric("packing/is_on", float(self._packs))
         for name, value in self.counts.take_tokens(self.accelerator).items():
             self.add_metric(name, value)
@@ -296,5 +294,5 @@ class PackingSwitch(Trainer):
             self.add_metric(f"phase/{name}_s", seconds)
 
     def add_metric(self, name: str, value: float) -> None:
-        """Add a value to those that TRL averages in the next log entry of training."""
+        """Add a value that TRL averages in the next log entry of training."""
         self._metrics["train"][name].append(value)

@@ -1,8 +1,8 @@
-"""Reward functions around a training step: guarded, begun early, kept in step over ranks, saved with a checkpoint.
+"""Reward functions in a training step: guarded, started early, synchronised over ranks, saved with a checkpoint.
 
-TRL gathers the rewards of all ranks. A rank whose reward function raised never gets there, and the others wait for it
-until the process group times out, 30 minutes later. So an exception is kept until after that gather, and then raised
-on every rank, with the name of the reward function.
+TRL gathers the rewards of all ranks. If a reward function raises on one rank, the others wait in the gather until the
+process group times out, after 30 minutes. So an exception is kept until after the gather, and then raised on every
+rank, with the name of the reward function.
 """
 
 import inspect
@@ -33,9 +33,8 @@ from trl_ext.trainers.reward.scorer import CompletionScorer
 from trl_ext.trainers.rows.images import without_nulls
 
 RULES_FILE = "rules.json"
-# What TRL passes on under names of its own.
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-# Shares of rows that went another way than usual, and workers that had to be started again.
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL passes these on under other names
+# Shares of rows with an exceptional outcome, and workers that had to be started again.
 _SHARE = re.compile(r"rules/.+_frac|rules/workers_restarted")
 
 logger = logging.get_logger(__name__)
@@ -46,14 +45,12 @@ class GuardedReward:
     """Calls a reward function, keeps its exception, and lets no number beyond `LARGEST` through.
 
     Args:
-        function: Called with TRL's arguments, returns one float or None a completion; or, where turns are taken, a
-            list of floats, one for each turn of the policy, of which TRL gets the sum. One that has the attribute
-            `sums_turns` may do so in any trainer.
+        function: Called with TRL's arguments, returns one float or None per completion. With `takes_turns`, or if it
+            has the attribute `sums_turns`, it may return a list of floats, one per turn of the policy; TRL gets a sum.
         name: For messages.
-        takes_turns: True where each turn may have its own reward.
 
     Attributes:
-        turns: Of each completion, the values of its turns; None where it has one for the whole, or is not scored.
+        turns: The rewards of each completion's turns; None if it has one reward for the whole, or is not scored.
     """
 
     function: Callable[..., Any]
@@ -65,7 +62,7 @@ class GuardedReward:
     def __call__(self, /, **kwargs: Any) -> list[float | None]:
         try:
             return self._checked(self.function(**kwargs), len(kwargs["completions"]))
-        except Exception as error:  # whatever user code raises: it is raised again on all ranks
+        except Exception as error:  # any exception of user code is raised again on all ranks
             self.error = error
             return [0.0] * len(kwargs["completions"])
 
@@ -112,14 +109,14 @@ class AsyncGuardedReward(GuardedReward):
 
 
 class RewardCalls(RolloutPart):
-    """A trainer's calls of its reward functions: guarded, begun early, and looked after.
+    """A trainer's calls of its reward functions.
 
     Args:
-        takes_turns: True where each turn of a completion may have its own reward.
+        takes_turns: True if each turn of a completion may have its own reward.
 
     Attributes:
-        guarded: The reward functions of the rewards that were computed last.
-        rows: Of the batch that is generated, for scoring that starts early.
+        guarded: The reward functions of the last rewards.
+        rows: The rows of the batch that is generated, for scoring that starts early.
         shares: Series of rules that are left out while they are 0.
     """
 
@@ -132,7 +129,7 @@ class RewardCalls(RolloutPart):
         self.shares = RuleShares()
 
     def before_generation(self, trainer: Any, rows: Rows) -> Rows:
-        """Keep the rows, for scoring that starts early."""
+        """Keep the rows for scoring that starts early."""
         self.rows = without_nulls(rows)
         return self.rows
 
@@ -143,12 +140,7 @@ class RewardCalls(RolloutPart):
 
     @contextmanager
     def guarding(self, trainer: Any) -> Iterator[None]:
-        """Guard the trainer's reward functions inside the block; an exception of one rank is raised after it on all of
-        them. Collective.
-
-        Args:
-            trainer: It asks its reward functions inside the block.
-        """
+        """Guard the reward functions inside the block; then raise an exception of one rank on all. Collective."""
         functions, accelerator = trainer.reward_funcs, trainer.accelerator
         self._unscored.begin(functions)
         named = zip(functions, trainer.reward_func_names, strict=True)
@@ -160,17 +152,15 @@ class RewardCalls(RolloutPart):
         self._unscored.look(trainer)
 
     def look_at_first_step(self, trainer: Any, rewards: torch.Tensor) -> None:
-        """Warn of functions, rule sets apart, that scored no completion of the first step; DataError if nothing did.
+        """Warn of functions, except rule sets, that scored no completion of the first step; DataError if none did.
 
-        Args:
-            trainer: The trainer.
-            rewards: [rows of all ranks, functions] of a batch of training, NaN where a function abstains.
+        `rewards` is [rows of all ranks, functions] of a training batch, NaN where a function abstains.
         """
         self._num_looked_at += 1
         self._are_silent = self._are_silent & rewards.isnan().all(dim=0)
         if trainer.state.global_step or self._num_looked_at != batches_per_step(trainer.args):
             return
-        # PPO's reward models have a weight, and are no part of the functions here.
+        # PPO's reward models have a weight, and are not among the functions here.
         is_all = bool(self._are_silent.all()) and len(trainer.reward_weights) == rewards.size(1)
         for place, function in enumerate(trainer.reward_funcs):
             if isinstance(function, RuleSet | RuleColumn) or not self._are_silent[place]:
@@ -187,30 +177,30 @@ class RewardCalls(RolloutPart):
 
 
 def _place_of(function: Any) -> str:
-    """Return ` (file, line 7)` of a function, a bound method or a callable object in Python, empty for others."""
+    """Return ` (file, line 7)` for a function, bound method or callable object in Python; empty for others."""
     function = inspect.unwrap(getattr(function, "func", function))
     code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 def _describe(value: Any) -> str:
-    """Name what is no reward, by its kind and its beginning."""
+    """Describe a value that is not a reward by its type and its beginning."""
     kind = "text" if isinstance(value, str) else "a number" if _size(value) >= 0 else f"a {type(value).__name__}"
     return "None" if value is None else f"{kind}, {' '.join(reprlib.repr(value).split())},"
 
 
 def _size(value: Any) -> float:
-    """Return a number's absolute value, infinity where no float holds it; -1 for what Python takes for no number."""
+    """Return a number's absolute value, infinity if it is too large for a float, -1 if it is not a number."""
     try:
         return math.fabs(value)
     except OverflowError:
         return math.inf
-    except (TypeError, ValueError, RuntimeError):  # the last has a tensor of several numbers
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises RuntimeError
         return -1.0
 
 
 def _is_bounded(value: Any) -> bool:
-    """Return whether a value is a number that float32 can square, as TRL does; False for None."""
+    """Return True for a number that float32 can square, as TRL does; False for None."""
     return 0 <= _size(value) <= LARGEST
 
 
@@ -223,12 +213,9 @@ def _warn_of_bounds(name: str, weight: float = 1.0) -> None:
 
 
 def within_bounds(rewards: torch.Tensor, weights: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """Return the rewards, NaN for "not scored" where one, by itself or times its weight, is beyond `LARGEST`.
+    """Return the rewards, with NaN for rewards that exceed `LARGEST`, alone or times their weight.
 
-    Args:
-        rewards: [rows of all ranks, functions], NaN where a function abstains.
-        weights: [functions].
-        names: Of the functions, for the warning.
+    `rewards` is [rows of all ranks, functions], NaN where a function abstains; `weights` is [functions].
     """
     is_beyond = rewards.abs() > LARGEST / weights.to(rewards.device).abs().clamp(min=1)
     for i in range(rewards.size(1)):
@@ -238,7 +225,7 @@ def within_bounds(rewards: torch.Tensor, weights: torch.Tensor, names: Sequence[
 
 
 def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:
-    """Raise ConfigError where everything that scores has the weight 0: no completion would be better."""
+    """Raise ConfigError if all rewards have the weight 0."""
     is_zero = [isinstance(f, RuleSet) and not any(rule.weight for rule in f.rules) for f in functions]
     pairs = zip(is_zero, weights or [1.0] * len(functions), strict=False)
     if functions and all(zero or not weight for zero, weight in pairs):
@@ -246,7 +233,7 @@ def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> 
 
 
 def check_groups(functions: Sequence[Any], args: Any) -> None:
-    """Raise ConfigError where a rule that reads groups would see none, or such as processes share: parts of them."""
+    """Raise ConfigError if a rule that reads groups would see groups of one, or only a part of a group per process."""
     sets = _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])
     names = [rule.name for rules in sets for rule in rules.rules if rule.reads_group]
     eval_size = (args.num_generations_eval or args.num_generations) if args.eval_strategy != "no" else 1
@@ -262,7 +249,7 @@ def check_groups(functions: Sequence[Any], args: Any) -> None:
 
 
 def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
-    """Return the reward function or reward model behind a guard; another module is returned as it is."""
+    """Return the guarded reward function or reward model; any other module is returned unchanged."""
     if isinstance(function, CompletionScorer):
         return GuardedReward(as_function(function), function.name)
     if isinstance(function, nn.Module):
@@ -271,15 +258,11 @@ def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
 
 
 def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
-    """Raise on every rank when a reward function raised on any. Collective: call it on all ranks.
-
-    Raises:
-        RuleError: with the name, the rank and the traceback of each failure.
-    """
+    """Raise RuleError on every rank if a reward function raised on any, with name, rank and traceback. Collective."""
     errors = [(r.name, r.error) for r in rewards if getattr(r, "error", None) is not None]
     messages, cause = [], None
     for name, error in errors:
-        # Our own errors say all there is to say in their sentence, and carry the cause's traceback themselves.
+        # An error of ours without a cause needs no traceback: its sentence is complete.
         is_plain = isinstance(error, TrlExtError) and error.__cause__ is None
         cause = cause or (None if is_plain else error)
         text = str(error) if is_plain else "".join(traceback.format_exception(error)).rstrip()
@@ -300,11 +283,10 @@ def start_scoring(
 ) -> None:
     """Let workers begin to score completions while the log-probabilities are computed.
 
-    TRL asks for the rewards later; a rule set that is then asked for these rows waits for the workers, and only then
-    says what is wrong with the rows.
+    When TRL asks for the rewards later, a rule set waits for its workers, and raises errors about these rows then.
     """
     if not inputs or not isinstance(completions, list):
-        return  # called by no training step, or by a rollout function that gives something else
+        return  # not in a training step, or a rollout function returned another type
     columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0] if name not in _NOT_COLUMNS}
     columns["trainer_state"] = trainer_state
     for rules in _rule_sets(functions):
@@ -315,9 +297,9 @@ def start_scoring(
 
 
 def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:
-    """Share the running totals of rule sets that normalise by them, so that every rank knows them all. Collective.
+    """Add up the running totals of normalising rule sets over all ranks. Collective.
 
-    The totals of an evaluation are forgotten: it leaves the training as it was.
+    The totals of an evaluation are dropped, so that it does not change the training.
     """
 
     def gather(numbers: Sequence[float]) -> list[list[float]]:
@@ -330,7 +312,7 @@ def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:
 
 
 def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
-    """Restore what `save_statistics` wrote; do nothing for a checkpoint of TRL's own, which has none."""
+    """Restore the statistics that `save_statistics` wrote; do nothing for a checkpoint of plain TRL."""
     path = Path(checkpoint) / RULES_FILE
     if not path.is_file():
         return
@@ -343,9 +325,7 @@ def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
 def total_rewards(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of each completion's rewards, NaN where no function scored it.
 
-    Args:
-        rewards: [rows of all ranks, functions], NaN where a function abstains.
-        weights: [functions].
+    `rewards` is [rows of all ranks, functions], NaN where a function abstains; `weights` is [functions].
     """
     totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
     totals[rewards.isnan().all(dim=1)] = torch.nan
@@ -353,7 +333,7 @@ def total_rewards(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:
-    """Write the running statistics of rule sets that have some."""
+    """Write the running statistics of normalising rule sets."""
     states = {rules.name: rules.state_dict() for rules in _rule_sets(functions) if rules.normalise}
     if states:
         (Path(checkpoint) / RULES_FILE).write_text(json.dumps(states))
@@ -364,7 +344,7 @@ def _rule_sets(functions: Sequence[Any]) -> list[RuleSet]:
 
 
 class RuleShares:
-    """Knows which series of rules have begun that are 0 in a healthy run: each is logged once it was not."""
+    """Filter for series that are 0 in a healthy run: each is logged from its first value that is not 0."""
 
     def __init__(self) -> None:
         self._begun: set[str] = set()
@@ -374,11 +354,9 @@ class RuleShares:
         self._begun |= {key for entry in log_history for key in entry if _SHARE.fullmatch(key.removeprefix("eval_"))}
 
     def drop_zeros(self, metrics: MutableMapping[str, list[float]], mode: str) -> None:
-        """Take the series that were never anything but 0 out of TRL's metrics.
+        """Remove series that were always 0 from TRL's metrics, for `mode` "train" or "eval" separately.
 
-        Args:
-            metrics: Values since the last entry, by name, the same on all ranks.
-            mode: "train" or "eval", which have series of their own.
+        `metrics` has the values since the last entry by name, the same on all ranks.
         """
         for key in [key for key in metrics if _SHARE.fullmatch(key)]:
             name = key if mode == "train" else f"eval_{key}"
@@ -392,20 +370,15 @@ class RuleShares:
 
 
 def per_rule(reward_funcs: Any, args: Any, options: MutableMapping[str, Any]) -> tuple[Any, list[float] | None]:
-    """Return the reward functions with a column for each rule, and their weights; unchanged with another aggregation
-    than `multi_objective_aggregation="normalize_then_sum"`.
+    """Return the reward functions with a column for each rule, and their weights.
 
-    With it TRL normalises each reward function within its group (GDPO, arXiv:2601.05242). A RuleSet is one function,
-    whose sum it would normalise as a whole; so the rules become columns. A standard deviation divides any weight away
-    again: the columns come without theirs, which become TRL's reward weights and count after the normalisation.
-
-    Args:
-        reward_funcs: As TRL's trainer takes them.
-        args: GRPOConfig.
-        options: Keyword arguments of TRL's trainer; its `reward_processing_classes` are lined up with the columns.
+    Only `multi_objective_aggregation="normalize_then_sum"` changes them: with it TRL normalises each reward function
+    within its group (GDPO, arXiv:2601.05242). TRL would normalise a RuleSet's sum as a whole; so its rules become
+    columns. Normalisation cancels a column's weight; so weights become TRL's reward weights, which count after it.
+    `options` are keyword arguments of TRL's trainer; its `reward_processing_classes` get an entry for each column.
 
     Raises:
-        ConfigError: for a set with a setting that only a sum has.
+        ConfigError: for a set with a setting that applies to a sum only.
     """
     functions = list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]
     is_per_rule = args.multi_objective_aggregation == "normalize_then_sum"
@@ -415,7 +388,7 @@ def per_rule(reward_funcs: Any, args: Any, options: MutableMapping[str, Any]) ->
     tokenizers = options.get("reward_processing_classes")
     tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(functions)
     if not len(given) == len(functions) == len(tokenizers):
-        return reward_funcs, args.reward_weights  # TRL says what does not fit
+        return reward_funcs, args.reward_weights  # TRL raises an error about the lengths
     columns, weights, classes = [], [], []
     for function, weight, tokenizer in zip(functions, given, tokenizers, strict=True):
         for column, own_weight in _columns(function):

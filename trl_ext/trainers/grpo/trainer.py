@@ -1,6 +1,6 @@
 """`trl_ext.GRPOTrainer`: TRL's GRPOTrainer on flat rows, with rules that fail all ranks together.
 
-TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
+TRL computes the loss. This trainer changes how many tokens go through the model for it.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._planner = StepPlanner(self)
         log_probs = self._get_per_token_logps_and_entropies
         self._passes = UpdatePasses(self, self._old_policy, self._planner, log_probs)
-        given_rewards = list(rewards)  # TRL puts the models in the place of their paths
+        given_rewards = list(rewards)  # TRL replaces paths by models in the list
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         if self.aux_loss_enabled:  # dense models of such a family have none
@@ -151,7 +151,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     @property
     def step_settings(self) -> StepSettings:
-        """What forwards are planned by, as it is now, with what the loss allows."""
+        """Return the current settings that forwards are planned by, with the limits of the loss."""
         skips = getattr(self.args, "skip_zero_advantage", None) is not False and not self._why_zero_advantage_counts()
         why_whole = self._why_whole
         stay = why_rows_stay(self.args, why_whole)
@@ -162,21 +162,18 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     @property
     def image_reader(self) -> ImageReader | None:
-        """How the model reads the images of rows; None where rows show none, or are padded."""
+        """Return the reader of the rows' images; None if rows have no images or are padded."""
         is_needed = self._takes_images and not self._are_images_padded
         return ImageReader.of(base_model(self.model)) if is_needed else None
 
     def _why_zero_advantage_counts(self) -> str:
-        """Return why a row of zero advantage has a gradient all the same; "" if it has none.
-
-        A subclass adds reasons in front of these.
-        """
+        """Return why a row of zero advantage has a gradient; "" if it has none. Subclasses add reasons."""
         if self.beta and self._kl_is_in_loss:
             return f"beta={self.beta} adds a KL penalty to every row"
         return self._why_whole
 
     def _add_models(self) -> None:
-        """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""
+        """Add a subclass's models; called before packing is tried."""
 
     # Packing ------------------------------------------------------------------------------------------------------
 
@@ -191,7 +188,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return f"its rows or tools may bring images, which {why}" if why else super()._why_not_packing()
 
     def _stop_packing(self, reason: str) -> None:
-        """Overrides trl_ext.PackingSwitch._stop_packing: settings that cannot hold for padded images are refused."""
+        """Overrides trl_ext.PackingSwitch._stop_packing: refuses settings that padded images do not allow."""
         super()._stop_packing(reason)
         self._are_images_padded = self._takes_images
         check_update(self.args, self._why_whole, self._why_zero_advantage_counts())
@@ -261,7 +258,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return result.logps, result.entropies, result.aux_loss
 
     def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
-        """Return the images of a batch's rows by TRL's arguments or columns; None where the trainer takes none."""
+        """Return the images of a batch's rows from TRL's arguments or columns; None if the trainer reads none."""
         reader = self.step_settings.reader
         if reader is None:
             return None
@@ -294,7 +291,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _scored_forward(
         self, model: nn.Module, forward: StepForward, compute_entropy: bool, compute_aux_loss: bool
     ) -> LogProbs:
-        """Return the log-probabilities of the forward that runs, by its own layout."""
+        """Return the log-probabilities of the running forward, in its layout."""
         rows = forward.calls()
         options = len(rows), compute_entropy, compute_aux_loss, self.step_settings.group, forward.cache
         with self.accelerator.autocast():
@@ -304,11 +301,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return result
 
     def _note_scored(self, result: LogProbs) -> None:
-        """Look at what a packed forward returned; for subclasses."""
+        """Read the result of a packed forward; for subclasses."""
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
-        """Overrides trl.GRPOTrainer._prepare_inputs: in training the forwards of the micro-step, planned for all of
-        the optimizer step."""
+        """Overrides trl.GRPOTrainer._prepare_inputs: in training returns the forwards of the micro-step, planned over
+        the whole optimizer step."""
         self.check_packing(self.model_wrapped)
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
@@ -319,19 +316,18 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    # Forwards of the update: all with one backward each. The critic of a subclass may double them.
-    _num_passes_of_update = 1
+    _num_passes_of_update = 1  # forwards of each row in an update; a subclass's critic may double them
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides trl.GRPOTrainer.compute_loss: in training of forwards, one by one, each with its backward."""
+        """Overrides trl.GRPOTrainer.compute_loss: in training runs forwards one by one, each with its backward."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return self._one_by_one(super().compute_loss, model, inputs, num_items_in_batch)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._compute_loss: a forward's loss by its weight in that of the step."""
+        """Overrides trl.GRPOTrainer._compute_loss: a forward's loss times its weight in the step's loss."""
         with self._old_policy.around_loss(inputs) as inputs:
             if WEIGHT in inputs:
                 with capture_metrics(self, inputs):
@@ -345,17 +341,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return loss
 
     def _record_metric(self, name: str, value: Any, weight: Any = None) -> None:
-        """Record a number of the running forward, for the metrics of the optimizer step.
+        """Record `value`, [] of this rank and the running forward, for the metrics of the optimizer step.
 
-        Args:
-            name: Key of the metric.
-            value: [] of this rank.
-            weight: Of the mean over forwards and ranks; None: forwards add up, ranks are averaged.
+        `weight` is its weight in the mean over forwards and ranks; None: sum over forwards, mean over ranks.
         """
         self.counts.samples.append(MetricSample(name, value, weight))
 
     def _log_step(self) -> None:
-        """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
+        """Log the metrics that the step's forwards recorded, then the metrics of every packing trainer. Collective."""
         values = merged(self.counts.samples, self.accelerator, self.num_sharing)
         for part in self._parts:
             values = part.step_metrics(values)
@@ -367,8 +360,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Rewards ------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; parts choose the
-        rows that are answered, and the rollouts that are trained on."""
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: checks the rows of a stream; parts choose the
+        rows to generate for and the rollouts to train on."""
         for part in self._parts:
             inputs = part.before_generation(self, inputs)
         is_first = self.model.training and self.state.global_step == 0
@@ -389,7 +382,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
+        """Overrides trl.GRPOTrainer._calculate_rewards: raises an exception of one rank on all ranks."""
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
@@ -403,24 +396,24 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: brings as many prompts as are sampled."""
+        """Overrides trl.GRPOTrainer.get_train_dataloader: loads as many prompts as are sampled."""
         with swapped(self.args, **self._oversampling.as_sampled):
             return super().get_train_dataloader()
 
     def _get_dataloader(
         self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any
     ) -> DataLoader:
-        """Overrides transformers.Trainer._get_dataloader: in training as many rows as are sampled."""
+        """Overrides transformers.Trainer._get_dataloader: loads as many rows as are sampled, in training."""
         if description == "Training":
             batch_size = self._oversampling.rows
         return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> rollout_state.EpochSampler:
-        """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
+        """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its epoch."""
         return rollout_state.EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_own_state(self, folder: str) -> None:
-        """Adds rules, rollouts that are not used up, and a reference that moves."""
+        """Save rules, rollouts that are not used up, and a reference that moves."""
         assert self.args.steps_per_generation is not None  # set by TRL's config
         are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         rollouts = self._buffered_inputs if are_waiting else None
@@ -432,11 +425,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return self._models()[-1] if self.args.sync_ref_model else None
 
     def _check_checkpoint(self, folder: str) -> None:
-        """Raises ConfigError for a checkpoint that lacks the reference that moves."""
+        """Raise ConfigError for a checkpoint that lacks the reference that moves."""
         rollout_state.check(folder, self.args)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts, reference go on as well."""
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: loads rules, rollouts and reference as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
         self._planner.restart()
         state = None
@@ -451,11 +444,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
     def why_not_rehearse(self) -> str:
-        """Return a reason that all ranks know; empty if there is none."""
+        """Return the reason, the same on all ranks; empty if there is none."""
         return "rows may hold images, and no size of them is the largest" if self._takes_images else ""
 
     def largest_micro_batch(self) -> MicroBatch:
-        """Return what the rehearsal forwards."""
+        """Return the micro-batch that the rehearsal forwards."""
         batch = rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
         if len(self._planner.rehearsed(batch.inputs)) > 1:
             batch = replace(batch, what=f"{batch.what} in each of two forwards behind one prompt")
@@ -463,20 +456,20 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return batch
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
+        """Run TRL's step on a micro-batch without generation; its metrics are thrown away."""
         TRLGRPOTrainer.training_step(self, self.model_wrapped, self._planner.rehearsed(batch.inputs), None)
         self._planner.restart()
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation; casts no weights."""
+        """Overrides trl.GRPOTrainer._generate: timed, at `eval_temperature` in evaluation, and casts no weights."""
         with self.clock.phase("generate"), ExitStack() as around:
             for part in self._parts:
                 around.enter_context(part.generating(self))
             around.enter_context(generating(self, is_packed=self._packs))
             output = super()._generate(prompts)
-        if output[6] is not None:  # TRL's own code cannot read a None beside images
+        if output[6] is not None:  # TRL cannot read None for a row in a batch with images
             output = (*output[:6], [of_row or [] for of_row in output[6]], *output[7:])
         prompt_ids, completion_ids, _, completions, logps, *_ = output
         check_generated(self, prompt_ids, completion_ids, logps)
@@ -490,24 +483,24 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     @property
     def micro_step(self) -> int:
-        """Micro-steps that were trained."""
+        """Return the number of trained micro-steps."""
         return self._step
 
     def row_sampler(self) -> rollout_state.EpochSampler:
-        """Return a sampler that deals rows as the one of the running training does."""
+        """Return a sampler with the order of rows of the running training."""
         with swapped(self.args, **self._oversampling.as_sampled):
             return self._get_train_sampler(self.train_dataset)
 
     def token_ids(self, prompts: list[Any]) -> list[list[int]]:
-        """Return what vLLM is given of prompts."""
+        """Return the token ids of prompts, as vLLM gets them."""
         return list(self._tokenize_prompts(prompts)[0])
 
     def push_again(self) -> None:
-        """Let the next generation push the weights to vLLM, whatever it has."""
+        """Let the next generation push the weights to vLLM, whatever weights it has."""
         self._last_loaded_step = -1
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""
+        """Overrides trl.GRPOTrainer.evaluate: checks the rows, and times a separate phase."""
         self._row_checks.look_at(eval_dataset, "eval_dataset")
         with self.clock.phase("evaluate", whole=True):
             return super().evaluate(eval_dataset, *args, **kwargs)
@@ -524,17 +517,17 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return loss / self.num_sharing
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out; completions are printed
-        once unless `num_completions_to_print` says how many are each time."""
+        """Overrides trl.GRPOTrainer.log: leaves out series of rules that have always been 0, and prints completions
+        once unless `num_completions_to_print` is set."""
         mode = "train" if self.model.training else "eval"
         self._reward_calls.shares.drop_zeros(self._metrics[mode], mode)
         super().log(logs, start_time)
         if self.log_completions and self.num_completions_to_print is None and self._logs["prompt"]:
-            self.num_completions_to_print = 0  # TRL prints none, and goes on to write and to upload them
+            self.num_completions_to_print = 0  # TRL prints none, but still writes and uploads them
             if self.accelerator.is_main_process:
                 where = Path(str(self.args.output_dir)) / "completions"
                 print(f"Completions are printed once; each table is in {where}. num_completions_to_print=N prints N.")
 
     def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-        """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""
+        """Train a subclass's other models on the micro-batch; return the loss with their losses added."""
         return loss

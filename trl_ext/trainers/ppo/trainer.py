@@ -1,8 +1,7 @@
-"""`trl_ext.PPOTrainer`: the PPO that TRL removed in 1.13, alive on GRPOTrainer's engine.
+"""`trl_ext.PPOTrainer`: the PPO that TRL removed in 1.13, on GRPOTrainer's engine.
 
-GRPO generates, scores and computes the clipped policy loss. PPO adds a critic, the KL in the reward, generalized
-advantages and a value loss. The trainer holds its models, the critic and its values, the scoring and the targets; what
-stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
+GRPOTrainer generates, scores and computes the clipped policy loss. PPO adds a critic, the KL in the reward,
+generalized advantages and a value loss. This file has the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
 from collections import defaultdict
@@ -69,15 +68,14 @@ class PPOTrainer(GRPOTrainer):
             through its own tokenizer.
         train_dataset: With a column `prompt`, text or messages; or tokenized, with `input_ids`.
         value_model: For critic="separate": sequence classification model or path with one label.
-        data_collator: TRL 1.12's; not used.
-        eval_dataset, optimizers, callbacks, peft_config: As in TRL.
-        reward_funcs: A RuleSet or other reward functions, beside reward models or instead of them. `reward_weights`
-            names theirs first, then those of the reward models.
-        reward_processing_classes: Tokenizers of the reward models, where they are not beside their weights.
+        data_collator: Accepted as in TRL 1.12, and not used.
+        reward_funcs: A RuleSet or other reward functions, together with reward models or instead of them.
+            `reward_weights` gives the weights of these functions first, then the weights of the reward models.
+        reward_processing_classes: Tokenizers of the reward models, if they are not saved with the weights.
         reward_adapter: Folder of a LoRA reward model of the actor's backbone, or several; each is one more adapter.
-        quantization_config, tools, rollout_func, environment_factory: As in TRL's GRPOTrainer.
+        grpo_options: Other arguments of TRL's GRPOTrainer, such as `tools` and `rollout_func`.
 
-    Metrics, beside GRPOTrainer's:
+    Metrics, in addition to GRPOTrainer's:
         objective/scores, objective/kl, objective/non_score_reward, objective/rlhf_reward: Means over completions.
         loss/policy_avg, loss/value_avg, val/clipfrac_avg: Of the optimizer steps.
         ppo/kl_coef, ppo/explained_variance, ppo/value_mean, ppo/return_mean, ppo/unscored_frac: Of the episodes.
@@ -182,7 +180,7 @@ class PPOTrainer(GRPOTrainer):
         )
 
     def _set_stop_tokens(self) -> None:
-        """Take TRL 1.12's `stop_token` and `stop_token_id`, where given, instead of the model's EOS tokens."""
+        """Use TRL 1.12's `stop_token` and `stop_token_id`, if given, instead of the model's EOS tokens."""
         if self.args.stop_token is None and self.args.stop_token_id is None:
             return
         given = self.args.stop_token_id
@@ -208,18 +206,18 @@ class PPOTrainer(GRPOTrainer):
 
     @property
     def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
-        """Overrides trl_ext.GRPOTrainer._num_passes_of_update: one for a critic with forwards of its own."""
+        """Overrides trl_ext.GRPOTrainer._num_passes_of_update: 2 for a critic with separate forwards."""
         return 2 if self._critic.has_values and not self._critic.comes_with_log_probs else 1
 
     # Packing ------------------------------------------------------------------------------------------------------
 
     def _models(self) -> list[Any]:
-        """Overrides trl_ext.GRPOTrainer._models: a separate critic forwards flat rows, too."""
+        """Overrides trl_ext.GRPOTrainer._models: adds a separate critic, which forwards flat rows, too."""
         value_model = self._ppo_models.value_model
         return super()._models() + ([] if value_model is None else [value_model])
 
     def _self_check(self, model: Any) -> CheckResult:
-        """Overrides trl_ext.GRPOTrainer._self_check: a separate critic must be exact, too."""
+        """Overrides trl_ext.GRPOTrainer._self_check: checks a separate critic, too."""
         result = super()._self_check(model)
         if not isinstance(self._critic, SeparateCritic) or not result.is_exact:
             return result
@@ -236,8 +234,8 @@ class PPOTrainer(GRPOTrainer):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """Overrides trl_ext.GRPOTrainer._get_per_token_logps_and_entropies: rows of a forward without gradient; notes
-        what a value head says."""
+        """Overrides trl_ext.GRPOTrainer._get_per_token_logps_and_entropies: `local_rollout_forward_batch_size` limits
+        the rows of a forward without gradient; stores the values of a value head."""
         if batch_size and self.args.local_rollout_forward_batch_size and not torch.is_grad_enabled():
             batch_size = self.args.local_rollout_forward_batch_size
         with self._values.noted_from(model, logits_to_keep):
@@ -249,13 +247,13 @@ class PPOTrainer(GRPOTrainer):
         return logps, entropies, *rest
 
     def _note_scored(self, result: LogProbs) -> None:
-        """Overrides trl_ext.GRPOTrainer._note_scored: notes what a value head says."""
+        """Overrides trl_ext.GRPOTrainer._note_scored: stores the values of a value head."""
         self._values.note(result.values)
 
     # Rollouts -----------------------------------------------------------------------------------------------------
 
     def _tokenize_prompts(self, prompts: Any) -> Any:
-        """Overrides trl.GRPOTrainer._tokenize_prompts: a tokenized dataset's tokens stay what they are."""
+        """Overrides trl.GRPOTrainer._tokenize_prompts: keeps the token ids of a tokenized dataset."""
         if isinstance(prompts[0], TokenizedPrompt):
             return [prompt.ids for prompt in prompts], None, {}
         return super()._tokenize_prompts(prompts)
@@ -273,7 +271,7 @@ class PPOTrainer(GRPOTrainer):
         own = rules.split(len(prompts))[accelerator.process_index]
         with self.clock.phase("score"):
             asked = self._scoring.ask_models(prompts, completions, own, weights)
-            # accelerate cannot view [n, 0] again behind NCCL.
+            # accelerate cannot view [n, 0] again after NCCL's gather.
             models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = within_bounds(torch.cat([rules, models], dim=1), weights, self.reward_func_names)
@@ -281,7 +279,7 @@ class PPOTrainer(GRPOTrainer):
         return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token."""
+        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: adds advantages and returns per token."""
         is_remax = self.args.advantage_estimator == "remax" and self.model.training
         baselines = self._greedy_scores(inputs) if is_remax else None
         self._values.forget()
@@ -290,7 +288,7 @@ class PPOTrainer(GRPOTrainer):
         is_training = self.model.training
         metrics = self._metrics["train" if is_training else "eval"]
         if self.num_generations == 1:
-            # Of groups of one: always 1, and no news.
+            # With one completion per group it is always 1.
             metrics.pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
         num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
@@ -309,7 +307,7 @@ class PPOTrainer(GRPOTrainer):
         return output
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
-        """Return [B, T] what rewards per turn change; None where no reward has any on this rank. Collective."""
+        """Return [B, T] the change of token rewards by rewards per turn; None if this rank has none. Collective."""
         guarded = self._reward_calls.guarded
         if not any(isinstance(r, GuardedReward) and not isinstance(r.function, RuleSet) for r in guarded):
             return None
@@ -327,11 +325,7 @@ class PPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _greedily(self, **attributes: Any) -> Iterator[dict[str, list[float]]]:
-        """Let completions be greedy inside the block, and nothing but the dict of metrics that it gets know of them.
-
-        Args:
-            attributes: Of the trainer, within the block.
-        """
+        """Generate greedily inside the block; metrics go to the yielded dict only. `attributes` are set meanwhile."""
         metrics: dict[str, list[float]] = defaultdict(list)
         with (
             swapped(self, _metrics={"eval": metrics}, _logs=empty_logs(), **attributes),
@@ -340,7 +334,7 @@ class PPOTrainer(GRPOTrainer):
             yield metrics
 
     def _greedy_scores(self, inputs: Any) -> torch.Tensor:
-        """Return [B] the score of each prompt's greedy completion, by an evaluation that leaves no trace."""
+        """Return [B] the score of each prompt's greedy completion; logs and metrics stay unchanged."""
         self.model.eval()
         with self._greedily(beta=0.0, num_generations_eval=self.num_generations):
             output = self._generate_and_score_completions(inputs)
@@ -349,7 +343,7 @@ class PPOTrainer(GRPOTrainer):
         return scores - self._targets.missing_eos_penalty(output)
 
     def _show_advantages(self, rollouts: dict[str, Any]) -> None:
-        """Show a completion's mean advantage in TRL's table of completions, instead of GRPO's within groups of one."""
+        """Show a completion's mean advantage in TRL's table of completions, instead of GRPO's group advantage."""
         lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
         means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
         column: Any = self._logs["advantages"]
@@ -361,8 +355,7 @@ class PPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _evaluation(self, keeps_rows: bool) -> Iterator[HeldOut]:
-        """Let completions inside the block be those of one evaluation. It draws the same random numbers at every
-        step, and training goes on with its own."""
+        """Evaluate inside the block: with the same random numbers at every step, and training's restored after it."""
         held_out = HeldOut(self._scale, GREEDY if self.args.eval_temperature == 0 else SAMPLED, keeps_rows=keeps_rows)
         with random_numbers_restored(), swapped(self, _held_out=held_out):
             set_seed(self.args.seed, device_specific=True)
@@ -371,14 +364,14 @@ class PPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Overrides trl_ext.GRPOTrainer.evaluate: collects the critic's errors, and the completions for the report."""
+        """Overrides trl_ext.GRPOTrainer.evaluate: collects the critic's errors and the completions for the report."""
         with self._evaluation(keeps_rows=self.log_completions) as held_out:
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         self._write_completions(held_out, metric_key_prefix)
         return metrics
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Overrides trl.GRPOTrainer.prediction_step: prompts are answered greedily, too, where that is asked for."""
+        """Overrides trl.GRPOTrainer.prediction_step: answers prompts greedily, too, with `eval_greedy`."""
         if self._held_out is None:
             return super().prediction_step(model, inputs, *args, **options)
         if self.args.eval_greedy:
@@ -393,7 +386,7 @@ class PPOTrainer(GRPOTrainer):
         """Answer each prompt of the evaluation's rows once more, greedily."""
         size, rows = cast(int, self.num_generations_eval), inputs
         if self.args.per_device_eval_batch_size % size == 0 and len(rows) % size == 0:
-            size, rows = 1, rows[::size]  # whole groups: one greedy completion stands for all
+            size, rows = 1, rows[::size]  # whole groups: one greedy completion per group is enough
         with held_out.greedily(), self._greedily(num_generations_eval=size) as metrics:
             self._generate_and_score_completions(rows)
         for name, values in metrics.items():
@@ -401,26 +394,23 @@ class PPOTrainer(GRPOTrainer):
                 self._metrics["eval"][f"{GREEDY}_{name}"] += values
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides trl_ext.GRPOTrainer.log: an evaluation's errors of the critic, over all its batches."""
+        """Overrides trl_ext.GRPOTrainer.log: adds the critic's errors over all batches of an evaluation."""
         if self._held_out is not None:
             for name, value in self._held_out.metrics().items():
                 self._metrics["eval"][name].append(value)
         super().log(logs, start_time)
 
     def _write_completions(self, held_out: HeldOut, name: str) -> None:
-        """Write an evaluation's completions where the report looks for them, with the name of its dataset."""
+        """Write an evaluation's completions where the report reads them, with the name of the dataset."""
         if held_out.rows and self.accelerator.is_main_process:
             which = name.removeprefix("eval").replace("/", "_")
             file = f"held_out_{self.state.global_step:05d}{which}.jsonl"
             held_out.write(Path(str(self.args.output_dir)) / "completions" / file)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Show completions of the evaluation set with their scores, sampled and greedy, as a table and in the report.
+        """Show sampled and greedy completions of the evaluation set with scores, as a table and in the report.
 
-        Training goes on as if they had not been made.
-
-        Args:
-            sampling: Only the first batch, as in TRL 1.12.
+        It does not change the training. `sampling`: only the first batch, as in TRL 1.12.
         """
         if self.eval_dataset is None:
             return
@@ -442,14 +432,14 @@ class PPOTrainer(GRPOTrainer):
     # Training -----------------------------------------------------------------------------------------------------
 
     def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """Overrides trl_ext.ExtendedTrainer.weights_by_role: the critic's by themselves."""
+        """Overrides trl_ext.ExtendedTrainer.weights_by_role: separates the critic's weights."""
         critic = self._critic.parameters()
         own = {id(weight) for weight in critic}
         policy = {"policy": [weight for weight in computing_weights(self.model) if id(weight) not in own]}
         return policy | ({"critic": critic} if self._critic.has_values else {})
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
+        """Overrides transformers.Trainer.create_optimizer: gives the critic its learning rate and weight decay."""
         is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
         has_own_rate = args.value_learning_rate is not None or args.value_weight_decay is not None
@@ -461,12 +451,11 @@ class PPOTrainer(GRPOTrainer):
 
     @property
     def _has_own_schedule(self) -> bool:
-        """True where actor and critic do not follow one schedule."""
+        """True if the critic's schedule differs from the actor's."""
         return self.args.critic_warmup_steps > 0 or self.args.value_lr_scheduler_type is not None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Overrides transformers.Trainer.create_scheduler: the critic at its own schedule, the actor still while the
-        critic warms up."""
+        """Overrides transformers.Trainer.create_scheduler: separate schedules for actor and critic."""
         is_new = self.lr_scheduler is None
         schedule = super().create_scheduler(num_training_steps, optimizer)
         if not is_new or not self._has_own_schedule:
@@ -478,11 +467,8 @@ class PPOTrainer(GRPOTrainer):
         return self.lr_scheduler
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Overrides transformers.Trainer._clip_grad_norm: the critic's gradients at their own norm, where it is given.
-
-        Returns:
-            The actor's norm before clipping.
-        """
+        """Overrides transformers.Trainer._clip_grad_norm: clips the critic's gradients by `value_max_grad_norm`, if
+        given, and returns the actor's norm before clipping."""
         norm = self.args.value_max_grad_norm
         if norm is None or not self._critic.is_trained_with_actor:
             return super()._clip_grad_norm(model)
@@ -503,7 +489,7 @@ class PPOTrainer(GRPOTrainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
+        """Overrides trl_ext.GRPOTrainer._compute_loss: PPO's KL instead of GRPO's, and the value loss."""
         self._values.forget()
         is_warmup = self.state.global_step < self.args.critic_warmup_steps
         if self._critic.comes_with_log_probs:
@@ -518,7 +504,7 @@ class PPOTrainer(GRPOTrainer):
         if "ref_per_token_logps" in inputs:
             loss = loss + self._kl_loss(logps, inputs)
         if is_warmup:
-            loss = loss * 0.0  # gradients of 0: nothing for the moments of the actor's Adam, and for the clip norm
+            loss = loss * 0.0  # gradients of 0 leave the moments of the actor's Adam and the clip norm at 0
         if not self._critic.is_trained_with_actor:
             return loss
         if value_loss is None:
@@ -526,16 +512,16 @@ class PPOTrainer(GRPOTrainer):
         return loss + value_loss
 
     def _adapters_value_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """Return the value loss of an adapter critic before the policy's forward, with its gradient: so the
-        activations of one are gone when the other's come. None where that cannot be."""
+        """Return an adapter critic's value loss after its backward, so that its activations are freed before the
+        policy's forward; None if the backward cannot run now."""
         if not (isinstance(self._critic, AdapterCritic) and self.model.training and can_settle(self)):
             return None
-        # Not the engine around the model, which takes a backward through it for the step's.
+        # Unwrapped: the engine around the model would count this backward as the step's.
         values = self._values.forwarded(self.accelerator.unwrap_model(model, keep_torch_compile=True), inputs)
         return settled(self._value_loss(values, inputs), self._critic.parameters())
 
     def _num_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return what a sum over tokens is divided by, so that over micro-batches and ranks it adds up to a mean."""
+        """Return the divisor of a sum over tokens that adds up to a mean over micro-batches and ranks."""
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         return inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
 
@@ -547,7 +533,7 @@ class PPOTrainer(GRPOTrainer):
         return self._kl.value * loss
 
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the weighted value loss; over micro-batches and ranks of a step it adds up to a mean over tokens."""
+        """Return `vf_coef` times the value loss; it adds up to a mean over the tokens of the step."""
         mask = counted_tokens(inputs)
         num_tokens = self._num_tokens(inputs)
         old_values, returns = self._scale.outputs(inputs["values"]), self._scale.outputs(inputs["returns"])
@@ -559,14 +545,14 @@ class PPOTrainer(GRPOTrainer):
         return self.args.vf_coef * result.loss
 
     def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._train_others: a separate critic goes backward when the actor has."""
+        """Overrides trl_ext.GRPOTrainer._train_others: trains a separate critic after the actor's backward."""
         if isinstance(self._critic, SeparateCritic):
             loss = loss + self._train_critic(self._critic, model, self._forwards)
         self._forwards = ()
         return loss
 
     def _train_critic(self, critic: SeparateCritic, actor: Any, forwards: Sequence[Forward]) -> torch.Tensor:
-        """Forward and backward of a separate critic; return its value loss."""
+        """Run forward and backward of a separate critic; return its value loss."""
         return critic.train_on(
             forwards, self.forward_loop, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
         )
@@ -574,11 +560,11 @@ class PPOTrainer(GRPOTrainer):
     # Rehearsal ----------------------------------------------------------------------------------------------------
 
     def largest_micro_batch(self) -> MicroBatch:
-        """Overrides trl_ext.GRPOTrainer.largest_micro_batch: with PPO's targets."""
+        """Overrides trl_ext.GRPOTrainer.largest_micro_batch: adds PPO's targets."""
         return with_targets(super().largest_micro_batch(), has_values=self._critic.has_values)
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """Overrides trl_ext.GRPOTrainer.rehearse: a separate critic goes backward when the actor has."""
+        """Overrides trl_ext.GRPOTrainer.rehearse: trains a separate critic after the actor's backward."""
         self._critic.after_rollout()
         super().rehearse(batch)
         if isinstance(self._critic, SeparateCritic):
@@ -588,7 +574,7 @@ class PPOTrainer(GRPOTrainer):
     # Saving and resuming ------------------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, the critic beside it."""
+        """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, and the critic."""
         output_dir = output_dir or str(self.args.output_dir)
         critic = self._critic.gathered(state_dict)
         with hidden_from_names(base_model(self.model)):
@@ -598,7 +584,7 @@ class PPOTrainer(GRPOTrainer):
             self._critic.save(output_dir, critic)
 
     def _save_own_state(self, folder: str) -> None:
-        """Overrides trl_ext.GRPOTrainer._save_own_state: the critic's optimizer and the running statistics."""
+        """Overrides trl_ext.GRPOTrainer._save_own_state: adds the critic's optimizer and the running statistics."""
         super()._save_own_state(folder)
         self._critic.save_training_state(folder)
         if self.args.should_save:
@@ -611,12 +597,12 @@ class PPOTrainer(GRPOTrainer):
         critic_files.check(folder, self._critic.name)
 
     def load_own_weights(self, folder: str) -> None:
-        """Overrides trl_ext.GRPOTrainer.load_own_weights: a critic's that are not loaded with the actor's."""
+        """Overrides trl_ext.GRPOTrainer.load_own_weights: loads a critic that is not loaded with the actor."""
         if not self.is_deepspeed_enabled and (isinstance(self.model, PeftModel) or not self.is_fsdp_enabled):
             self._critic.load(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: running statistics as well."""
+        """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: loads the running statistics as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

@@ -1,9 +1,9 @@
-"""The critics: how each is attached to the actor, which model is called for its values, and what trains it.
+"""The critics: how each is attached to the actor, which model returns its values, and which optimizer trains it.
 
 adapter    a second LoRA and a value head on the actor's frozen backbone; one forward each, one backward for both
 head       a value head on the actor's hidden states; one forward for both
-separate   a model of its own with its own optimizer, under DeepSpeed with its own engine; trained after the actor
-none       for estimators of the advantage that need no values
+separate   another model with its own optimizer, under DeepSpeed with its own engine; trained after the actor
+none       for advantage estimators that need no values
 """
 
 import copy
@@ -40,13 +40,13 @@ from trl_ext.trainers.step.run import ForwardLoop
 
 
 class Critic:
-    """The critic as the trainer uses it; this one stands where advantages need no values, and has no weights.
+    """The interface of the critics; an instance has no weights and is used if advantages need no values.
 
     Attributes:
         name: "adapter", "head", "separate" or "none".
-        comes_with_log_probs: True where the actor's own forward returns values as well.
-        is_trained_with_actor: True where the actor's optimizer trains the critic, too.
-        rate_ratio: Its learning rate over the actor's; None where the actor's optimizer has both.
+        comes_with_log_probs: True if the actor's forward returns values as well.
+        is_trained_with_actor: True if the actor's optimizer trains the critic, too.
+        rate_ratio: Its learning rate over the actor's; None if the actor's optimizer has both.
     """
 
     name = "none"
@@ -69,36 +69,31 @@ class Critic:
         return actor
 
     def after_rollout(self) -> None:
-        """Undo what the reference's forward has left behind."""
+        """Undo changes that the reference's forward made to the actor."""
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained weights."""
         return []
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the weights to save, whole, beyond what PEFT saves. Collective under ZeRO-3."""
+        """Return the unsharded weights to save that PEFT does not save. Collective under ZeRO-3."""
         return {}
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
-        """Write gathered weights beside the actor's."""
+        """Write gathered weights into the actor's folder."""
 
     def load(self, checkpoint: str) -> None:
-        """Take the weights of a checkpoint."""
+        """Load the weights of a checkpoint."""
 
     def save_training_state(self, checkpoint: str) -> None:
-        """Write the optimizer of a critic that has its own. Collective under DeepSpeed."""
+        """Write the optimizer of a separate critic. Collective under DeepSpeed."""
 
     def resume_from(self, checkpoint: str) -> None:
-        """Let a critic with its own optimizer go on with that of a checkpoint."""
+        """Let a separate critic load its optimizer from a checkpoint."""
 
 
 class HeadCritic(Critic):
-    """A value head on the actor's hidden states.
-
-    Args:
-        trainer: The trainer of the actor.
-        score: Head of a reward model that the value head starts from; None: it starts at zero.
-    """
+    """A value head on the actor's hidden states; it starts from a reward model's `score`, or at zero for None."""
 
     name = "head"
     comes_with_log_probs = True
@@ -124,11 +119,7 @@ class HeadCritic(Critic):
 
 
 def start_from(head: torch.nn.Linear, score: torch.nn.Linear) -> None:
-    """Give a value head the weights of a reward model's score.
-
-    Raises:
-        ConfigError: for another hidden size, or weights that ZeRO-3 has divided already.
-    """
+    """Copy a reward model's score; ConfigError for another hidden size, or if ZeRO-3 has sharded the weights."""
     if score.weight.numel() == 0:
         raise ConfigError(
             "critic_init='reward' cannot read the score of a reward model that ZeRO-3 has divided. Use ZeRO-2, or "
@@ -151,9 +142,9 @@ class AdapterCritic(HeadCritic):
 
     Args:
         trainer: The trainer of the actor.
-        reward_adapters: Folders of reward models that are further LoRA.
+        reward_adapters: Folders of LoRA reward models on the same backbone.
         disable_dropout: No dropout in the critic's LoRA.
-        starts_from_reward: The critic starts as a copy of the first reward adapter, of its rank, and of its score.
+        starts_from_reward: The critic starts as a copy of the first reward adapter, its rank and its score included.
     """
 
     name = "adapter"
@@ -177,8 +168,7 @@ class AdapterCritic(HeadCritic):
             config.lora_dropout = 0.0
         elif starts_from_reward:
             config.lora_dropout = model.peft_config[self._actor].lora_dropout
-        # TRL has given each process random numbers of its own; DDP and DeepSpeed would take process 0's draw, FSDP a
-        # part of each.
+        # TRL seeds each process differently; DDP and DeepSpeed would use process 0's draw, FSDP a part of each.
         with random_numbers_restored():
             set_seed(trainer.args.seed)
             add_adapter(model, CRITIC, config)
@@ -212,9 +202,9 @@ class AdapterCritic(HeadCritic):
 
 
 class SeparateCritic(Critic):
-    """A model of its own, with its own optimizer; under DeepSpeed with its own engine.
+    """A separate model with its own optimizer; under DeepSpeed with its own engine.
 
-    Actor and critic run backward one after the other, so that the activations of one are gone when the other's come.
+    Actor and critic run backward in turn, so that the activations of both are never in memory together.
 
     Args:
         trainer: The trainer of the actor.
@@ -223,9 +213,9 @@ class SeparateCritic(Critic):
 
     Attributes:
         bare: The value model.
-        wrapped: What accelerate or DeepSpeed made of it when training began.
-        optimizer: None before that.
-        factor: Of the learning rate by step, where it is not the actor's.
+        wrapped: The value model as accelerate or DeepSpeed wrapped it when training began.
+        optimizer: None before training.
+        factor: Factor of the learning rate by step, if it differs from the actor's.
     """
 
     name = "separate"
@@ -252,7 +242,7 @@ class SeparateCritic(Critic):
 
     @property
     def is_ready(self) -> bool:
-        """False before training begins under DeepSpeed, whose engine brings the weights where they are needed."""
+        """False before training under DeepSpeed, whose engine moves the weights to the device."""
         return self.optimizer is not None or not self._trainer.is_deepspeed_enabled
 
     def model(self, actor: Any) -> Any:
@@ -262,7 +252,7 @@ class SeparateCritic(Critic):
         return [p for p in self.bare.parameters() if p.requires_grad]
 
     def prepare(self) -> None:
-        """Wrap the model and make its optimizer, when the actor's are there; go on from a checkpoint."""
+        """Wrap the model and make its optimizer, after the actor's; load them from a checkpoint if there is one."""
         trainer = self._trainer
         cls, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, self.bare)
         options["lr"] = self._learning_rate or trainer.args.learning_rate
@@ -276,7 +266,7 @@ class SeparateCritic(Critic):
         else:
             self.wrapped = trainer.accelerator.prepare_model(self.bare)
             self.optimizer = trainer.accelerator.prepare_optimizer(optimizer)
-        # What `from_pretrained` returns is in evaluation mode, in which nothing is checkpointed.
+        # `from_pretrained` returns a model in evaluation mode, in which nothing is checkpointed.
         self.wrapped.train()
         if self._checkpoint is None:
             return
@@ -284,12 +274,12 @@ class SeparateCritic(Critic):
         if trainer.is_deepspeed_enabled:
             self.wrapped.load_checkpoint(str(folder / "engine"))
         else:
-            # The optimizer moves its state to where its parameters are.
+            # The optimizer moves its state to the device of its parameters.
             state = torch.load(folder / critic_files.OPTIMIZER, map_location="cpu", weights_only=True)
             self.optimizer.load_state_dict(state)
 
     def check_packing(self) -> CheckResult:
-        """Compare packed with alone, as the trainer does for the actor."""
+        """Run the self-check of packing, as the trainer does for the actor."""
         was_training = self.bare.training
         self.wrapped.eval()
         options = self._trainer.check_options(self.bare)
@@ -300,21 +290,15 @@ class SeparateCritic(Critic):
     def train_on(
         self, forwards: Sequence[Forward], loop: ForwardLoop, loss_of: Callable[[Any], torch.Tensor]
     ) -> torch.Tensor:
-        """Take a micro-step's forwards one by one, each with its backward; smaller ones where memory asks for it.
+        """Run the actor's forwards of a micro-step one by one, each with its backward; return [] the detached loss.
 
-        Args:
-            forwards: The actor's.
-            loop: Cuts them where memory runs out.
-            loss_of: The loss of a forward's batch.
-
-        Returns:
-            [] the loss of all, without gradient.
+        `loop` splits a forward if memory runs out; `loss_of` returns the loss of a forward's batch.
         """
         accelerator, losses = self._trainer.accelerator, []
 
         def attempt(forward: Forward, is_last: bool) -> None:
             with nullcontext() if is_last else gradients_unsynced(accelerator, self.wrapped):
-                # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last one.
+                # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last micro-batch.
                 is_synced = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
                 with nullcontext() if is_synced else accelerator.no_sync(self.wrapped):
                     loss = forward.loss(lambda batch: loop.forward(self.wrapped, lambda: loss_of(batch)))
@@ -325,7 +309,7 @@ class SeparateCritic(Critic):
         return sum(losses, start=torch.zeros((), device=accelerator.device))
 
     def backward_and_step(self, loss: torch.Tensor) -> None:
-        """Go backward; at the end of an accumulation also step, at the actor's place in its schedule."""
+        """Run backward, and at the end of an accumulation step, at the actor's place in its schedule."""
         accelerator = self._trainer.accelerator
         learning_rate = self._learning_rate_now()
         for group in self.optimizer.param_groups:
@@ -348,7 +332,7 @@ class SeparateCritic(Critic):
         return inner.base_lrs[0] * self.rate_ratio * self.factor(inner.last_epoch)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Go backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
+        """Run backward only; under DeepSpeed the engine also steps at the end of an accumulation."""
         accelerator = self._trainer.accelerator
         if self._trainer.is_deepspeed_enabled:
             deepspeed.backward(self.wrapped, loss, is_last=accelerator.sync_gradients)
@@ -378,7 +362,7 @@ class SeparateCritic(Critic):
 
 @dataclass(eq=False)
 class CriticStarts(TrainerCallback):
-    """Prepares a separate critic when the actor's optimizer and schedule stand."""
+    """Callback that prepares a separate critic once the actor's optimizer and schedule exist."""
 
     critic: SeparateCritic
 
@@ -387,12 +371,12 @@ class CriticStarts(TrainerCallback):
 
 
 def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
-    # A model that ZeRO-3 has split at load time is cast no more: another dtype would stop DeepSpeed.
+    # ZeRO-3 may have split the model at load time, and another dtype would stop DeepSpeed.
     return model.dtype if trainer.is_deepspeed_enabled else torch.float32
 
 
 def _decay_groups(trainer: Any, model: Any, decay: float) -> list[dict[str, Any]]:
-    """Return two groups: trained parameters with weight decay, and biases and norms without."""
+    """Return two parameter groups: weights with weight decay, and biases and norms without."""
     names = set(trainer.get_decay_parameter_names(model))
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return [
@@ -402,15 +386,9 @@ def _decay_groups(trainer: Any, model: Any, decay: float) -> list[dict[str, Any]
 
 
 def split_group(optimizer: Any, trainer: Any, model: Any, critic: Critic, learning_rate: float, decay: float) -> None:
-    """Give a critic's parameters in the actor's optimizer, which has no state yet, groups of their own.
+    """Move the critic's parameters in the actor's optimizer, which has no state yet, into separate groups.
 
-    Args:
-        optimizer: Of actor and critic.
-        trainer: Says which parameters have weight decay.
-        model: Of actor and critic.
-        critic: Whose parameters.
-        learning_rate: Initial one of the new groups.
-        decay: Weight decay of those that have any.
+    They get this initial learning rate, and this weight decay where the trainer decays weights.
     """
     of_critic = {id(p) for p in critic.parameters()}
     with_decay, without = ({id(p) for p in part["params"]} for part in _decay_groups(trainer, model, decay))

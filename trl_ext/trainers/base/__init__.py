@@ -1,1 +1,1 @@
-"""What the three trainers share."""
+"""The base of the three trainers."""

@@ -1,4 +1,4 @@
-"""What the three trainers share, and the order in which it surrounds a run."""
+"""The base of the three trainers, and the order of the contexts around a run."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,11 +36,11 @@ from trl_ext.trainers.step.run import RunsForwards
 
 
 class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch, RunEnds):
-    """Mixed into GRPOTrainer and RewardTrainer, in front of TRL's trainer. Its bases may come in any order."""
+    """Mixin of GRPOTrainer and RewardTrainer, before TRL's trainer. Its bases may come in any order."""
 
     @classmethod
     def _checked(cls, args: Any, config: type, model: Any) -> Any:
-        """Return the trainer's config, which can work here; a default one, named after the model, for None."""
+        """Return the checked config; for None a default config, named after the model."""
         check_versions()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -54,11 +54,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         return args
 
     def _watch_memory(self, *phases: str) -> None:
-        """Rehearse before step 1, and on a card audit every step; called at the end of a constructor.
-
-        Args:
-            phases: The planner's phases that this trainer goes through.
-        """
+        """Rehearse `phases` before step 1, and on a card audit every step; called at the end of a constructor."""
         keep_gradients_in_buckets(self.accelerator)
         reduce_every_backward(self.accelerator)
         check_packed_bits(self.model, self.args)
@@ -66,7 +62,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         watch_memory(self, phases)
 
     def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """Return the weights of each model that a run trains, some of which must not be frozen."""
+        """Return the weights of each model that a run trains; each model needs some that are not frozen."""
         return {"model": computing_weights(self.model)}
 
     def get_train_dataloader(self) -> DataLoader:
@@ -75,31 +71,31 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         return super().get_train_dataloader()
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Overrides transformers.Trainer.get_batch_samples: what a stream's code raises is a sentence."""
+        """Overrides transformers.Trainer.get_batch_samples: explains errors of a stream's code."""
         with stream_read(self.train_dataset, "train_dataset"):
             return super().get_batch_samples(*args, **kwargs)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Overrides transformers.Trainer._get_grad_norm: one that is not finite ends the run before its step."""
+        """Overrides transformers.Trainer._get_grad_norm: a norm that is not finite ends the run before its step."""
         norm = super()._get_grad_norm(model, grad_norm)
         check_grad_norm(self, norm)
         return norm
 
     @contextmanager
     def _in_update(self) -> Iterator[None]:
-        """Inside the block forwards and backwards are of the update, and a micro-step may have none."""
+        """Time the update inside the block, in which a micro-step may have no backward."""
         with self.clock.phase("update"), backward_where_there_is_one(self):
             yield
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
-        """Overrides transformers.Trainer.train: surrounded by what a run needs, outermost first.
+        """Overrides transformers.Trainer.train: inside the contexts of a run, outermost first.
 
         Raises:
-            ConfigError: The folder is another run's, or there is no whole checkpoint of this run.
-            OutOfMemoryError: With what would fit.
-            SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is whole on all processes.
+            ConfigError: The folder is another run's, or there is no complete checkpoint of this run.
+            OutOfMemoryError: With settings that would fit.
+            SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is complete on all processes.
             LostProcessError: Another process does not answer, or has ended.
         """
         check_best_metric(self)

@@ -1,6 +1,6 @@
-"""Reward models among GRPO's reward functions: TRL loads and prepares them, and calls a scorer of ours in their place.
+"""Reward models among GRPO's reward functions: TRL loads and prepares them, and calls our scorer instead.
 
-So they read what they were trained on, in packed forwards of bounded tokens. Modules of the user's own stay TRL's.
+So they read the text that they were trained on, in packed forwards of bounded tokens. TRL calls other modules itself.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,14 @@ from trl_ext.trainers.step.exchange import agreed_num_forwards
 
 
 def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:
-    """Return the trainer's reward functions with a scorer in place of each model of transformers.
+    """Return the GRPOTrainer's reward functions with a scorer instead of each model of transformers.
 
-    Args:
-        trainer: GRPOTrainer with its reward functions and their tokenizers.
-        given: Reward functions as the user gave them; a path is where the model's record lies.
-        policy_tokenizer: The policy's.
+    `given` are the reward functions as the user gave them; a path is the folder of a model's record.
 
     Raises:
         ConfigError: several labels, a record that contradicts the tokenizer, or `reward_model_eos` without effect.
     """
-    paths = [*given, *[None] * (len(trainer.reward_funcs) - len(given))]  # TRL adds environments' own rewards
+    paths = [*given, *[None] * (len(trainer.reward_funcs) - len(given))]  # TRL adds the rewards of environments
     triples = zip(trainer.reward_funcs, trainer.reward_processing_classes, paths, strict=True)
     functions = [_scorer(trainer, policy_tokenizer, *triple) for triple in triples]
     encoders = [function.encoder for function in functions if isinstance(function, CompletionScorer)]
@@ -55,7 +52,7 @@ def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, 
 
 
 def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, Any]:
-    """Return how reward models are asked, as options of `CompletionScorer`; the trainer need not be built yet."""
+    """Return the options of `CompletionScorer` for reward models; the trainer need not be built yet."""
     return dict(
         max_tokens_per_forward=getattr(args, "reward_tokens_per_forward", None),
         autocast=lambda: trainer.accelerator.autocast(),
@@ -67,9 +64,9 @@ def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, 
 
 
 def as_function(scorer: CompletionScorer) -> Any:
-    """Return the scorer as TRL calls a reward function: with columns of the rows, which no reward model reads.
+    """Return the scorer as a reward function of TRL, which ignores the columns of the rows.
 
-    What making the token ids raised is raised when the forwards are done, which other ranks make as well.
+    An error of tokenization is raised after the forwards, which other ranks make as well.
     """
 
     def score(prompts: Any, completions: Any, **_: Any) -> list[float]:

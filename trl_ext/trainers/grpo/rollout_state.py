@@ -1,7 +1,7 @@
-"""State that a run in the middle of its rollouts needs to go on as if it had not stopped.
+"""Rollouts and sampler state in a checkpoint, so that a resumed run equals an uninterrupted run.
 
-TRL generates once for several optimizer steps and keeps what it generated in memory: a run that resumes between two of
-them generates again, with newer weights. And its sampler deals the first epoch's order again. Both are kept here.
+TRL generates once for several optimizer steps and keeps the rollouts in memory only: a run that resumes between these
+steps generates again, with newer weights. And TRL's sampler repeats the first epoch's order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,12 @@ from trl_ext.trainers.grpo.rewards import load_statistics, save_statistics
 
 @dataclass(eq=False)
 class EpochSampler(Sampler):
-    """A sampler whose generator draws once an epoch, put at the epoch that is asked for.
-
-    Args:
-        sampler: TRL's RepeatSampler.
-    """
+    """TRL's RepeatSampler, which draws once per epoch, with its generator set to a given epoch."""
 
     sampler: Any
 
     def set_epoch(self, epoch: int) -> None:
-        """Put the generator where `epoch` passes leave it."""
+        """Set the generator to its state after `epoch` epochs."""
         if not self.sampler.shuffle or self.sampler.seed is None:
             return
         self.sampler.generator.manual_seed(self.sampler.seed)
@@ -51,15 +47,13 @@ def save(
     reward_funcs: Sequence[Any],
     reference: nn.Module | None,
 ) -> None:
-    """Write this rank's part, and what rank 0 writes. Collective where a reference is divided over processes.
+    """Write this rank's state into a checkpoint, and rank 0's files. Collective if a reference is sharded.
 
     Args:
-        folder: The checkpoint's.
-        args: The trainer's config.
         step: Micro-batches that were drawn since the start.
-        rollouts: Micro-batches that wait to be trained on; None where none do.
-        reward_funcs: Some of which have running statistics.
-        reference: One that moves; None without.
+        rollouts: Micro-batches that wait to be trained on, or None.
+        reward_funcs: Reward functions, of which rule sets may have running statistics.
+        reference: A reference that moves, or None.
     """
     if reference is not None:
         moving_reference.save(reference, folder, is_writer=args.should_save)
@@ -70,7 +64,7 @@ def save(
 
 
 def corrects(args: Any) -> bool:
-    """Return whether the loss weighs rollouts by the ratio of the policy's probability to vLLM's."""
+    """Return True if the loss weighs rollouts by the ratio of the policy's probability to vLLM's."""
     return bool(args.use_vllm and args.vllm_importance_sampling_correction)
 
 
@@ -83,18 +77,17 @@ def check(folder: str, args: Any) -> None:
 def load(
     folder: str, args: Any, device: torch.device, reward_funcs: Sequence[Any], reference: nn.Module | None
 ) -> tuple[int, list[dict[str, Any]] | None] | None:
-    """Restore what `save` wrote; return the step and the rollouts. Collective.
+    """Restore the state that `save` wrote; return the step and the rollouts. Collective.
 
-    None where a process has none that it can use, as in a checkpoint of TRL's own, or after a run of other processes,
-    of other batches, or with vLLM's correction where this has none, or the other way round. The run then generates
-    again, as TRL does.
+    Return None if the rollouts of some process cannot be used: a checkpoint of plain TRL, another number of processes,
+    other batches, or vLLM's correction in only one of the two runs. The run then generates again, as TRL does.
     """
     if reference is not None:
         moving_reference.load(reference, folder)
     load_statistics(reward_funcs, folder)
     path, state = _file(folder, args.process_index), None
     if path.is_file():
-        # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
+        # torch.load rejects "cpu:0", accelerate's name for the CPU of a launched process.
         state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
         rollouts = state["rollouts"] or ()
         is_other = state.get("corrects", corrects(args)) != corrects(args)

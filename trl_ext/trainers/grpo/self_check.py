@@ -1,4 +1,4 @@
-"""The packing self-check of a causal model with TRL's fused head, or of a critic: rows scored in three ways."""
+"""The packing self-check of a causal model with TRL's fused head, or of a critic."""
 
 import math
 from collections.abc import Callable
@@ -34,14 +34,12 @@ def check_causal_model(
 
     Args:
         model: With packed attention installed, wrapped as training will call it, in evaluation mode.
-        config: The model's, of its text part.
-        device: Where the model's inputs go.
+        config: The config of the model's text part.
         autocast: Makes the context in which training calls the model.
-        half_precision: Whether weights or autocast are in bfloat16 or float16.
-        share_prompt: As training will plan.
-        of_critic: True to compare a critic's values, not a policy's log-probabilities.
+        half_precision: True if weights or autocast are in bfloat16 or float16.
+        of_critic: True to compare a critic's values instead of a policy's log-probabilities.
         group: Processes that share the packed rows, as in training.
-        reader: How the model reads images, where rows may bring some: most prompts then begin with one or two.
+        reader: Reader of images, if rows may have some: most prompts then begin with one or two images.
     """
     images = None if reader is None else ProbeImages(reader, config.vocab_size)
 
@@ -68,7 +66,7 @@ def check_causal_model(
                 options |= {"labels": labels, "fused_lm_head": True}
                 numbers = model(input_ids=ids, attention_mask=mask, **options).log_probs
         ends = zip(numbers, batch.sequences, batch.num_scored, strict=True)
-        # The head shifts: what belongs to token t stands at t - 1.
+        # The head shifts: the number of token t is at t - 1.
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
 
     what = "values" if of_critic else "log-probabilities"
@@ -76,12 +74,7 @@ def check_causal_model(
 
 
 class ProbeImages:
-    """Two random images that prompts of the check begin with.
-
-    Args:
-        reader: How the model reads images.
-        vocab_size: Tokens are below it.
-    """
+    """Two random images that prompts of the check begin with."""
 
     def __init__(self, reader: ImageReader, vocab_size: int):
         self.reader, self._vocab_size = reader, vocab_size
@@ -93,13 +86,13 @@ class ProbeImages:
             self._images.append(Image(pixels, grid, number))
 
     def rows(self, probes: list[Probe]) -> list[tuple[Image, ...]]:
-        """Return the images of each probe, by the length of its prompt: none, one of both, or both."""
+        """Return the images of each probe, chosen by the length of its prompt: none, the first, the second or both."""
         first, second = self._images
         shown = [(), (second,), (first,), (first, second)]  # of prompts of 1, 6, 9 and 14 tokens
         return [shown[len(probe.prompt) // 4 % 4] for probe in probes]
 
     def written(self, probes: list[Probe]) -> list[Probe]:
-        """Return the probes with the tokens of their images before the prompt, a token apart, and nowhere else."""
+        """Return the probes with image tokens only before the prompt, with a text token after each image."""
         token = self.reader.token_id
         text = (token + 1) % self._vocab_size
         found = []
@@ -110,7 +103,7 @@ class ProbeImages:
         return found
 
     def inputs(self, probes: list[Probe], ids: torch.Tensor) -> dict[str, Any]:
-        """Return what a model is called with for the images of probes whose padded tokens are `ids` [B, T]."""
+        """Return the model's arguments for the images of probes with the padded tokens `ids` [B, T]."""
         images = [image for row in self.rows(probes) for image in row]
         if not images:
             return {}

@@ -1,6 +1,6 @@
-"""Rules that score nothing: an error at the first step, said once later.
+"""Rules that score no completion: an error at the first step, a single warning later.
 
-A step is what an optimizer step learns from: the completions of all ranks, in one batch of generations or several.
+A step has the completions of all ranks for one optimizer step, in one batch of generations or several.
 """
 
 from collections.abc import Iterator
@@ -17,39 +17,33 @@ from trl_ext.rewards.totals.unscored import Tally
 from trl_ext.trainers.rows.gold import rows_tried, verdicts_on
 
 logger = logging.get_logger(__name__)
-# A reward function's place, and the name of one of its rules.
-Key = tuple[int, str]
+Key = tuple[int, str]  # a reward function's index, and the name of one of its rules
 
 
 def batches_per_step(args: Any) -> int:
-    """Return how many batches of generations the first optimizer step takes."""
+    """Return the number of generation batches of the first optimizer step."""
     return int(-(-args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations)))
 
 
 @dataclass(eq=False)
 class UnscoredRules:
-    """Looks after rules that have a value for no row.
-
-    Args:
-        tallies: How the rows of this step went so far, on all ranks, by function and rule.
-        num_batches: Batches of generations so far.
-    """
+    """Finds rules that score no row; `tallies` counts the rows of this step on all ranks, by function and rule."""
 
     tallies: dict[Key, Tally] = field(default_factory=dict)
     num_batches: int = 0
     warned: set[Key] = field(default_factory=set)
 
     def begin(self, functions: list[Any]) -> None:
-        """Forget what the rules have scored for others than the trainer."""
+        """Drop tallies of calls that the trainer did not make."""
         for _, rules in _sets_of(functions):
             rules.take_tallies()
 
     def look(self, trainer: Any) -> None:
-        """Count what the rules have scored since `begin`; at the end of a step, judge it. Collective.
+        """Add the rules' tallies since `begin`; at the end of a step, check them. Collective.
 
         Raises:
-            DataError: on all ranks, for a rule that scored nothing in the whole first step, though it is told to be an
-                error, and though nothing shows that it can score other rows of the data.
+            DataError: on all ranks, for a rule with on_unscored="error" that scored nothing in the whole first step,
+                unless it can score other rows of the data.
         """
         rules = dict(_rules_of(trainer.reward_funcs))
         if not rules or not trainer.model.training:
@@ -79,7 +73,7 @@ class UnscoredRules:
                     "Only the other rewards would be learned. Mend the column or the rule, or give the rule `when`; "
                     "where this is meant, set on_unscored='warn' for the RuleSet."
                 )
-        # All rows of a dataset have been looked at before the first step, and null ones have been named.
+        # All rows of a dataset are checked before the first step, with a message about null values.
         is_known = isinstance(dataset, Dataset) and tally.num_null == tally.num_unscored
         if key in self.warned or (is_known and not tally.scored_nothing):
             return
@@ -93,10 +87,10 @@ class UnscoredRules:
 
 
 def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerator: Any) -> bool:
-    """True where the rule is only not for the rows of one step. Collective.
+    """Return True if the rule can score other rows than the rows of this step. Collective.
 
-    A mixture of tasks has rows for each rule, and a small step may hold none of them: of a dataset, some other row
-    tells; of a stream, whose rows come later, that other rules of correctness have judged all rows in its place.
+    In a mixture of tasks, a small step may have no row for some rule. For a dataset the rule is tried on other rows.
+    For a stream, or without the rule's columns, other rules of correctness must have scored all rows of the step.
     """
     if not isinstance(dataset, Dataset) or not set(rule.all_columns) <= set(dataset.column_names):
         return tally.num_covered == tally.num_rows
@@ -106,14 +100,14 @@ def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerato
 
 
 def _sets_of(functions: list[Any]) -> Iterator[tuple[int, RuleSet]]:
-    """Yield the rule sets, and those behind columns of a set, with their place."""
+    """Yield the index and the rule set of each RuleSet and RuleColumn."""
     for place, function in enumerate(functions):
         if isinstance(function, RuleSet | RuleColumn):
             yield place, function if isinstance(function, RuleSet) else function.rules
 
 
 def _rules_of(functions: list[Any]) -> Iterator[tuple[Key, Rule]]:
-    """Yield the rules whose values reach the loss: all of a set, the last one of a set's column."""
+    """Yield the rules whose values reach the loss: all rules of a RuleSet, the last rule of a RuleColumn."""
     for place, rules in _sets_of(functions):
         is_column = isinstance(functions[place], RuleColumn)
         for rule in rules.rules[-1:] if is_column else rules.rules:

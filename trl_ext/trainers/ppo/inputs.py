@@ -1,4 +1,4 @@
-"""Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
+"""Checks and loading of PPOTrainer's arguments: models that must fit together, datasets as in TRL 1.12."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 
 def listed(given: Any) -> list[Any]:
-    """Return None, one or several things as a list."""
+    """Return a list of None, an object or several objects."""
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
@@ -90,18 +90,14 @@ def check_models(
 
 
 def _is_one_object(a: Any, b: Any) -> bool:
-    """True if two models share their weights; two equal paths do not, they are loaded twice."""
+    """Return True if two models are the same object; equal paths are loaded twice."""
     return a is b and a is not None and not isinstance(a, str)
 
 
 def choose_critic(
     args: Any, is_peft: bool, value_model: Any, reward_adapters: Sequence[str] = (), reward_models: Sequence[Any] = ()
 ) -> str:
-    """Return the kind of critic: "adapter", "head" or "separate"; "none" for an estimator that needs no values.
-
-    Raises:
-        ConfigError: the critic that was asked for cannot be made of the models that were given.
-    """
+    """Return the kind of critic, "none" for an estimator without values; ConfigError if the models do not allow it."""
     if args.advantage_estimator != "gae":
         given = {"value_model": value_model, "reward_adapter": reward_adapters or None}
         if name := next((name for name, what in given.items() if what is not None), None):
@@ -155,7 +151,7 @@ def choose_critic(
 
 
 def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]) -> None:
-    """Raise ConfigError unless there is what critic_init='reward' starts this critic from."""
+    """Raise ConfigError unless the reward model for critic_init='reward' is given."""
     if value_model is not None:
         raise ConfigError("value_model is where the critic starts, so critic_init='reward' has no use. Drop one.")
     what, name = (reward_adapters, "reward_adapter") if critic == "adapter" else (reward_models, "reward_model")
@@ -193,10 +189,10 @@ def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> No
 
 
 def load_classifier(model: Any, args: Any) -> Any:
-    """Return the given sequence classification model, or load it from its path with one label."""
+    """Return the sequence classification model, loaded with one label if it is a path."""
     if not isinstance(model, str):
         return model
-    # The revision is one of the actor's repository.
+    # The revision belongs to the actor's repository.
     options = {k: v for k, v in (args.model_init_kwargs or {}).items() if k != "revision"}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         options["device_map"] = None
@@ -204,13 +200,13 @@ def load_classifier(model: Any, args: Any) -> Any:
 
 
 def tokenizer_in(path: str, fallback: Any) -> Any:
-    """Return the tokenizer of a folder or hub repository, or the fallback where a folder has none."""
+    """Return the tokenizer of a folder or hub repository, or the fallback if a folder has none."""
     has_own = path and (not Path(path).is_dir() or (Path(path) / "tokenizer_config.json").is_file())
     return AutoTokenizer.from_pretrained(path) if has_own else fallback
 
 
 class TokenizedPrompt(str):
-    """A prompt's text that remembers the token ids it came with."""
+    """A prompt's text with its token ids."""
 
     ids: list[int]
 
@@ -224,15 +220,12 @@ class TokenizedPrompt(str):
 
 
 def with_prompts(dataset: Any, tokenizer: Any, role: str) -> Any:
-    """Add a column `prompt` to a tokenized dataset beside its `input_ids`; return any other dataset as it is.
+    """Add a column `prompt` to a tokenized dataset; return a dataset without `input_ids`, or a stream, unchanged.
 
-    Args:
-        dataset: Map-style or a stream, or a dict of them.
-        tokenizer: The actor's.
-        role: What messages call the dataset.
+    The dataset may be a dict of datasets. `role` is its name in messages.
 
     Raises:
-        DataError: Rows without token ids, or with some that the tokenizer does not have.
+        DataError: Rows without token ids, or with ids that the tokenizer does not have.
     """
     if isinstance(dataset, dict):
         return {name: with_prompts(part, tokenizer, f"{role}['{name}']") for name, part in dataset.items()}
@@ -242,12 +235,12 @@ def with_prompts(dataset: Any, tokenizer: Any, role: str) -> Any:
     check_ids(dataset, role, "input_ids", len(tokenizer))
     if "prompt" in columns:
         return dataset
-    # Special tokens stay in the text: a chat template's marks are part of what a reward model reads.
+    # Special tokens stay in the text: a reward model reads a chat template's marks.
     return dataset.map(lambda rows: {"prompt": tokenizer.batch_decode(rows["input_ids"])}, batched=True)
 
 
 def keep_token_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Let the prompts of rows carry their `input_ids`, where the dataset has them, without padding."""
+    """Return rows whose prompts carry their `input_ids` without padding, if the dataset has them."""
     if not rows or "input_ids" not in rows[0] or not isinstance(rows[0].get("prompt"), str):
         return list(rows)
     kept = []

@@ -1,4 +1,4 @@
-"""The models that PPO has beside the actor: reference, reward models and critic."""
+"""PPO's models in addition to the actor: reference, reward models and critic."""
 
 import copy
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class GivenModels:
 
     Args:
         actor, reference, value_model: The last two may be None.
-        rewards: Whole reward models.
-        reward_tokenizers: None, one or one for each of `rewards`.
+        rewards: Complete reward models.
+        reward_tokenizers: None, a tokenizer or a list with a tokenizer for each of `rewards`.
         reward_adapters: Folders of reward models that are LoRA of the actor's base model.
         tokenizer: The actor's, or None.
-        peft_config: Makes a PeftModel of the actor; None leaves it as it is.
+        peft_config: Makes the actor a PeftModel; or None.
     """
 
     actor: Any
@@ -54,30 +54,25 @@ class GivenModels:
 
     @property
     def is_peft(self) -> bool:
-        """True if the actor is a PeftModel or becomes one."""
+        """Return True if the actor is or becomes a PeftModel."""
         return self.peft_config is not None or (not isinstance(self.actor, str) and is_peft_model(self.actor))
 
 
 class PPOModels:
-    """Loads the models, then, when the actor stands, lets them join it.
-
-    Args:
-        trainer: The actor's; not built yet.
-        args: PPOConfig.
-        given: What the user gave.
+    """Loads the models and, after the actor is built, attaches them; `trainer` is not built yet.
 
     Attributes:
         tokenizer: The actor's.
-        value_model: The bare model of a separate critic; None for other critics.
+        value_model: The unwrapped model of a separate critic; None for other critics.
         rewards: Reward models, in the order of their weights.
-        reference: The bare model of the reference where it has to be brought along, else None.
+        reference: The unwrapped reference model, or None if TRL has it or none is needed.
     """
 
     def __init__(self, trainer: GRPOTrainer, args: PPOConfig, given: GivenModels):
         self._trainer, self._args, self._given = trainer, args, given
         self._kind = choose_critic(args, given.is_peft, given.value_model, given.reward_adapters, given.rewards)
         if self._kind == "adapter" and args.ddp_find_unused_parameters is None:
-            # The actor's forward uses some of the trained weights and the critic's the others: together all.
+            # The forwards of actor and critic together use all trained weights.
             args.ddp_find_unused_parameters = False
         self._checkpointing = copy.copy(args.gradient_checkpointing_kwargs)
         set_seed(args.seed)  # a new `score` is drawn at random
@@ -118,14 +113,14 @@ class PPOModels:
         return scorers
 
     def scoring(self, num_rules: int) -> Scoring:
-        """Make what turns the verdicts of so many rules and of these reward models into scores."""
+        """Return the scoring of completions by `num_rules` rules and the reward models."""
         args = self._args
         normaliser = ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
         how = args.score_mode, args.gate_above, args.score_ensemble
         return Scoring(num_rules, self.rewards, normaliser, *how)
 
     def choose_reference(self) -> None:
-        """Settle which adapter is trained and what the KL is measured from; adapters of the actor may change."""
+        """Choose the trained adapter and the reference of the KL; this may change adapters of the actor."""
         given, args = self._given, self._args
         name, adapters = args.model_adapter_name, getattr(given.actor, "peft_config", {})
         if name is not None:
@@ -136,7 +131,7 @@ class PPOModels:
         self.reference = choose_reference(given.actor, given.reference, given.is_peft, args)
 
     def prepare_reference(self) -> Any:
-        """Wrap the reference, with TRL's fused head; return the trainer's own one if none was brought along."""
+        """Return the wrapped reference with TRL's fused head, or the trainer's reference if there is no other."""
         trainer = self._trainer
         if self.reference is None:
             return trainer.ref_model
@@ -161,14 +156,14 @@ class PPOModels:
         # Fixed in: not yet.
         # Remove when: TRL leaves `use_reentrant` alone.
         args.gradient_checkpointing_kwargs = self._checkpointing
-        # With score_mode="rules_only" nobody asks the reward adapters.
+        # With score_mode="rules_only" the reward adapters are not used.
         reward_adapters = self._given.reward_adapters if self.rewards or from_reward else []
         return AdapterCritic(
             trainer, reward_adapters, disable_dropout=args.disable_dropout, starts_from_reward=from_reward
         )
 
     def prepare_rewards(self) -> None:
-        """Put the reward models where the trainer's process needs them; after the critic was made."""
+        """Wrap the reward models and move them to their devices; after the critic was made."""
         for scorer in self.rewards:
             scorer.group = self._trainer.sequence_group
             if isinstance(scorer, SharedRewardModel):

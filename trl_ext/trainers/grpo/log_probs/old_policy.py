@@ -1,11 +1,10 @@
-"""The old policy's log-probabilities, taken from the update's own forward where the policy has not changed since.
+"""The old policy's log-probabilities, taken from the update's forward if the policy has not changed since.
 
 With vLLM, TRL corrects the policy gradient by the ratio of the old policy's probability to the sampler's, and forwards
-the whole batch once more for it. In the first optimizer step after a generation the old policy is the one that is
-trained: the detached log-probabilities of the update are the same numbers. Later ones have those that
-`trl_ext/trainers/grpo/log_probs/passes.py` made before. Legend: B rows, T completion tokens.
-
-The ratio is then made here, by TRL's formula. A TRL with another one is noticed by what it makes of a placeholder.
+the whole batch once more for it. In the first optimizer step after a generation the trained policy is the old policy,
+so the detached log-probabilities of the update are the same numbers. Later steps use the log-probabilities from
+`trl_ext/trainers/grpo/log_probs/passes.py`. The ratio is computed here by TRL's formula. A placeholder detects a TRL
+with another formula. Legend: B rows, T completion tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +19,14 @@ from trl_ext.trainers.step.rows import counted_tokens
 
 logger = logging.get_logger(__name__)
 
-# TRL's names of what it logs of the pass.
+# TRL's metrics of the pass.
 _DIFFERENCE, _RATIO = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
 
 
 class OldPolicy:
-    """Leaves the old policy's forward out where it would repeat the update's, and gives the update its ratios.
+    """Skips the old policy's forward if it would repeat the update's, and adds the importance ratios to the update.
 
-    Args:
-        trainer: A GRPO trainer. PPO's targets need the log-probabilities before the update: it keeps the pass.
+    PPO keeps the forward: its targets need the log-probabilities before the update.
     """
 
     def __init__(self, trainer: Any):
@@ -41,7 +39,7 @@ class OldPolicy:
 
     @property
     def is_left_out(self) -> bool:
-        """True where the pass is left out; equal on all ranks."""
+        """True if the pass is left out; equal on all ranks."""
         trainer = self._trainer
         return (
             trainer.memory_kind == "grpo"
@@ -53,18 +51,16 @@ class OldPolicy:
     # The pass ------------------------------------------------------------------------------------------------------
 
     def skip_next_forward(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
-        """Note that rows have been generated, with these log-probabilities of the sampler's, row by row: the next
-        forward that TRL asks for is the old policy's."""
+        """Skip TRL's next forward, which is the old policy's; `sampled` are the sampler's log-probabilities by row."""
         self._sampled = sampled if self.is_left_out else None
         if self._trainer.model.training:
             self._sampled_at = self._trainer.state.global_step
 
     def placeholder(self, num_rows: int, width: int) -> torch.Tensor | None:
-        """Return a placeholder of the result of the pass, [B, T] near the sampler's log-probabilities; None where the
-        forward is another one."""
+        """Return a placeholder of the pass, [B, T] near the sampler's log-probabilities; None for other forwards."""
         if self._sampled is None:
             return None
-        # All tokens of a row together differ by 0.1, so that the bounds of the ratios hide nothing.
+        # The tokens of a row differ by 0.1 in total, so that the bounds of the ratios do not clip the difference.
         logps = torch.full((num_rows, width), 0.1 / width)
         logps[1::2] *= -1
         for own, known in zip(logps, self._sampled, strict=True):
@@ -79,9 +75,9 @@ class OldPolicy:
         return logps.to(self._trainer.accelerator.device)
 
     def remove_placeholder(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> bool:
-        """Take out of rollouts and metrics what TRL made of the placeholder. Collective.
+        """Remove results of the placeholder from rollouts and metrics. Collective.
 
-        Return False where TRL makes its ratios of more than two log-probabilities: the pass is kept from now on.
+        Return False if TRL's ratios have another formula; the pass is then kept from now on.
         """
         if not self.is_left_out:
             return True
@@ -103,12 +99,8 @@ class OldPolicy:
 
     @contextmanager
     def around_loss(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield inputs for one forward of the loss, to which `add_ratios` adds what the loss reads of the old policy.
-
-        Args:
-            inputs: Rows of the forward. The dict stays as it is.
-        """
-        # In half precision a pass of another shape rounds otherwise: the ratio of an unmoved policy would not be 1.
+        """Yield a copy of `inputs` for one forward of the loss; `add_ratios` adds the old policy's numbers to it."""
+        # In half precision a forward of another shape rounds differently, and an unmoved policy's ratio is not 1.
         is_unmoved = self._trainer.model.training and self._trainer.state.global_step == self._sampled_at
         own = {name: one for name, one in inputs.items() if not (is_unmoved and name == "old_per_token_logps")}
         self._inputs = own
@@ -120,11 +112,9 @@ class OldPolicy:
             self._compared.append(self._comparison(own))
 
     def add_ratios(self, logps: torch.Tensor) -> None:
-        """Add the old policy's log-probabilities, where the inputs lack them, and TRL's importance-sampling ratios to
-        the inputs of the running forward of the loss.
+        """Add log-probabilities of the old policy and ratios to inputs of the loss without them.
 
-        Args:
-            logps: [B, T] log-probabilities of the update.
+        `logps` is [B, T], the log-probabilities of the update.
         """
         if self._inputs is None:
             return
@@ -133,7 +123,7 @@ class OldPolicy:
             self._inputs["importance_sampling_ratio"] = self._ratio(self._inputs)
 
     def _ratio(self, rollouts: dict[str, Any]) -> torch.Tensor:
-        """Return TRL's ratio of the rollouts' two log-probabilities, shaped as by `importance_ratio`."""
+        """Return the importance ratio of rollouts, in the shape of `importance_ratio`."""
         trainer = self._trainer
         return importance_ratio(
             rollouts["old_per_token_logps"] - rollouts["sampling_per_token_logps"],
@@ -144,7 +134,7 @@ class OldPolicy:
         )
 
     def log(self, metrics: dict[str, list[float]]) -> None:
-        """Append what TRL logs of the pass, over all tokens since the last call and all ranks. Collective."""
+        """Append TRL's metrics of the pass, over all tokens since the last call and all ranks. Collective."""
         if not self.is_left_out:
             return
         nothing = torch.tensor([0.0] * 4 + [-torch.inf] * 3, device=self._trainer.accelerator.device)
@@ -161,14 +151,16 @@ class OldPolicy:
         metrics[f"{_RATIO}/max"].append(largest_ratio)
 
     def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return sum and number of the differences, and of the ratios; the largest of both, and minus the smallest
-        ratio. A token that vLLM could not score has no difference and the ratio 1."""
+        """Return [7]: sum and number of differences and of ratios; the largest of each; minus the smallest ratio.
+
+        A token that vLLM could not score has no difference and the ratio 1.
+        """
         mask = counted_tokens(inputs).bool()
         difference = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).abs()
         difference = difference[mask & ~difference.isnan()].float()
         ratio = inputs["importance_sampling_ratio"].float()
         is_of_sequences = self._trainer.vllm_importance_sampling_mode.startswith("sequence")
-        # A row without a token is one that only keeps this rank in step with the others.
+        # A row without tokens only keeps this rank in step with the others.
         ratio = ratio[mask.any(dim=1)].flatten() if is_of_sequences else ratio[mask]
         none = difference.new_tensor([-torch.inf])
         sums = [part for values in (difference, ratio) for part in (values.sum(), values.new_tensor(len(values)))]
@@ -176,23 +168,20 @@ class OldPolicy:
 
 
 def _joined(comparisons: torch.Tensor) -> torch.Tensor:
-    """Return one comparison, [7], of several, [N, 7]."""
+    """Return the merged comparison [7] of several [N, 7]."""
     return torch.cat([comparisons[:, :4].sum(dim=0), comparisons[:, 4:].amax(dim=0)])
 
 
 def importance_ratio(
     log_ratio: torch.Tensor, mask: torch.Tensor, mode: str, clip_min: float | None, clip_max: float | None
 ) -> torch.Tensor:
-    """Return TRL's ratio of the old policy's probability to the sampler's.
+    """Return TRL's ratio of the old policy's probability to the sampler's: [B, T] of tokens or [B, 1] of sequences.
 
     Args:
         log_ratio: [B, T]; NaN where the sampler gave none, which counts as 0.
-        mask: [B, T] 1 where a token counts.
+        mask: [B, T] 1 where a token counts; the ratio of the others is 1 before the bounds.
         mode: `vllm_importance_sampling_mode`: of tokens or of sequences, truncated to the bounds or 0 outside them.
-        clip_min, clip_max: The bounds; None for none.
-
-    Returns:
-        [B, T] of tokens, 1 where none counts (before bounds); [B, 1] of sequences.
+        clip_min, clip_max: The bounds, or None.
     """
     level, _, what = mode.partition("_")
     log_ratio = torch.nan_to_num(log_ratio * mask, nan=0.0)

@@ -1,9 +1,9 @@
-"""The log-probabilities that updates start from, by the updates' own forwards: of the old policy and of the reference.
+"""The passes before an update: log-probabilities of the old policy and the reference, by the update's forwards.
 
-In half precision a token's log-probability depends on the shape of the forward, by hundredths of a nat. Where TRL asks
-for the passes, for a whole generation, nobody knows yet which rows will go through an update together. So the passes
-wait until advantages are there, and go through the very forwards that the updates will make: the ratio of an unmoved
-policy is 1, to the bit. Legend: B rows, C completion tokens.
+In half precision a token's log-probability depends on the shape of the forward, by hundredths of a nat. TRL asks for
+the passes of a whole generation before it is known which rows an update forwards together. So the passes wait for the
+advantages, and use the same forwards as the updates: the ratio of an unmoved policy is exactly 1.
+Legend: B rows, C completion tokens.
 """
 
 import inspect
@@ -23,18 +23,15 @@ from trl_ext.trainers.step.plan import StepPlanner, StepWindow
 from trl_ext.trainers.step.rows import Rollouts
 
 OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
-# TRL's arguments for images; what rollouts have of them goes along.
+# TRL's arguments for images, which are passed on if rollouts have them.
 _IMAGES = [*inspect.signature(TRLGRPOTrainer._get_per_token_logps_and_entropies).parameters][8:]
 
 
 class UpdatePasses:
-    """Keeps TRL's passes of a generation waiting, and makes them when its updates can be planned.
+    """Delays TRL's passes of a generation until its updates can be planned.
 
-    Args:
-        trainer: A GRPO trainer. PPO's targets need the log-probabilities before its updates are known: it has TRL's.
-        old_policy: Leaves TRL's pass of the old policy out with vLLM.
-        planner: Plans the forwards.
-        log_probs: TRL's `_get_per_token_logps_and_entropies`.
+    PPO uses TRL's passes: its targets need the log-probabilities before its updates are planned. `log_probs` is TRL's
+    `_get_per_token_logps_and_entropies`.
     """
 
     def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
@@ -48,7 +45,7 @@ class UpdatePasses:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let TRL generate and score inside the block, and get placeholders for its passes in training."""
+        """Give TRL placeholders for its passes inside the block, in training."""
         self._is_waiting = self._trainer.memory_kind == "grpo" and self._trainer.model.training
         try:
             yield
@@ -56,13 +53,13 @@ class UpdatePasses:
             self._is_waiting = False
 
     def placeholder(self, num_rows: int, width: int) -> torch.Tensor | None:
-        """Return [B, C] of NaN for a pass that waits; None where the forward is another one."""
+        """Return [B, C] of NaN for a pass that waits; None for other forwards."""
         if not self._can_wait:
             return None
         return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
 
     def take(self, rollouts: Rollouts) -> None:
-        """Take the placeholders out of rollouts, and note which passes they need. Called inside `waiting`."""
+        """Remove the placeholders from rollouts, and record the passes that they need. Called inside `waiting`."""
         if not self._can_wait:
             return
         trainer, args = self._trainer, self._trainer.args
@@ -72,7 +69,7 @@ class UpdatePasses:
         self._due = [*([OLD] if is_moved else []), *([REFERENCE] if trainer.beta else [])]
 
     def make(self, micro_batches: Sequence[Rollouts]) -> None:
-        """Add what is due to the micro-batches of a generation. Collective."""
+        """Add the log-probabilities of the due passes to the micro-batches of a generation. Collective."""
         trainer, planner, due = self._trainer, self._planner, self._due
         self._due = []
         if not due:
@@ -82,7 +79,7 @@ class UpdatePasses:
             disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs),
         ):
             for number, (begin, end) in enumerate(planner.windows(micro_batches)):
-                # The first update starts from the policy that it has, unless later ones come back to its rows.
+                # The first update starts from the current policy, unless later iterations repeat its rows.
                 names = due if number or trainer.num_iterations > 1 else [one for one in due if one != OLD]
                 window = planner.window(micro_batches, begin, end)
                 planner.count(window, len(names))
@@ -92,7 +89,7 @@ class UpdatePasses:
 
     @contextmanager
     def _model(self, name: str) -> Iterator[Any]:
-        """The model of a pass: as in TRL the policy, the reference, or the policy without its adapter."""
+        """Yield the model of a pass: as in TRL the policy, the reference, or the policy without its adapter."""
         trainer = self._trainer
         if name == OLD or trainer.ref_model is not None:
             yield trainer.model if name == OLD else trainer.ref_model
@@ -102,8 +99,7 @@ class UpdatePasses:
             yield trainer.model
 
     def _add(self, name: str, model: Any, window: StepWindow, micro_batches: Sequence[Rollouts]) -> None:
-        """Add the log-probabilities of a pass to the rows of a window, here and on the ranks that they are from.
-        Collective."""
+        """Add the log-probabilities of a pass to the rows of a window, here and on their home ranks. Collective."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
         group = trainer.step_settings.group
         num_rows, width = micro_batches[0]["completion_ids"].shape
@@ -124,14 +120,14 @@ class UpdatePasses:
             rows.rollouts[name][members, : logps.size(1)] = logps[: len(members)]
             if not forward.is_whole and (group is None or group.rank == 0):  # one of the processes that share rows
                 of_all[[rows.numbers[i] for i in members], : logps.size(1)] = logps[: len(members)]
-        if name in micro_batches[0]:  # rows that stay where they are
+        if name in micro_batches[0]:  # rows that stay on their rank
             return
         own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(micro_batches), num_rows))
         for micro_batch, logps in zip(micro_batches, own[accelerator.process_index], strict=True):
             micro_batch[name] = logps[:, :width]
 
     def _log_probs(self, model: Any, batch: Rollouts) -> torch.Tensor:
-        """Return [B, C] as the loss asks for them."""
+        """Return [B, C] log-probabilities, as in the loss."""
         parts = ("prompt", "completion")
         ids, mask = (torch.cat([batch[f"{part}_{what}"] for part in parts], dim=1) for what in ("ids", "mask"))
         images = {name: batch[name] for name in _IMAGES if name in batch}

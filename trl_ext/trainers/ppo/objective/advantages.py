@@ -1,14 +1,13 @@
-"""From rewards per token to advantages per token: with a critic (`gae`) or with a baseline in its place.
+"""Advantages per token from rewards per token: with a critic (`gae`) or with another baseline.
 
     gae            r_t + gamma V_{t+1} - V_t, decayed by gamma lam; whitened over all tokens        arXiv:1506.02438
-    reinforce_pp   what is still to come, sum of gamma^k r_{t+k}; whitened over all tokens          arXiv:2501.03262
-    rloo           the completion's whole reward less the mean of its group's other completions     arXiv:2402.14740
-    grpo           the completion's whole reward, its group's mean taken off, over its group's std  arXiv:2402.03300
-    remax          what is still to come, less the whole reward of the prompt's greedy completion   arXiv:2310.10505
+    reinforce_pp   rewards to come, sum of gamma^k r_{t+k}; whitened over all tokens                arXiv:2501.03262
+    rloo           the completion's total reward less the mean of its group's other completions     arXiv:2402.14740
+    grpo           the completion's total reward less its group's mean, over its group's std        arXiv:2402.03300
+    remax          rewards to come, less the total reward of the prompt's greedy completion         arXiv:2310.10505
 
-The KL penalty is part of the rewards in all of them. Rewards per turn stand at the last token of the turn that earned
-them, not at the end of the completion. Legend: B rows, T completion tokens, N rows of all ranks, G completions of a
-prompt.
+The rewards include the KL penalty. A turn's reward is at its last token, not at the end of the completion.
+Legend: B rows, T completion tokens, N rows of all ranks, G completions of a prompt.
 """
 
 from collections.abc import Sequence
@@ -20,28 +19,23 @@ from trl_ext.errors import RuleError
 from trl_ext.trainers.ppo.objective.equations import generalized_advantages
 
 ADVANTAGES = ("gae", "reinforce_pp", "rloo", "grpo", "remax")
-OF_GROUPS = ("rloo", "grpo")  # one advantage a completion, compared with the others of its prompt
-PER_TOKEN = ("gae", "reinforce_pp")  # one a token; gamma has a meaning
+OF_GROUPS = ("rloo", "grpo")  # an advantage per completion, compared with the others of its prompt
+PER_TOKEN = ("gae", "reinforce_pp")  # an advantage per token, to which gamma applies
 _EPSILON = 1e-6  # Added to a group's standard deviation, as in verl.
 
 
 def rewards_to_come(rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """Return [B, T] the discounted sum of a row's rewards from each counted token on, 0 where mask is 0.
+    """Return [B, T] the discounted sum of rewards from each counted token on, 0 where mask is 0.
 
-    Args:
-        rewards: [B, T] reward per completion token, KL penalty included.
-        mask: [B, T] 1 where a token counts; the others are no step in time.
-        gamma: Discount per token, in 0..1.
+    `rewards` [B, T] include the KL penalty; `mask` [B, T] is 1 where a token counts, and discounting skips the others.
     """
     return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
 
 
 def less_the_others(totals: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return [N] each total less the mean of the other totals of its group; NaN where a total is NaN.
+    """Return [N] each total reward less the mean of the other totals of its group; NaN stays NaN.
 
-    Args:
-        totals: [N] whole rewards of completions, groups side by side. NaN counts in no mean.
-        group_size: G. A completion whose group has no other total has the advantage 0: nothing compares it.
+    `totals` are [N], ordered by group; means ignore NaN. A completion whose group has no other total gets 0.
     """
     grouped = totals.view(-1, group_size)
     num_others = (~grouped.isnan()).sum(dim=1, keepdim=True) - 1
@@ -50,11 +44,9 @@ def less_the_others(totals: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def standardised(totals: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return [N] each total less its group's mean, over its group's sample standard deviation; NaN stays NaN.
+    """Return [N] each total reward less its group's mean, over its group's sample standard deviation; NaN stays NaN.
 
-    Args:
-        totals: [N] whole rewards of completions, groups side by side. NaN counts in no mean.
-        group_size: G. A completion whose group has no other total has the advantage 0.
+    `totals` are [N], ordered by group; means ignore NaN. A completion whose group has no other total gets 0.
     """
     grouped = totals.view(-1, group_size)
     num = (~grouped.isnan()).sum(dim=1, keepdim=True)
@@ -64,25 +56,22 @@ def standardised(totals: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def spread_over_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return [B, T] each row's one advantage [B] at its counted tokens; 0 elsewhere, and in a row whose own is NaN."""
+    """Return [B, T] each row's advantage [B] at its counted tokens; 0 elsewhere, and in rows with NaN."""
     return torch.where(mask.bool(), advantages.nan_to_num(nan=0.0)[:, None], 0.0)
 
 
 def moved_to_turns(
     turns: Sequence[Sequence[float] | None], weight: float, mask: torch.Tensor, name: str
 ) -> torch.Tensor:
-    """Return [B, T] what rewards change when a reward function's total, at each row's last token, moves to its turns.
+    """Return [B, T] the change of token rewards if a reward moves from each row's last token to its turns.
 
-    A turn is what the policy said without a word of a tool or an environment in between: a run of counted tokens.
+    Each row adds up to 0. A turn is a run of counted tokens, without tokens of a tool or an environment in between.
 
     Args:
-        turns: [B] values of each row's turns, the first turn first; None: its reward is that of the whole completion.
-        weight: Of the reward function.
+        turns: [B] values of each row's turns in order; None: the row has one reward for the whole completion.
+        weight: Weight of the reward function.
         mask: [B, T] 1 where a token was sampled by the policy.
-        name: Of the reward function, for messages.
-
-    Returns:
-        [B, T], each row of which adds up to 0.
+        name: Name of the reward function, for messages.
 
     Raises:
         RuleError: for a completion with another number of turns than values.
@@ -91,7 +80,7 @@ def moved_to_turns(
     moved = torch.zeros(mask.shape, device=mask.device)
     for row, values in enumerate(turns):
         ends = is_end[row].nonzero()[:, 0]
-        if values is None or not len(ends):  # a row without counted tokens is in no loss
+        if values is None or not len(ends):  # a row without counted tokens has no part in the loss
             continue
         if len(values) != len(ends):
             raise RuleError(

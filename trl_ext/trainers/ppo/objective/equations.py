@@ -1,7 +1,7 @@
 """PPO's equations: KL penalty, rewards, advantages, returns and the critic's loss.
 
-Legend: B rows, T completion tokens, K quantities. A token counts where the mask is 1. What stands at the others, NaN
-included, reaches no result.
+Legend: B rows, T completion tokens, K quantities. A token counts where the mask is 1. Values at other tokens, NaN
+included, do not change any result.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,14 @@ LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is roun
 def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimate KL(policy || reference) from tokens that the policy sampled.
 
-    The mean of k1 and k3 is the KL, that of k2 nearly. Their gradients differ, with the place where they stand:
+    The mean of k1 and k3 is the KL, the mean of k2 is near it. Their gradients depend on where they are added:
 
                 in the reward                                       in the loss
-        k1      KL(policy || reference)                             0: it holds nothing back
-        k2      none that holds the policy back near the reference  KL(policy || reference)
+        k1      KL(policy || reference)                             0
+        k2      does not restrain the policy near the reference     KL(policy || reference)
         k3      KL(policy || reference) - KL(reference || policy)   KL(reference || policy)
 
-    In the reward only k1 has the KL's gradient; that of k3 vanishes to second order near the reference.
+    In the reward only k1 has the KL's gradient; the gradient of k3 vanishes to second order near the reference.
 
     Args:
         logps, ref_logps: [B, T] log-probabilities of the tokens under the policy and the reference.
@@ -45,7 +45,7 @@ def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) ->
     Source: Schulman, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
     """
     log_ratio = ref_logps.float() - logps.float()
-    # expm1: near the reference the two terms of exp(x) - 1 cancel, and the rest would be rounding.
+    # expm1, because near the reference exp(x) - 1 is mostly rounding.
     if estimator == "k3":
         return torch.expm1(log_ratio) - log_ratio
     return -log_ratio if estimator == "k1" else 0.5 * log_ratio.square()
@@ -53,12 +53,12 @@ def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) ->
 
 @dataclass(slots=True)
 class AdaptiveKL:
-    """The KL coefficient, moved so that the policy keeps a given distance from the reference.
+    """The KL coefficient, adapted so that the policy keeps a given distance from the reference.
 
     Args:
-        value: The coefficient now.
-        target: Wanted KL of a whole completion, in nats; None keeps the coefficient fixed.
-        horizon: Episodes over which a KL that is 20 % or more off moves the coefficient by about 20 %.
+        value: The current coefficient.
+        target: Target KL of a completion, in nats; None keeps the coefficient fixed.
+        horizon: Episodes over which a KL that is 20 % or more off changes the coefficient by about 20 %.
 
     Source: Ziegler et al., arXiv:1909.08593, section 2.2.
     """
@@ -68,11 +68,9 @@ class AdaptiveKL:
     horizon: float = 10_000
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Move the coefficient after a batch; a NaN KL, of a batch in which nothing counts, moves nothing.
+        """Adapt the coefficient after a batch of `num_episodes` completions of all ranks; a NaN KL changes nothing.
 
-        Args:
-            kl: Mean over the completions of all ranks of the KL summed over their tokens.
-            num_episodes: Completions of all ranks.
+        `kl` is the mean over the completions of all ranks of the KL summed over their tokens.
         """
         if self.target is None:
             return
@@ -84,7 +82,7 @@ class AdaptiveKL:
         return {"value": float(self.value)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a saved coefficient; a fixed one is a setting, not a state, and stays as it was set."""
+        """Restore a saved coefficient; a fixed coefficient is a setting and stays unchanged."""
         if self.target is not None:
             self.value = float(state["value"])
 
@@ -93,16 +91,13 @@ class AdaptiveKL:
 
 
 def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """Put the KL penalty at every counted token, and the score on top at the last one.
+    """Return [B, T] rewards: the KL penalty at each counted token, plus the score at the last; 0 where mask is 0.
 
     Args:
         scores: [B] score of each completion; a NaN reaches the result unless the row has no counted token.
         kl: [B, T] KL estimate per token.
         mask: [B, T] 1 where a token counts.
         kl_coef: Weight of the KL.
-
-    Returns:
-        [B, T], 0 where mask is 0.
     """
     counted = mask.bool()
     num_from_here = counted.flip(1).cumsum(1).flip(1)
@@ -114,10 +109,10 @@ def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, k
 def generalized_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages and returns per token: targets, without gradient.
+    """Return advantages and returns per token, without gradient.
 
-    Tokens that do not count are no step in time: a row's result is that of the row with them cut out. The value after
-    the last counted token is 0.
+    Tokens that do not count are skipped, as if they were cut out of the row. The value after the last counted token
+    is 0.
 
     Args:
         rewards: [B, T] reward per completion token, KL penalty included.
@@ -144,16 +139,13 @@ def generalized_advantages(
 def whiten(
     values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True, total: Total | None = None
 ) -> torch.Tensor:
-    """Shift and scale to mean 0 and sample variance 1 over the counted tokens of all ranks, without gradient.
+    """Return [B, T] with mean 0 and sample variance 1 over the counted tokens of all ranks; 0 where mask is 0.
 
     Args:
         values: [B, T].
         mask: [B, T] 1 where a token counts.
         shift_mean: False keeps the mean.
         total: Sums a tensor over ranks. Collective: called twice, also on a rank where no token counts.
-
-    Returns:
-        [B, T], 0 where mask is 0.
     """
     counted, wide_values = wide(mask).bool(), wide(values)
     count, means, squares = moments(wide_values[None], counted, total)
@@ -167,18 +159,18 @@ def moments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return count [], means [K] and sums of squared deviations [K] of x [K, B, T] over all ranks' counted tokens.
 
-    Two passes in float64: the sum of squares less the squared sum would lose everything to a large mean.
+    It takes two passes in float64: the sum of squares less the squared sum loses all digits if the mean is large.
     """
     total = total or (lambda tensor: tensor)
     sums = total(torch.cat([counted.sum().double()[None], _kept(x, counted).sum((1, 2))]))
-    count, means = sums[0], sums[1:] / sums[0]  # NaN where nothing counts: no token is there to show it
+    count, means = sums[0], sums[1:] / sums[0]  # NaN if no token counts, and then no result uses it
     squares = total(_kept(x - means[:, None, None], counted).square().sum((1, 2)))
     return count, means, squares
 
 
 def _decayed_sums(x: torch.Tensor, decay: float) -> torch.Tensor:
-    """[B, T] sum over k of decay**k * x[:, t + k]."""
-    # Each turn doubles the window, so that 8192 tokens take 13 turns, where a loop over tokens takes 8192.
+    """Return [B, T] the sum over k of decay**k * x[:, t + k]."""
+    # Each iteration doubles the window, so that 8192 tokens take 13 iterations.
     shift = 1
     while shift < x.shape[1]:
         x = x + decay**shift * F.pad(x[:, shift:], (0, shift))
@@ -187,16 +179,16 @@ def _decayed_sums(x: torch.Tensor, decay: float) -> torch.Tensor:
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """Return x in float64, on the CPU where its device has none (Apple's)."""
+    """Return x in float64, on the CPU if its device has no float64 (Apple's)."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def _kept(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    return torch.where(counted, x, 0.0)  # a product would let NaN and infinity through
+    return torch.where(counted, x, 0.0)  # a product would keep NaN and infinity
 
 
 def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return x on the device of `like` and in its dtype, or in float32 where that is narrower."""
+    """Return x on the device of `like`, in its dtype but at least float32."""
     return x.to(torch.promote_types(like.dtype, torch.float32)).to(like.device)
 
 
@@ -205,11 +197,9 @@ def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """The value loss of one micro-batch; both fields add up over micro-batches and ranks.
+    """The value loss of a micro-batch, [] with gradient, and [] the number of tokens without gradient due to clipping.
 
-    Args:
-        loss: [] with gradient.
-        num_clipped: [] counted tokens whose clipped term is the larger one: they give no gradient.
+    Both add up over micro-batches and ranks.
     """
 
     loss: torch.Tensor
@@ -224,15 +214,15 @@ def clipped_value_loss(
     cliprange_value: float | None,
     normalizer: torch.Tensor | float,
 ) -> ValueLoss:
-    """Return half the squared error of the value, or of the value clipped to near its old one, whichever is larger.
+    """Return half the larger squared error of the value and of the value clipped around its old value.
 
     Args:
-        values: [B, T] the critic's values now.
+        values: [B, T] the critic's current values.
         old_values: [B, T] its values when the completions were sampled.
-        returns: [B, T] what the values should be.
-        mask: [B, T] 1 where a token counts; what stands elsewhere, NaN included, reaches neither loss nor gradient.
-        cliprange_value: How far from its old value a value may go before it is clipped; None never clips.
-        normalizer: What the sum over tokens is divided by, above 0: the counted tokens of the whole batch.
+        returns: [B, T] the targets of the values.
+        mask: [B, T] 1 where a token counts; other tokens, NaN included, reach neither loss nor gradient.
+        cliprange_value: Largest distance from the old value before clipping; None never clips.
+        normalizer: Positive divisor of the sum over tokens: the counted tokens of the whole batch.
 
     Source: OpenAI baselines, ppo2/model.py; arXiv:2005.12729, section 3, item 1 (value function clipping).
     """

@@ -1,4 +1,4 @@
-"""The model that the KL is measured from, and other frozen models beside the actor."""
+"""The reference model of the KL, and the preparation of frozen models."""
 
 import copy
 from typing import Any
@@ -15,12 +15,12 @@ ADAPTER = "ref"  # the name under which TRL looks for it
 
 
 def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
-    """Return the reference model that has to be brought along; None where TRL finds one, or none is needed.
+    """Return the reference model; None if TRL makes it, or none is needed.
 
     Args:
         model: The actor, or its path.
         given: The user's reference: model, path or None.
-        is_peft: Whether the actor is or becomes a PeftModel; its reference is then the model without the adapter.
+        is_peft: True if the actor is or becomes a PeftModel; its reference is then the model without the adapter.
         args: PPOConfig.
     """
     if args.beta == 0:
@@ -48,12 +48,9 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
 
 
 def add_reference_adapter(model: Any, source: str | None) -> None:
-    """Keep a frozen copy of an adapter of a PeftModel, as reference.
+    """Add a frozen copy of the user's PeftModel's adapter `source` as the reference.
 
-    Args:
-        model: PeftModel that the user has made.
-        source: Name of the adapter that is the reference; None: the active one, and nothing is done if it is fresh,
-            because the model without it is the same.
+    None takes the active adapter; if that is untrained, no copy is made: the model without it computes the same.
     """
     name = source or model.active_adapter
     if name not in model.peft_config:
@@ -71,14 +68,14 @@ def add_reference_adapter(model: Any, source: str | None) -> None:
 
 
 def copy_adapter(model: Any, source: str, target: str) -> None:
-    """Give one adapter of a PeftModel the weights of another of the same shape."""
+    """Copy the weights of one adapter of a PeftModel to another of the same shape."""
     for key, weight in list(model.named_parameters()):
         if f".{source}." in key:
             model.get_parameter(key.replace(f".{source}.", f".{target}.")).data.copy_(weight.data)
 
 
 def prepare_frozen(model: Any, trainer: Any) -> Any:
-    """Wrap a model that is not trained, and put it where the trainer's process needs it."""
+    """Wrap a model that is not trained, and move it to its device."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True, device_placement=True)

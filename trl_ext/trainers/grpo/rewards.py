@@ -233,7 +233,7 @@ def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> 
 
 
 def check_groups(functions: Sequence[Any], args: Any) -> None:
-    """Raise ConfigError if a rule that reads groups would see groups of one, or only a part of a group per process."""
+    """Raise ConfigError if a rule that reads groups would see single completions, or a part of a group per process."""
     sets = _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])
     names = [rule.name for rules in sets for rule in rules.rules if rule.reads_group]
     eval_size = (args.num_generations_eval or args.num_generations) if args.eval_strategy != "no" else 1

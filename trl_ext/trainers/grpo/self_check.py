@@ -39,7 +39,7 @@ def check_causal_model(
         half_precision: True if weights or autocast are in bfloat16 or float16.
         of_critic: True to compare a critic's values instead of a policy's log-probabilities.
         group: Processes that share the packed rows, as in training.
-        reader: Reader of images, if rows may have some: most prompts then begin with one or two images.
+        reader: Reader of images, if rows may have some: most prompts then begin with images.
     """
     images = None if reader is None else ProbeImages(reader, config.vocab_size)
 

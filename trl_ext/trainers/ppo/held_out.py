@@ -1,7 +1,7 @@
-"""What an evaluation on held-out prompts collects: how far the critic's values were from the returns; completions.
+"""Results of an evaluation on held-out prompts: errors of the critic's values, and completions.
 
-Prompts are answered as in training ("sampled") or at `eval_temperature`, and with `eval_greedy` once more at
-temperature 0 ("greedy").
+Completions are sampled as in training or at `eval_temperature` ("sampled"); with `eval_greedy` each prompt also gets a
+completion at temperature 0 ("greedy").
 """
 
 import copy
@@ -21,25 +21,21 @@ from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.objective.equations import LEAST_SPREAD, Total, moments, wide
 
 GREEDY, SAMPLED = "greedy", "sampled"
-# Of TRL's table beside prompt, completion and rewards: what the rules say of their values.
-_EXPLANATIONS = ("rule_trace", "rule_columns")
+_EXPLANATIONS = ("rule_trace", "rule_columns")  # columns in TRL's table that explain the rules' values
 
 
 @dataclass(frozen=True, slots=True)
 class ValueErrors:
-    """Moments of the returns, and of the returns less the values; those of several batches can be merged."""
+    """Moments of the returns, and of the returns less the values; several batches can be merged."""
 
     returns: Moments
     errors: Moments
 
     @classmethod
     def of(cls, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total) -> "ValueErrors":
-        """Measure one batch over all ranks. Collective.
+        """Measure a batch of values and returns, [B, T] each, over the counted tokens of all ranks. Collective.
 
-        Args:
-            values, returns: [B, T] the critic's values and what they should have been.
-            mask: [B, T] 1 where a token counts.
-            total: Sums a tensor over ranks; called twice.
+        `total` sums a tensor over ranks, and is called twice.
         """
         pair = torch.stack([wide(returns), wide(returns) - wide(values)])
         count, means, squares = moments(pair, wide(mask).bool(), total)
@@ -53,8 +49,7 @@ class ValueErrors:
     def metrics(self) -> dict[str, float]:
         """Return the explained variance: 1 - Var(return - value) / Var(return).
 
-        It is 1 where the critic foresees all, 0 where it is as good as a constant or returns do not vary, and below 0
-        where it is worse.
+        It is 1 for a perfect critic, 0 for a constant or if returns do not vary, and below 0 for a worse critic.
         """
         returns = self.returns
         varies = returns.squares > returns.count * (LEAST_SPREAD * returns.mean) ** 2
@@ -70,13 +65,12 @@ class HeldOut:
     """An evaluation while it runs.
 
     Args:
-        scale: The critic's in training; this one keeps a copy, so that nothing moves it.
-        decoding: "sampled" or "greedy": how prompts are answered first.
-        keeps_rows: Somebody wants to see the completions.
+        scale: The critic's scale in training; the evaluation uses a copy.
+        decoding: Decoding outside `greedily`: "sampled" or "greedy".
+        keeps_rows: True if the completions are shown or written.
 
     Attributes:
-        scale: Of the critic in this evaluation.
-        rows: Completions with their scores, as they stand in the table.
+        rows: Completions with their scores, as in the table.
     """
 
     def __init__(self, scale: ValueScale, decoding: str = SAMPLED, *, keeps_rows: bool = False):
@@ -89,14 +83,14 @@ class HeldOut:
 
     @contextmanager
     def greedily(self) -> Iterator[None]:
-        """What is added within the block belongs to greedy completions beside sampled ones."""
+        """Count errors and rows added within the block as greedy."""
         before = self._decoding, self._prefix
         self._decoding, self._prefix = GREEDY, f"{GREEDY}_"
         yield
         self._decoding, self._prefix = before
 
     def add(self, errors: ValueErrors) -> None:
-        """Take a batch's errors of the critic."""
+        """Add a batch's errors of the critic."""
         before = self._errors.get(self._prefix)
         self._errors[self._prefix] = errors if before is None else before.merged(errors)
 
@@ -110,15 +104,9 @@ class HeldOut:
         return found
 
     def add_rows(self, logs: Mapping[str, Any], scores: Sequence[float], step: int) -> None:
-        """Take a batch's completions.
-
-        Args:
-            logs: TRL's, with this batch alone.
-            scores: [N] in their order, NaN where nothing could score.
-            step: The optimizer step.
-        """
+        """Add a batch's completions from TRL's logs of this batch, with scores [N], NaN for not scored."""
         columns = {f"rewards/{name}": values for name, values in logs["rewards"].items()}
-        # Two sets of rules write into one column, which then belongs to no completion.
+        # If two rule sets write into a column, its values do not match the completions.
         there = {name: logs["extra"].get(name, ()) for name in _EXPLANATIONS}
         columns |= {name: values for name, values in there.items() if len(values) == len(scores)}
         for place, score in enumerate(scores):
@@ -134,7 +122,7 @@ class HeldOut:
             )
 
     def write(self, path: Path) -> None:
-        """Write the completions as a file of JSON lines, one a completion; numbers that are not finite as null."""
+        """Write the completions as JSON lines, with null for numbers that are not finite."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({k: _finite(v) for k, v in row.items()}, default=str) for row in self.rows]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -145,13 +133,13 @@ def _finite(value: Any) -> Any:
 
 
 def empty_logs() -> dict[str, Any]:
-    """Return what TRL notes completions in, without the bound that TRL's own has."""
+    """Return an empty table of completions as in TRL, without TRL's limit on its length."""
     lists = ("images", "prompt", "completion", "advantages")
     return {**{name: [] for name in lists}, "rewards": defaultdict(list), "extra": defaultdict(list)}
 
 
 def extend_logs(logs: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Add a batch's notes to TRL's."""
+    """Append the rows of a batch's table to TRL's table."""
     for name, values in others.items():
         if isinstance(values, Mapping):
             extend_logs({one: logs[name][one] for one in values}, values)

@@ -1,4 +1,4 @@
-"""From scores, log-probabilities and values of rollouts to what the losses aim at.
+"""PPO's targets: advantages and returns from scores, log-probabilities and values of rollouts.
 
 Legend: B rows, T completion tokens.
 """
@@ -34,15 +34,9 @@ from trl_ext.trainers.step.rows import counted_tokens
 
 @dataclass(frozen=True)
 class PPOTargets:
-    """Turns TRL's rollouts into PPO's: advantages, returns and old values per token.
+    """Adds advantages, returns and old values per token to TRL's rollouts; each training batch updates `kl`, `scale`.
 
-    Args:
-        args: PPOConfig.
-        kl: The coefficient of the KL in the reward; every training batch moves it.
-        values: The critic's.
-        scale: Of the critic's outputs; every training batch moves it.
-        accelerator: Sums over ranks.
-        eos_token_ids: The tokens that end a completion.
+    `eos_token_ids` are the tokens that end a completion.
     """
 
     args: PPOConfig
@@ -64,24 +58,20 @@ class PPOTargets:
         moved: torch.Tensor | None = None,
         is_training: bool,
     ) -> dict[str, float]:
-        """Add PPO's targets to rollouts; in evaluation, where nothing is trained, only their statistics. Collective.
+        """Add PPO's targets to rollouts, in training only; return metrics over all ranks. Collective.
 
         Args:
             rollouts: TRL's, of this rank; changed in place.
-            scores: [B] NaN where nothing could score.
-            num_updates: Batches of rollouts so far, this one included.
+            scores: [B], NaN for completions that are not scored.
+            num_updates: Number of batches of rollouts, this batch included.
             baselines: [B] for ReMax: the score of each prompt's greedy completion.
-            moved: [B, T] what the rewards of turns change, as `moved_to_turns` returns it.
-            held_out: Takes the critic's errors in an evaluation; None: nobody asks for them.
-            is_training: False in evaluation.
-
-        Returns:
-            Metrics over all ranks.
+            held_out: Collects the critic's errors in an evaluation.
+            moved: [B, T] result of `moved_to_turns`.
         """
         scores = scores - self.missing_eos_penalty(rollouts)
-        if baselines is not None:  # what has nothing to be compared with counts as unscored
+        if baselines is not None:  # without a baseline a completion counts as unscored
             scores = scores.masked_fill(baselines.isnan(), torch.nan)
-        # What nothing could score teaches nothing: its tokens are in no loss and in no statistic.
+        # Tokens of unscored completions count in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
         mask = counted_tokens(rollouts)
         rollouts["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
@@ -109,13 +99,13 @@ class PPOTargets:
             metrics |= self._add_targets(rollouts, rewards, values, mask, held_out)
         else:
             rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, baselines)
-        # Last: the coefficient that is logged is the one of these rewards.
+        # Last, because the logged coefficient is the coefficient of these rewards.
         if is_training and "objective/kl" in metrics:
             self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // num_updates)
         return metrics
 
     def missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
-        """Return [B], above 0 for completions that were cut off."""
+        """Return [B] penalties, above 0 for completions that were cut off."""
         if self.args.missing_eos_penalty is None:
             return 0.0
         ids = rollouts["completion_ids"]
@@ -145,10 +135,10 @@ class PPOTargets:
         return metrics
 
     def _check_outputs(self, outputs: torch.Tensor, mask: torch.Tensor, num_updates: int) -> None:
-        """Raise ConfigError, on all ranks, for outputs [B, T] of the critic that are not finite. Collective."""
+        """Raise ConfigError on all ranks if outputs [B, T] of the critic are not finite. Collective."""
         bad = torch.where(mask.bool(), ~outputs.isfinite(), False)
         counts = self._total(wide(torch.stack([bad.sum(), bad.any(dim=1).sum()])))
-        if bool((counts > 0).any()):  # a flag, which the tests' memory twin takes for False
+        if bool((counts > 0).any()):  # a bool, which the tests' memory model replaces by False
             tokens, rows = counts.tolist()
             raise ConfigError(
                 f"The critic (critic='{self.values.critic_name}') gave NaN or infinity at {tokens:.0f} tokens of "
@@ -166,8 +156,7 @@ class PPOTargets:
     ) -> dict[str, float]:
         """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics.
 
-        In training the critic's outputs [B, T] move its scale before they are used, in evaluation they do not, unless
-        there is none yet.
+        In training the batch updates the critic's scale before use; in evaluation only if the scale is not set yet.
         """
         scale = self.scale if held_out is None else held_out.scale
         if held_out is None or not scale.has_begun:
@@ -195,14 +184,14 @@ class PPOTargets:
     def _without_critic(
         self, rewards: torch.Tensor, unscored: torch.Tensor, mask: torch.Tensor, baselines: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return advantages [B, T] against a baseline that is no critic; `unscored` is [B]."""
+        """Return advantages [B, T] with a baseline that is not a critic; `unscored` is [B]."""
         estimator = self.args.advantage_estimator
         if estimator == "reinforce_pp":
             return whiten(rewards_to_come(rewards, mask, self.args.gamma), mask, total=self._total)
         if estimator == "remax":
             assert baselines is not None, "ReMax's baselines come with the rollouts."
             return torch.where(mask.bool(), rewards_to_come(rewards, mask) - baselines[:, None], 0.0)
-        # A group may lie on several ranks.
+        # A group may be on several ranks.
         totals = self.accelerator.gather(wide(rewards).sum(dim=1).masked_fill(unscored, torch.nan))
         compare = less_the_others if estimator == "rloo" else standardised
         advantages = compare(totals, cast(int, self.args.num_generations))

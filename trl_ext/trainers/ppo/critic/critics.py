@@ -252,7 +252,7 @@ class SeparateCritic(Critic):
         return [p for p in self.bare.parameters() if p.requires_grad]
 
     def prepare(self) -> None:
-        """Wrap the model and make its optimizer, after the actor's; load them from a checkpoint if there is one."""
+        """Wrap the model and make its optimizer, after the actor's; load a checkpoint if there is any."""
         trainer = self._trainer
         cls, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, self.bare)
         options["lr"] = self._learning_rate or trainer.args.learning_rate

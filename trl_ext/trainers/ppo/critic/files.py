@@ -1,10 +1,10 @@
-"""The critic on disk, beside the actor, in `critic/`: loadable by plain transformers and PEFT.
+"""The critic's files, in `critic/` in the actor's folder: loadable by plain transformers and PEFT.
 
 adapter    a LoRA for AutoModelForTokenClassification with one label; its `score` is the value head
 head       score.safetensors: weight and bias of the value head, for the same class on the actor's weights
 separate   the value model as `save_pretrained` writes it
 
-critic.json names the kind, and `intercept` and `slope`: value = intercept + slope x output, in units of the score.
+critic.json has the kind, `intercept` and `slope`: value = intercept + slope x output, in units of the score.
 """
 
 import json
@@ -28,18 +28,18 @@ _KIND, _STATE, OPTIMIZER = "critic.json", "ppo.json", "optimizer.pt"
 
 
 def without_value_head(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the actor's weights alone."""
+    """Return the actor's weights only."""
     return {name: value for name, value in state_dict.items() if f"{NAME}." not in name}
 
 
 def value_head_of(state_dict: dict[str, Any] | None, head: nn.Linear) -> dict[str, Any]:
-    """Return the value head's weight and bias in float32, from a gathered state dict where there is one."""
+    """Return the value head's weight and bias in float32, from a gathered state dict if it has them."""
     found = {n.rsplit(".", 1)[1]: v for n, v in (state_dict or {}).items() if f"{NAME}." in n} or head.state_dict()
     return {name: value.detach().float().cpu().contiguous() for name, value in found.items()}
 
 
 def write_kind(output_dir: str, kind: str, line: dict[str, float]) -> None:
-    """Write which kind of critic lies in the folder, and intercept and slope of its values by its outputs."""
+    """Write the kind of critic, and `line`, the intercept and slope of its values."""
     folder = Path(output_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _KIND).write_text(json.dumps({"critic": kind} | line))
@@ -61,7 +61,7 @@ def read_state(checkpoint: str) -> dict[str, Any]:
 
 
 def complete_adapter(output_dir: str, head: dict[str, Any], rewards: Sequence[str]) -> None:
-    """Turn the critic's LoRA, as PEFT has just saved it, into one with its head; drop the frozen reward adapters."""
+    """Add the head to the critic's LoRA that PEFT saved; delete the frozen reward adapters."""
     folder = Path(output_dir) / FOLDER
     weights = load_file(folder / _ADAPTER)
     save_file(weights | {_SCORE_IN_ADAPTER + name: value for name, value in head.items()}, folder / _ADAPTER)
@@ -73,7 +73,7 @@ def complete_adapter(output_dir: str, head: dict[str, Any], rewards: Sequence[st
 
 
 def check(checkpoint: str, kind: str) -> None:
-    """Raise ConfigError unless a critic of this kind lies in the checkpoint."""
+    """Raise ConfigError unless the checkpoint has a critic of this kind."""
     path = Path(checkpoint) / FOLDER / _KIND
     found = json.loads(path.read_text())["critic"] if path.is_file() else None
     if found is None:
@@ -88,7 +88,7 @@ def check(checkpoint: str, kind: str) -> None:
 
 
 def load_adapter(checkpoint: str, model: Any, head: nn.Linear) -> None:
-    """Load the critic's LoRA and head of a checkpoint into the model."""
+    """Load the critic's LoRA and head from a checkpoint."""
     weights = load_file(Path(checkpoint) / FOLDER / _ADAPTER)
     own = {n.removeprefix(_SCORE_IN_ADAPTER): v for n, v in weights.items() if n.startswith(_SCORE_IN_ADAPTER)}
     head.load_state_dict(own)

@@ -1,16 +1,16 @@
-"""The scale on which the critic predicts: that of the returns, so that large scores make no large value loss.
+"""The scale of the critic's predictions, which follows the returns, so that large scores make no large value loss.
 
     value = mean + std * output of the critic          loss on (return - mean) / std
 
-A critic that starts from a reward model has outputs on that model's scale. They are brought to mean 0 and to the share
-of standard deviation 1 that their correlation with the first batch's rewards to come tells: least squares, once, so
-that a reward model that knows little of unfinished text does not start by misleading.
+With returns 20 times larger, the critic's outputs, loss and gradients do not change. Mean and standard deviation
+follow the rewards to come in each batch of rollouts, which do not depend on values. They are updated before a batch's
+values are used, so that old values, advantages and loss of an update share one scale.
 
-With returns 20 times larger, the critic's outputs, its loss and its gradients stay what they were. Mean and standard
-deviation follow the rewards that were still to come in each batch of rollouts, which no value has part in. They move
-before a batch's values are used, so that old values, advantages and loss of an update share one scale.
+A critic that starts from a reward model has outputs on that model's scale. They are shifted to mean 0 and scaled to
+their correlation with the first batch's rewards to come, once, by least squares: a reward model that judges unfinished
+text badly then does not mislead at the start.
 
-Source: arXiv:1602.07714 (adaptive rescaling of targets; the head's weights are left as they are).
+Source: arXiv:1602.07714 (adaptive rescaling of targets; here the head's weights are not rescaled).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +22,13 @@ from trl_ext.trainers.ppo.objective.equations import wide
 
 _STATE = ("weight", "mean", "square", "offset", "spread")
 _RATE = 0.1  # share of a new batch in the running moments
-_LEAST_SLOPE = 0.5  # With less, the gradients of the outputs would be small, and the critic slow to learn better.
-_LEAST_SPREAD = 1e-6  # A standard deviation below this part of the largest value is rounding, and gives no scale.
+_LEAST_SLOPE = 0.5  # With less, the gradients of the outputs are small, and the critic learns slowly.
+_LEAST_SPREAD = 1e-6  # A standard deviation below this part of the largest value is rounding, and not a scale.
 
 
 @dataclass(slots=True)
 class ValueScale:
-    """Running mean and standard deviation of the rewards to come.
-
-    Args:
-        is_running: False leaves the scale at mean 0 and standard deviation 1.
-    """
+    """Running mean and standard deviation of the rewards to come; fixed at 0 and 1 if `is_running` is False."""
 
     is_running: bool = True
     _weight: float = 0.0
@@ -43,7 +39,7 @@ class ValueScale:
 
     @property
     def has_begun(self) -> bool:
-        """True once a batch has set the scale."""
+        """Return True once a batch has set the scale."""
         return self._weight > 0
 
     @property
@@ -60,17 +56,14 @@ class ValueScale:
 
     @property
     def line(self) -> dict[str, float]:
-        """Return `intercept` and `slope`: a saved critic's output o stands for the value intercept + slope x o."""
+        """Return `intercept` and `slope`: for a saved critic's output o the value is intercept + slope x o."""
         slope = self.std / self._spread
         return {"intercept": self.mean - slope * self._offset, "slope": slope}
 
     def follow(self, to_come: torch.Tensor, mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Move with a batch of rollouts. Collective where it runs.
+        """Update with a batch: `to_come` [B, T] the rewards from each token on, `mask` [B, T] 1 where a token counts.
 
-        Args:
-            to_come: [B, T] rewards from each token on.
-            mask: [B, T] 1 where a token counts.
-            total: Sums a tensor over ranks.
+        `total` sums a tensor over ranks. Collective if the scale is running.
         """
         if not self.is_running:
             return
@@ -89,13 +82,9 @@ class ValueScale:
         mask: torch.Tensor,
         total: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """Fit the critic's outputs in the first batch to what was to come, by a line. Collective; later calls do
-        nothing.
+        """Fit the critic's `outputs` [B, T] in the first batch to the rewards to come, by a line; later do nothing.
 
-        Args:
-            outputs, to_come: [B, T] the critic's, and the rewards from each token on.
-            mask: [B, T] 1 where a token counts.
-            total: Sums a tensor over ranks.
+        Other arguments are as in `follow`. Collective in the first batch.
         """
         if self._weight:
             return
@@ -110,19 +99,19 @@ class ValueScale:
         self._offset, self._spread = of_x / count, (spread / count) ** 0.5 / max(correlation, _LEAST_SLOPE)
 
     def standardised(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the critic's outputs on the scale of the loss: as they are, unless `centre` has moved them."""
+        """Return the critic's outputs on the scale of the loss: unchanged, unless `centre` has shifted and scaled."""
         return outputs if (self._offset, self._spread) == (0.0, 1.0) else (outputs - self._offset) / self._spread
 
     def values(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the values that standardised outputs stand for."""
+        """Return the values of standardised outputs."""
         return self.mean + self.std * outputs if self._weight else outputs
 
     def outputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the standardised outputs that stand for these values: the inverse of `values`."""
+        """Return the standardised outputs for these values: the inverse of `values`."""
         return (values - self.mean) / self.std if self._weight else values
 
     def metrics(self) -> dict[str, float]:
-        """Return mean and standard deviation, where the scale runs."""
+        """Return mean and standard deviation, if the scale is running."""
         return {"ppo/value_scale_mean": self.mean, "ppo/value_scale_std": self.std} if self.is_running else {}
 
     def state_dict(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Learning rates of actor and critic over the run: each its own schedule, and 0 for the actor in a warm-up.
+"""Separate learning rate schedules of actor and critic, with 0 for the actor in the critic's warm-up.
 
-A schedule is a factor of the initial learning rate at an optimizer step. In the critic's warm-up the actor's factor is
-0: its weights stay as they are, bit for bit, under every engine. So does its Adam: gradients of 0 leave the moments at
-0, and the step count is set back.
+A schedule is a factor of the initial learning rate by optimizer step. In the warm-up the actor's weights do not change
+in any bit, under any engine. Its Adam state stays fresh, too: gradients of 0 keep the moments at 0, and the step count
+is reset.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OF_CRITIC = "of_critic"
 
 
 def check_warmup(warmup: int, num_steps: int) -> None:
-    """Raise ConfigError for a critic's warm-up as long as the run; 0 or fewer steps of the run are not known yet."""
+    """Raise ConfigError for a critic's warm-up as long as the run; `num_steps` of 0 or less is unknown."""
     if warmup >= num_steps > 0:
         raise ConfigError(
             f"critic_warmup_steps={warmup} leaves the actor no step of the run's {num_steps}. Give fewer, or train "
@@ -29,10 +29,10 @@ def check_warmup(warmup: int, num_steps: int) -> None:
 
 
 def factors(args: Any, num_steps: int) -> tuple[Factor, Factor]:
-    """Return the actor's and the critic's factor by step, as PPOConfig `args` says, for a run of so many steps.
+    """Return the actor's and the critic's factor by step, for a PPOConfig and a run of `num_steps`.
 
     Raises:
-        ConfigError: for a schedule that no step alone decides, and a warm-up as long as the run.
+        ConfigError: for a schedule that depends on a metric, and a warm-up as long as the run.
     """
     warmup = args.critic_warmup_steps
     check_warmup(warmup, num_steps)
@@ -59,21 +59,21 @@ def _factor(args: Any, kind: Any, num_steps: int) -> Factor:
 
 
 def joint_schedule(optimizer: Any, actor: Factor, critic: Factor) -> LambdaLR:
-    """Return the schedule of an optimizer whose groups say by the key OF_CRITIC which are the critic's.
+    """Return the schedule of an optimizer whose critic's groups have the key OF_CRITIC.
 
-    A key, since DeepSpeed puts parameters of its own into the groups; the keys stay.
+    DeepSpeed replaces the parameters in the groups, but keeps the keys.
     """
     return LambdaLR(optimizer, [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups])
 
 
 @dataclass(eq=False)
 class ActorWaits(TrainerCallback):
-    """Keeps the actor's step count in the optimizer at 0 in the critic's first `num_steps` optimizer steps."""
+    """Callback that keeps the actor's step count in the optimizer at 0 in the first `num_steps` optimizer steps."""
 
     num_steps: int
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's around the one that steps
+        while hasattr(optimizer, "optimizer"):  # wrappers of accelerate and DeepSpeed
             optimizer = optimizer.optimizer
 
         def set_back(stepped: Any, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the critic expects before each completion token.
+"""The critic's value before each completion token.
 
 Legend: B rows, P prompt tokens, T completion tokens.
 """
@@ -19,11 +19,10 @@ from trl_ext.trainers.step.score import flat_batch, score_values
 
 
 class CriticValues:
-    """Values of rollouts: noted in the policy's forwards where those bring them, else by forwards of the critic.
+    """Values of rollouts, from the policy's forwards if they return values, else from separate forwards.
 
     Args:
-        trainer: Its rows go through the critic as they go through the policy.
-        critic: Whose values.
+        trainer: The trainer whose batch sizes and packing the critic's forwards use.
         log_probs: TRL's method that forwards the policy.
         rows_without_gradient: Rows of a forward without gradient; None leaves it to the caller.
     """
@@ -43,23 +42,23 @@ class CriticValues:
 
     @property
     def critic_name(self) -> str:
-        """What kind of critic it is."""
+        """Return the kind of critic."""
         return self._critic.name
 
     # Values of the policy's forwards ------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop what was noted."""
+        """Drop the stored values."""
         self._noted.clear()
 
     def note(self, values: torch.Tensor | None) -> None:
-        """Keep the values [B, T] of a packed forward, if it has any."""
+        """Store the values [B, T] of a packed forward, if it has any."""
         if values is not None:
             self._noted.append(values)
 
     @contextmanager
     def noted_from(self, model: Any, width: int) -> Iterator[None]:
-        """Keep the values that padded forwards of `model` return inside the block, for `width` completion tokens."""
+        """Store the values of padded forwards of `model` inside the block, for `width` completion tokens."""
         if self._trainer.step_settings.packs or not self._critic.comes_with_log_probs:
             yield
             return
@@ -70,20 +69,20 @@ class CriticValues:
             self._noted.append(torch.cat(values))
 
     def in_loss(self, actor: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """[B, T] with gradient, for the value loss; after the policy's forward."""
+        """Return [B, T] values with gradient for the value loss; called after the policy's forward."""
         return self._noted[0] if self._critic.comes_with_log_probs else self.forwarded(actor, inputs)
 
     def with_log_probs(
         self, rollouts: Mapping[str, Any], *, is_training: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """[B, T] log-probabilities under the policy that sampled, and values; None where nothing needs them.
+        """Return [B, T] log-probabilities under the sampling policy, and values; None for each that is not needed.
 
-        In evaluation no model drops anything out.
+        In evaluation no model uses dropout.
         """
         trainer, args = self._trainer, self._trainer.args
         rows = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
         logps = rollouts.get("old_per_token_logps")
-        # The first noted are the sampling policy's only if its log-probabilities were computed; else the reference's.
+        # The first stored values are the sampling policy's if its log-probabilities exist, else the reference's.
         values = self._noted[0] if self._noted and logps is not None else None
         lacks_values = self._critic.comes_with_log_probs and values is None
         if lacks_values or (logps is None and trainer.beta):
@@ -100,13 +99,7 @@ class CriticValues:
     # Forwards of the critic ---------------------------------------------------------------------------------------
 
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
-        """[B, T] by forwards of the critic's own.
-
-        Args:
-            actor: The policy, as it is called now.
-            rollouts: With prompts and completions, as in TRL.
-            batch_size: Rows of a forward; None for all at once.
-        """
+        """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""
         model, trainer = self._critic.model(actor), self._trainer
         if not torch.is_grad_enabled():
             batch_size = self._rows_without_gradient or batch_size
@@ -153,7 +146,7 @@ class CriticValues:
 
 @contextmanager
 def _in_evaluation(model: Any) -> Iterator[None]:
-    """Let a model be in evaluation mode within the block."""
+    """Set a model to evaluation mode within the block."""
     was_training = model.training
     if was_training:
         model.eval()

@@ -1,4 +1,4 @@
-"""Rules and reward models become one score per completion.
+"""The score of a completion from rules and reward models.
 
 Legend: B completions of this rank, N of all ranks, R rules, M reward models. NaN means not scored.
 """
@@ -24,13 +24,13 @@ KINDS = ("none", "running", "fixed")
 
 
 def one_of_ensemble(models: torch.Tensor, weights: torch.Tensor, ensemble: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an ensemble's values as those of one reward model [B, 1], and its weight [1].
+    """Return an ensemble's scores [B, 1] and weight [1], as of a single reward model.
 
     Args:
-        models: [B, M] normalised scores; NaN where a model has none, which is left out.
-        weights: [M]; of "min" and "cautious" all must be equal.
-        ensemble: "sum": the models as they are, [B, M] and [M]. "mean": their weighted mean. "min": the lowest.
-            "cautious": the mean less the standard deviation over the models, which is large where they disagree.
+        models: [B, M] normalised scores; NaN, for no score, is left out.
+        weights: [M]; must be equal for "min" and "cautious".
+        ensemble: "sum": the models unchanged, [B, M] and [M]. "mean": their weighted mean. "min": the lowest.
+            "cautious": the mean less the standard deviation over the models, which is large if they disagree.
 
     Raises:
         ConfigError: for weights that "min" or "cautious" cannot use.
@@ -64,21 +64,18 @@ def combine(
     mode: str,
     gate_above: float = 0.0,
 ) -> torch.Tensor:
-    """Return one score per completion; what is not scored is left out of the sums.
+    """Return [B] scores in float32; NaN if nothing scored the completion, with "gate" if no rule did.
 
     Args:
-        rules, models: [B, R] and [B, M] values.
+        rules, models: [B, R] and [B, M] values; NaN is left out of the sums.
         rule_weights, model_weights: [R] and [M].
         mode: "rules_only": models are ignored. "add": weighted sum of rules and models. "gate": the weighted sum of
-            the rules; where that is above `gate_above`, each model adds its weight times the sigmoid of its value.
-            Hence with "gate" no completion that fails the rules scores above one that passes them.
+            the rules; if it exceeds `gate_above`, each model adds its weight times the sigmoid of its value. So with
+            "gate" a completion that fails the rules never scores above a completion that passes them.
         gate_above: Sum of the rules that a completion has to exceed.
 
-    Returns:
-        [B] in float32, NaN where nothing scored the completion (with "gate": where no rule did).
-
     Raises:
-        ConfigError: for as many weights as do not fit, for a negative model weight with "gate".
+        ConfigError: for a wrong number of weights, or a negative model weight with "gate".
     """
     if mode == "rules_only":
         return _weighted(rules, rule_weights, "rules")
@@ -96,28 +93,28 @@ def combine(
 
 
 def passing(rules: torch.Tensor, rule_weights: torch.Tensor, gate_above: float = 0.0) -> torch.Tensor:
-    """[B] True where, with mode "gate", the reward models count; elsewhere they need not be asked."""
+    """Return [B] True for completions whose reward models count with mode "gate"."""
     return _weighted(rules, rule_weights, "rules") > gate_above
 
 
 def _weighted(values: torch.Tensor, weights: torch.Tensor, what: str) -> torch.Tensor:
-    """[B] weighted sum of [B, K] over what is scored; NaN where nothing is."""
+    """Return [B] the weighted sum of [B, K] without NaN; NaN if all are NaN."""
     if values.shape[1] != len(weights):
         raise ConfigError(f"{len(weights)} weights for {values.shape[1]} {what}. Give one weight for each.")
     return _sum(values.float() * weights.float())
 
 
 def _sum(values: torch.Tensor) -> torch.Tensor:
-    """[B] sum of [B, K], less NaN; NaN where all are."""
+    """Return [B] the sum of [B, K] without NaN; NaN if all are NaN."""
     return values.nansum(dim=1).masked_fill(values.isnan().all(dim=1), torch.nan)
 
 
 @dataclass(slots=True)
 class ScoreNormaliser:
-    """Brings a reward model's scores to a common scale.
+    """Normalises a reward model's scores.
 
     Args:
-        kind: "none"; "running": by mean and standard deviation of everything seen, this batch included; "fixed".
+        kind: "none"; "running": by mean and standard deviation of all scores so far, this batch included; "fixed".
         mean, std: For "fixed".
         clip: Largest absolute value of the result; None for no bound.
     """
@@ -129,14 +126,9 @@ class ScoreNormaliser:
     _moments: Moments = field(init=False, repr=False, default_factory=Moments)
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Normalise scores; "running" takes them into account first.
+        """Return [N] normalised scores in float32; "running" first adds them to its moments.
 
-        Args:
-            scores: [N] of all ranks, in the same order on each, so that each computes the same. NaN stays NaN; NaN and
-                infinite ones do not enter the running moments.
-
-        Returns:
-            [N] in float32.
+        `scores` [N] are of all ranks, in the same order on each. NaN stays NaN; only finite scores enter the moments.
         """
         values = scores.tolist()
         if self.kind == "running":
@@ -158,9 +150,9 @@ class Scoring:
     """One score per completion, from rules and reward models.
 
     Args:
-        num_rules: R; the weights that the methods take name the rules first.
-        models: Called with prompts, completions, and which of them to keep; return [B].
-        normaliser: Each model's scores have one like it.
+        num_rules: R; the methods take the weights of the rules first, then of the models.
+        models: Called with prompts, completions and a mask [B] of completions to score; return [B].
+        normaliser: Copied for each model.
         mode, gate_above: As in `combine`.
         ensemble: As in `one_of_ensemble`.
     """
@@ -183,18 +175,15 @@ class Scoring:
     def ask_models(
         self, prompts: Sequence[Any], completions: Sequence[Any], rules: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """[B, M] raw scores; NaN where rules [B, R] have decided already."""
+        """Return [B, M] raw scores; NaN for completions that fail the rules [B, R] with mode "gate"."""
         keep = passing(rules, weights[: self.num_rules], self._gate_above) if self._mode == "gate" else None
         columns = [model(prompts, completions, keep).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)
 
     def scores(self, per_function: torch.Tensor, weights: torch.Tensor, *, is_training: bool) -> torch.Tensor:
-        """Return [N] scores of [N, R + M] values; NaN where nothing could score.
+        """Return [N] scores, NaN for not scored, of all ranks' values [N, R + M] with weights [R + M].
 
-        Args:
-            per_function: Values of rules and raw scores of reward models, of all ranks.
-            weights: [R + M].
-            is_training: False leaves running statistics alone.
+        The values are of rules, then raw scores of reward models. `is_training=False` keeps running statistics.
         """
         rules, models = per_function[:, : self.num_rules], per_function[:, self.num_rules :]
         normalisers = self._normalisers if is_training else copy.deepcopy(self._normalisers)
@@ -208,7 +197,7 @@ class Scoring:
         return combine(rules, own, models, others, self._mode, self._gate_above)
 
     def _warn_of_constants(self, models: torch.Tensor) -> None:
-        """Warn once of reward models that score all completions of a batch alike; `models` is [N, M]."""
+        """Warn once of each reward model that gives all completions of a batch the same score; `models` is [N, M]."""
         for i, (model, scores) in enumerate(zip(self._models, models.unbind(1), strict=True)):
             known = scores.isfinite()
             lowest = scores.masked_fill(~known, torch.inf).amin()

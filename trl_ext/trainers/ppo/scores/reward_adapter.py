@@ -1,7 +1,7 @@
-"""A LoRA reward model as one more adapter of the policy: the base weights are in memory once for both.
+"""A LoRA reward model as another adapter of the policy: both share the base weights in memory.
 
-What `trl_ext.RewardTrainer` saves with a `peft_config` fits: LoRA weights and the score head, which PEFT keeps as a
-module to save. A causal model has no place for the head, so it is handed back.
+It has the format that `trl_ext.RewardTrainer` saves with a `peft_config`: LoRA weights and the score head, which PEFT
+saves as a module. A causal model cannot hold the head, so it is returned separately.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,15 @@ logger = logging.get_logger(__name__)
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _HEAD = ".score."
-# What PEFT adds to modules_to_save for task type SEQ_CLS, whichever of them the model has.
-_HEAD_NAMES = {"classifier", "score"}
-# Other named initialisations take something out of the base weights, which the policy shares.
+_HEAD_NAMES = {"classifier", "score"}  # PEFT adds both to modules_to_save for task type SEQ_CLS
+# Other named initialisations change the base weights, which the policy shares.
 _HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
 
 
 class SharedRewardModel(CompletionScorer):
-    """Scores completions with an adapter of the actor's PeftModel.
+    """Scores completions with the adapter `role` of the actor's PeftModel.
 
-    Args:
-        name: Of the score in logs.
-        role: The adapter's name.
-        tokenizer: With the actor's tokens: the adapter was trained on the same base model.
-        options: As for CompletionScorer.
+    `name` is the score's name in logs; `tokenizer` has the actor's tokens; `options` are CompletionScorer's.
     """
 
     is_adapter = True
@@ -49,14 +44,14 @@ class SharedRewardModel(CompletionScorer):
         self._role = role
 
     def attach(self, trainer: GRPOTrainer) -> None:
-        """Score with the trainer's actor, which has the adapter now."""
+        """Score with the trainer's actor, after the adapter was loaded."""
         self._trainer = trainer
         self.model = base_model(trainer.model)
         self.wrapped = self._call
         self._num_positions = num_positions(self.model)
 
     def _prepare(self) -> None:
-        """Pack where the actor does; it has been checked, and goes on training after this."""
+        """Pack if the actor packs; the actor has been checked, and stays in training mode."""
         settings = self._trainer.step_settings
         self.packs, self._shares_prompts = settings.packs, settings.share_prompt
 
@@ -70,8 +65,7 @@ class SharedRewardModel(CompletionScorer):
 
 
 def load_reward_adapters(peft_model: Any, folders: Sequence[str | Path]) -> dict[str, torch.nn.Linear]:
-    """Load LoRA reward models as `load_reward_adapter` does; return their score heads by role. All of
-    them, or, where one cannot be loaded, none."""
+    """Load LoRA reward models, all or, if one raises, none; return their score heads by role."""
     heads: dict[str, torch.nn.Linear] = {}
     try:
         for i, folder in enumerate(folders):
@@ -87,20 +81,17 @@ def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward
     """Add a LoRA reward model to a policy as the frozen adapter `name`, and return its score head.
 
     The score of a sequence is the head's output for the backbone's hidden state, with this adapter active, at
-    `pooled_head.scored_token`. The policy's own adapters stay as they are: active or not, trainable or not.
+    `pooled_head.scored_token`. The head maps hidden size to 1, in float32, frozen, on the policy's device. The other
+    adapters stay unchanged: active or not, trainable or not.
 
     Args:
         peft_model: PeftModelForCausalLM on the base model that the reward model was trained on, before DeepSpeed or
-            FSDP divides its weights.
+            FSDP shards its weights.
         folder: Holds adapter_config.json and adapter_model.safetensors.
-        name: Must not be taken.
-
-    Returns:
-        Hidden size to 1, float32, frozen, on the policy's device.
 
     Raises:
-        ConfigError: files are missing, the adapter is no LoRA with a trained score head and nothing else trained, or
-            it does not fit the policy. The policy is then what it was.
+        ConfigError: files are missing, the adapter is not a LoRA in which only a score head is trained in addition, or
+            it does not fit the policy, which then stays unchanged.
     """
     path = Path(folder)
     if name in peft_model.peft_config:
@@ -126,7 +117,7 @@ def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward
 
 
 def _read_config(path: Path) -> PeftConfig:
-    """Read the adapter's config as a frozen adapter of a causal model needs it."""
+    """Read the adapter's config, changed for a frozen adapter of a causal model."""
     missing = [file for file in (_CONFIG, _WEIGHTS) if not (path / file).is_file()]
     if missing:
         raise ConfigError(
@@ -161,7 +152,7 @@ def _why_unfit(config: PeftConfig) -> str:
 
 
 def _take_head(weights: dict[str, torch.Tensor], path: Path) -> torch.nn.Linear:
-    """Take the score head out of the adapter's weights."""
+    """Remove the score head from the adapter's weights and return it."""
     parts = {key.rpartition(".")[2]: weights.pop(key).float() for key in list(weights) if _HEAD in key}
     if "weight" not in parts or parts["weight"].ndim != 2:
         raise ConfigError(
@@ -195,7 +186,7 @@ def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path
 
 
 def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
-    """Add the adapter; raise ValueError or RuntimeError unless weights and places match one to one."""
+    """Add the adapter; raise ValueError or RuntimeError if its weights do not match the model's parameters."""
     add_adapter(peft_model, name, config)
     result: Any = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
     homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]

@@ -1,7 +1,7 @@
-"""Settings that PPOConfig inherits and PPO has no use for: another value than the default is refused with its reason.
+"""Inherited settings of PPOConfig without effect in PPO: any value but the default is refused with its reason.
 
-`tests/train/trainers/ppo/test_ppo_every_field.py` goes through all fields: each changes the training, is refused here,
-or stands on a list of those that leave the numbers alone.
+`tests/train/trainers/ppo/test_ppo_every_field.py` checks that each field changes the training, is refused here, or is
+on a list of fields that do not change the numbers.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,8 +46,8 @@ REASONS = {
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
     "trainer.generate_completions()",
 }
-# Values beside the default that say what happens in any case: 0 samples for show, TRL's old spelling of "group",
-# scores of no model that stay as they are.
+# Values that describe PPO's behaviour, and so are not refused: no samples are shown, TRL's old spelling of "group",
+# scores of reward models stay unchanged if there is no reward model.
 _TRUE_ANYWAY = {
     "num_sample_generations": (0,),
     "scale_rewards": (True,),
@@ -92,16 +92,15 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 }
 _OF_THE_KL = ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
 _LEAST_WEIGHT = 1.0  # below it, cispo's bound cuts the ratio of a policy that has not moved
-# Settings of how reward models are asked.
+# Settings of reward models.
 _OF_REWARD_MODELS = ("score_normalisation", "score_clip", "score_ensemble", "reward_tokens_per_forward")
 
 
-# Policy losses beside PPO's advantages per token:
-#   one ratio a token         the clip with its variants, cispo, sapo: any advantages
-#   one detached weight       vespo: any advantages, since each token keeps its own gradient
-#   one ratio a completion    gspo, luspo: one advantage a completion. The gradient of ratio * A_t, summed over tokens,
-#                             is that of the ratio times the sum of A_t: what single tokens earned would be spread
-#                             evenly.
+# Policy losses and the advantages that they allow:
+#   one ratio per token         the clip with its variants, cispo, sapo: any advantages
+#   one detached weight         vespo: any advantages, since each token keeps its gradient
+#   one ratio per completion    gspo, luspo: one advantage per completion. The gradient of ratio * A_t, summed over
+#                               tokens, is the gradient of ratio * sum of A_t: advantages would be spread evenly.
 # fmt: off
 OF_PPO: tuple[Row, ...] = (
     (lambda critic, advantage_estimator: critic is not None and (critic == "none") != (advantage_estimator != "gae"),
@@ -139,7 +138,7 @@ OF_PPO: tuple[Row, ...] = (
 
 
 def refuse_without_effect(config: Any) -> None:
-    """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
+    """Raise ConfigError for a setting given by the user that has no effect in PPO."""
     for name, value in _news(config, REASONS):
         raise ConfigError(f"{name}={value!r} has no effect in PPO: {REASONS[name]}. Leave {name} out.")
     for name, value in _news(config, _NEEDS):
@@ -149,7 +148,7 @@ def refuse_without_effect(config: Any) -> None:
 
 
 def refuse_without_kl(config: Any) -> None:
-    """Raise ConfigError for a setting of the KL where its coefficient is 0; the config's old names have been taken."""
+    """Raise ConfigError for a setting of the KL with kl_coef=0; called after the old names were applied."""
     for name, value in _news(config, _OF_THE_KL if config.beta == 0 else ()):
         raise ConfigError(
             f"{name}={value!r} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set kl_coef."
@@ -157,7 +156,7 @@ def refuse_without_kl(config: Any) -> None:
 
 
 def refuse_without_reward_models(config: Any) -> None:
-    """Raise ConfigError for a setting of reward models, where there is none or none is asked."""
+    """Raise ConfigError for a setting of reward models if no reward model is used."""
     why, instead = "without a reward model: it is about reward models' scores", "Give a reward_model"
     if config.score_mode == "rules_only":
         why, instead = "with score_mode='rules_only': no reward model is asked", "Take another score_mode"
@@ -169,7 +168,7 @@ def refuse_without_reward_models(config: Any) -> None:
 
 
 def _news(config: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of those settings that were given, and do not say what happens in any case."""
+    """Yield name and value of settings that the user gave, except values in _TRUE_ANYWAY."""
     for name in names:
         if is_given(config, name) and (value := getattr(config, name)) not in _TRUE_ANYWAY.get(name, ()):
             yield name, value

@@ -1,4 +1,4 @@
-"""Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
+"""Arguments of `trl_ext.GRPOTrainer`: TRL's, and ours for packing, generation and memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,49 +15,47 @@ from trl_ext.trainers.settings.values import check_correction, setting
 
 @dataclass(repr=False)
 class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
-    """TRL's `GRPOConfig` with packing and with memory that is planned."""
+    """TRL's `GRPOConfig` with settings of packing, generation and planned memory."""
 
     share_prompt: bool = setting(
         True,
-        "Forward a prompt once for all its completions in the same forward, instead of once each, and whatever else "
-        "rows begin with in common: turns of conversations that fork.",
+        "Forward a prompt once for all its completions in the same forward, and any other common prefix of rows, such "
+        "as turns of a conversation. False: once per completion.",
     )
     max_tokens_per_forward: int | None = setting(
         None,
-        "Most tokens in one forward and its backward. The rows of an optimizer step are spread over as "
-        "few forwards as hold them, balanced over all processes; the loss is the same, and one forward's "
-        "activations are alive at a time. Refused where a micro-batch cannot be cut: entropy bonus, "
-        "top_entropy_quantile, auxiliary loss of a mixture of experts. Unset: no forward takes more tokens than "
-        "the largest micro-batch does packed.",
+        "Most tokens in one forward and its backward; lower it to save memory. The rows of an optimizer step go "
+        "through as few forwards as possible, balanced over all processes; the loss is the same. Refused if a "
+        "micro-batch cannot be split: entropy bonus, top_entropy_quantile, auxiliary loss of a mixture of experts. "
+        "Unset: the tokens of the largest packed micro-batch.",
     )
     skip_zero_advantage: bool | None = setting(
         None,
-        "Leave completions of zero advantage, those of groups with equal rewards, out of the update: they "
-        "have no gradient. Unset: yes where that is so (no KL penalty, entropy bonus or auxiliary loss). The "
-        "metric entropy is then over the completions that are trained. False: forward them all the same.",
+        "Leave completions of zero advantage (groups with equal rewards) out of the update, since they have no "
+        "gradient. The metric entropy is then over the trained completions. False: forward them. Unset: True unless "
+        "they have a gradient (KL penalty, entropy bonus or auxiliary loss).",
     )
     eval_temperature: float | None = setting(
         None,
-        "Sampling temperature during evaluation; 0 decodes greedily, which makes held-out accuracy "
-        "repeatable. Unset: the training temperature.",
+        "Sampling temperature in evaluation. 0: greedy, for repeatable held-out accuracy. Unset: temperature.",
     )
 
     generation_ahead: int = setting(
         0,
-        "1: vLLM servers generate the next block of samples while this one trains. Samples are then one block behind "
-        "the policy, which importance ratios correct: unless vllm_importance_sampling_mode is set, per token, "
-        "truncated at 2. 0: generate, then train.",
+        "1: vLLM servers generate the next batch of samples during training. The samples are then a batch older than "
+        "the policy, which importance ratios correct, per token and truncated at 2 unless "
+        "vllm_importance_sampling_mode is set. 0: generate, then train.",
     )
     oversample: float = setting(
         1.0,
-        "Sample so many times the groups of an update; before the update groups without variance are "
-        "replaced by spares with variance (DAPO's dynamic sampling). 1.5 samples half as many again. 1: off.",
+        "Sample this many times the groups of an update; spare groups replace groups without variance (DAPO's dynamic "
+        "sampling). 1.5 samples half as many again. 1: off.",
     )
     curriculum: dict[str, Any] | str | None = setting(
         None,
-        "Draw rows by their running pass rate, those near `target` most, as '{\"target\": 0.5}'. Keys: target (0.5); "
-        "threshold (1.0), the total reward from which on a completion passes; rest_after (2) visits all of whose "
-        "completions passed a row rests for rest_for (100) generations. Unset: all rows alike.",
+        "Draw rows by their running pass rate, most often near `target`, as '{\"target\": 0.5}'. Keys: target (0.5); "
+        "threshold (1.0), the least total reward of a passing completion; a row whose completions all passed in "
+        "rest_after (2) visits is not drawn for rest_for (100) generations. Unset: all rows equally.",
     )
     vllm_server_options: dict[str, Any] | str | None = setting(
         None,
@@ -66,9 +64,9 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     )
     reward_model_eos: str = setting(
         "auto",
-        "Whether plain text that a reward model scores ends in EOS, where its folder has no reward_input.json. "
-        "append: it does, as in training by TRL's RewardTrainer. never: for a model that was trained without. auto: "
-        "append in PPO; in GRPO no special tokens at all, as in TRL; it warns.",
+        "EOS after plain text for a reward model whose folder has no reward_input.json. append: as in training by "
+        "TRL's RewardTrainer. never: for a model that was trained without EOS. auto: append in PPO; in GRPO no "
+        "special tokens, as in TRL, with a warning.",
         choices=EOS_CHOICES,
     )
 

@@ -1,4 +1,4 @@
-"""Arguments of `trl_ext.PPOTrainer`: those of GRPOConfig, whose engine it runs on, PPO's own, and TRL 1.12's names."""
+"""Arguments of `trl_ext.PPOTrainer`: GRPOConfig's, PPO's, and TRL 1.12's names."""
 
 import math
 from dataclasses import dataclass
@@ -68,21 +68,21 @@ class PPOConfig(GRPOConfig):
     missing_eos_penalty: float | None = setting(None, "Subtracted from the score of a completion that was cut off.")
     kl_estimator: str = setting(
         "k1",
-        "Of the KL. In the reward k1, the log-ratio, has the KL's gradient; k2 and k3 hardly hold the policy back "
-        "there. In the loss k2 has the KL's gradient, and k3 that of the KL from the reference.",
+        "Estimator of the KL. In the reward, k1, the log-ratio, has the KL's gradient; k2 and k3 hardly restrain the "
+        "policy there. In the loss, k2 has the KL's gradient, and k3 the gradient of KL(reference || policy).",
     )
     kl_term: str = setting(
         "reward",
-        "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: added to the policy loss, as in "
-        "GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type is.",
+        "Where the KL is added. reward: at every token, as in PPO and RLOO. loss: to the policy loss, as in GRPO, as "
+        "a mean over the tokens of the step for any loss_type; needs kl_estimator k2 or k3.",
     )
     kl_target: float | None = setting(
-        None, "KL of a completion, in nats, that the KL coefficient is steered to. Unset: it is fixed."
+        None, "Target KL of a completion, in nats, to which the KL coefficient adapts. Unset: it is fixed."
     )
     kl_horizon: float = setting(10_000, "Episodes over which the KL coefficient follows kl_target.")
     advantage_estimator: str = setting(
         "gae",
-        "gae: PPO's, with a critic. Without one: reinforce_pp (REINFORCE++: rewards to come, whitened over the "
+        "gae: PPO's, with a critic. Without a critic: reinforce_pp (REINFORCE++: rewards to come, whitened over the "
         "update), rloo and grpo (against the prompt's other completions; num_generations of 2 or more), remax "
         "(against the prompt's greedy completion).",
     )
@@ -91,18 +91,18 @@ class PPOConfig(GRPOConfig):
     whiten_rewards: bool = setting(False, "Scale the rewards per token, KL penalty included, to variance 1.")
     vf_coef: float = setting(0.1, "Weight of the value loss.")
     cliprange_value: float | None = setting(
-        0.2, "How far a value may move from its old one before it is clipped. Unset: never."
+        0.2, "Largest distance of a value from its old value before it is clipped. Unset: no clipping."
     )
     value_normalisation: bool = setting(
         True,
         "The critic predicts on the running scale of the returns, so that large scores make no large value loss; "
-        "cliprange_value is on that scale, too. False: in the units of the scores, as TRL 1.12.",
+        "cliprange_value is on that scale, too. False: in the units of the scores, as in TRL 1.12.",
     )
     critic: str | None = setting(
         None,
-        "adapter: one frozen backbone, a LoRA for the actor and one for the critic. head: a value head on the "
-        "actor's hidden states. separate: value_model, with its own optimizer. Unset: separate with a value_model, "
-        "else adapter with PEFT, else head; none where advantage_estimator is not gae.",
+        "adapter: a second LoRA on the actor's frozen backbone. head: a value head on the actor's hidden states. "
+        "separate: value_model, with its own optimizer. Unset: separate with a value_model, else adapter with PEFT, "
+        "else head; none if advantage_estimator is not gae.",
     )
     value_learning_rate: float | None = setting(None, "Initial learning rate of the critic. Unset: learning_rate.")
     value_lr_scheduler_type: str | None = setting(
@@ -111,8 +111,8 @@ class PPOConfig(GRPOConfig):
     value_weight_decay: float | None = setting(None, "Weight decay of the critic. Unset: weight_decay.")
     value_max_grad_norm: float | None = setting(
         None,
-        "The critic's gradients are clipped at this norm, apart from the actor's. Unset: max_grad_norm, with adapter "
-        "and head over both together.",
+        "Norm at which the critic's gradients are clipped, separately from the actor's. Unset: max_grad_norm, for "
+        "adapter and head over the gradients of actor and critic together.",
     )
     critic_init: str | None = setting(
         None,
@@ -121,43 +121,43 @@ class PPOConfig(GRPOConfig):
         "separate from value_model.",
     )
     critic_warmup_steps: int = setting(
-        0, "Optimizer steps at the start in which the critic alone learns: actor and Adam wait."
+        0, "First optimizer steps in which only the critic learns; the actor and its Adam state do not change."
     )
     score_mode: str = setting(
         "add",
-        "add: weighted sum of rules and reward models. gate: reward models only judge what passes the rules. "
-        "rules_only: reward models are not asked.",
+        "add: weighted sum of rules and reward models. gate: reward models only score completions that pass the "
+        "rules. rules_only: reward models are not used.",
     )
-    gate_above: float = setting(0.0, "With score_mode='gate': what the rules' sum must exceed to pass.")
+    gate_above: float = setting(0.0, "With score_mode='gate': the sum of rules that a completion must exceed to pass.")
     score_ensemble: str = setting(
         "sum",
-        "Of several reward models. sum: each by its weight. mean: their weighted mean. min: the lowest. cautious: "
-        "the mean less their standard deviation.",
+        "Combination of several reward models. sum: weighted sum. mean: weighted mean. min: the lowest score. "
+        "cautious: the mean less the standard deviation over the models.",
     )
     score_normalisation: str = setting(
         "running",
-        "Of a reward model's scores. running: by all seen so far. fixed: by score_mean and score_std. none: as they "
-        "are. Rules are never normalised here.",
+        "Normalisation of a reward model's scores. running: by the moments of all scores so far. fixed: by score_mean "
+        "and score_std. none: unchanged. Rules are never normalised here.",
     )
-    score_mean: float | None = setting(None, "For score_normalisation='fixed'.")
-    score_std: float | None = setting(None, "For score_normalisation='fixed'.")
+    score_mean: float | None = setting(None, "Mean of the scores, for score_normalisation='fixed'.")
+    score_std: float | None = setting(None, "Standard deviation of the scores, for score_normalisation='fixed'.")
     score_clip: float | None = setting(
-        10.0, "Largest absolute value of a reward model's normalised score. Unset: none."
+        10.0, "Largest absolute value of a reward model's normalised score. Unset: no limit."
     )
     reward_tokens_per_forward: int | None = setting(
         None, "Most tokens in one forward of a reward model. Unset: 16,384."
     )
     ref_adapter_name: str | None = setting(
-        None, "Adapter of the model that is the reference. Unset: the model without adapter."
+        None, "The model's adapter that is the reference. Unset: the model without adapter."
     )
-    model_adapter_name: str | None = setting(None, "Adapter of the model that is trained. Unset: the active one.")
+    model_adapter_name: str | None = setting(None, "The model's adapter that is trained. Unset: the active adapter.")
     eval_greedy: bool = setting(
         False,
         "Evaluate with a greedy completion of each prompt in addition to the sampled ones; its metrics begin with "
         "eval_greedy_.",
     )
     num_sample_generations: int = setting(
-        10, "TRL 1.12's. Nothing is sampled for show: see log_completions and generate_completions()."
+        10, "TRL 1.12's; no effect. To see completions use log_completions or generate_completions()."
     )
     sft_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the policy.")
     reward_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the reward model.")
@@ -198,7 +198,7 @@ class PPOConfig(GRPOConfig):
             self.max_steps = steps
         check_warmup(self.critic_warmup_steps, self.max_steps)
 
-    # TRL 1.12 wrote these into the config when training began; scripts read them.
+    # TRL 1.12 wrote these into the config; scripts read them.
 
     @property
     def batch_size(self) -> int:
@@ -227,7 +227,7 @@ class PPOConfig(GRPOConfig):
 
     @property
     def num_total_batches(self) -> int | None:
-        """Updates of the run; None where `total_episodes` does not say how many."""
+        """Updates of the run; None without `total_episodes`."""
         return None if self.total_episodes is None else math.ceil(self.total_episodes / self.batch_size)
 
     def _take_old_names(self) -> None:

@@ -65,13 +65,12 @@ def check_models(
         raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
     if args.advantage_estimator == "remax" and rollout_func is not None:
         raise ConfigError(
-            "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples its own. Take "
-            "another estimator, or leave rollout_func out."
+            "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples. Take another "
+            "estimator, or leave rollout_func out."
         )
     if args.eval_greedy and rollout_func is not None:
         raise ConfigError(
-            "eval_greedy=True asks for greedy completions, and a rollout_func samples its own. Leave one of the two "
-            "out."
+            "eval_greedy=True asks for greedy completions, and a rollout_func samples. Leave one of the two out."
         )
     if any(_is_one_object(reward, value_model) for reward in reward_models):
         raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
@@ -84,9 +83,7 @@ def check_models(
     if not reward_models or args.score_mode == "rules_only":
         refuse_without_reward_models(args)
     if len(reward_models) == 1 and args.score_ensemble != "sum":
-        raise ConfigError(
-            f"score_ensemble='{args.score_ensemble}' is of several reward models, and there is one. Leave it out."
-        )
+        raise ConfigError(f"score_ensemble='{args.score_ensemble}' needs several reward models. Leave it out.")
 
 
 def _is_one_object(a: Any, b: Any) -> bool:
@@ -153,7 +150,7 @@ def choose_critic(
 def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]) -> None:
     """Raise ConfigError unless the reward model for critic_init='reward' is given."""
     if value_model is not None:
-        raise ConfigError("value_model is where the critic starts, so critic_init='reward' has no use. Drop one.")
+        raise ConfigError("The critic starts from value_model, so critic_init='reward' has no use. Leave it out.")
     what, name = (reward_adapters, "reward_adapter") if critic == "adapter" else (reward_models, "reward_model")
     if not what:
         raise ConfigError(

@@ -64,10 +64,7 @@ def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, 
 
 
 def as_function(scorer: CompletionScorer) -> Any:
-    """Return the scorer as a reward function of TRL, which ignores the columns of the rows.
-
-    An error of tokenization is raised after the forwards, which other ranks make as well.
-    """
+    """Return the scorer as a reward function of TRL; it raises tokenization errors after its collective forwards."""
 
     def score(prompts: Any, completions: Any, **_: Any) -> list[float]:
         scores = scorer(prompts, completions)

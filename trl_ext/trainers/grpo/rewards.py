@@ -109,10 +109,7 @@ class AsyncGuardedReward(GuardedReward):
 
 
 class RewardCalls(RolloutPart):
-    """A trainer's calls of its reward functions.
-
-    Args:
-        takes_turns: True if each turn of a completion may have its own reward.
+    """A trainer's calls of its reward functions; with `takes_turns` each turn of a completion may have a reward.
 
     Attributes:
         guarded: The reward functions of the last rewards.
@@ -129,7 +126,7 @@ class RewardCalls(RolloutPart):
         self.shares = RuleShares()
 
     def before_generation(self, trainer: Any, rows: Rows) -> Rows:
-        """Keep the rows for scoring that starts early."""
+        """Store the rows without nulls."""
         self.rows = without_nulls(rows)
         return self.rows
 
@@ -323,10 +320,7 @@ def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
 
 
 def total_rewards(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of each completion's rewards, NaN where no function scored it.
-
-    `rewards` is [rows of all ranks, functions], NaN where a function abstains; `weights` is [functions].
-    """
+    """Return each completion's weighted sum of rewards [rows of all ranks, functions]; NaN if no function scored."""
     totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
     totals[rewards.isnan().all(dim=1)] = torch.nan
     return totals

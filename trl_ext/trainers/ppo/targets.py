@@ -34,10 +34,7 @@ from trl_ext.trainers.step.rows import counted_tokens
 
 @dataclass(frozen=True)
 class PPOTargets:
-    """Adds advantages, returns and old values per token to TRL's rollouts; each training batch updates `kl`, `scale`.
-
-    `eos_token_ids` are the tokens that end a completion.
-    """
+    """Adds advantages, returns and old values per token to TRL's rollouts; training updates kl and scale."""
 
     args: PPOConfig
     kl: AdaptiveKL

@@ -408,10 +408,7 @@ class PPOTrainer(GRPOTrainer):
             held_out.write(Path(str(self.args.output_dir)) / "completions" / file)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Show sampled and greedy completions of the evaluation set with scores, as a table and in the report.
-
-        It does not change the training. `sampling`: only the first batch, as in TRL 1.12.
-        """
+        """Show completions of the evaluation set and scores; `sampling`: only the first batch, as in TRL 1.12."""
         if self.eval_dataset is None:
             return
         self.model.eval()

@@ -24,10 +24,7 @@ _DIFFERENCE, _RATIO = "sampling/sampling_logp_difference", "sampling/importance_
 
 
 class OldPolicy:
-    """Skips the old policy's forward if it would repeat the update's, and adds the importance ratios to the update.
-
-    PPO keeps the forward: its targets need the log-probabilities before the update.
-    """
+    """Replaces the old policy's forward by the update's in GRPO; PPO's targets need it before the update."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -47,8 +44,6 @@ class OldPolicy:
             and trainer.use_vllm
             and trainer.vllm_importance_sampling_correction
         )
-
-    # The pass ------------------------------------------------------------------------------------------------------
 
     def skip_next_forward(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
         """Skip TRL's next forward, which is the old policy's; `sampled` are the sampler's log-probabilities by row."""
@@ -95,8 +90,6 @@ class OldPolicy:
             logger.warning("This TRL makes vLLM's importance ratios in another way than trl_ext: they are left to it.")
         return is_known
 
-    # The update ----------------------------------------------------------------------------------------------------
-
     @contextmanager
     def around_loss(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield a copy of `inputs` for one forward of the loss; `add_ratios` adds the old policy's numbers to it."""
@@ -112,10 +105,7 @@ class OldPolicy:
             self._compared.append(self._comparison(own))
 
     def add_ratios(self, logps: torch.Tensor) -> None:
-        """Add log-probabilities of the old policy and ratios to inputs of the loss without them.
-
-        `logps` is [B, T], the log-probabilities of the update.
-        """
+        """Add the old policy's numbers to inputs of the loss that lack them, from the update's `logps` [B, T]."""
         if self._inputs is None:
             return
         self._inputs.setdefault("old_per_token_logps", logps.detach())

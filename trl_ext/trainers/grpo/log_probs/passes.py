@@ -28,10 +28,9 @@ _IMAGES = [*inspect.signature(TRLGRPOTrainer._get_per_token_logps_and_entropies)
 
 
 class UpdatePasses:
-    """Delays TRL's passes of a generation until its updates can be planned.
+    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned.
 
-    PPO uses TRL's passes: its targets need the log-probabilities before its updates are planned. `log_probs` is TRL's
-    `_get_per_token_logps_and_entropies`.
+    PPO uses TRL's passes: its targets need the log-probabilities before its updates are planned.
     """
 
     def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):

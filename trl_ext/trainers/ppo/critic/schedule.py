@@ -29,11 +29,7 @@ def check_warmup(warmup: int, num_steps: int) -> None:
 
 
 def factors(args: Any, num_steps: int) -> tuple[Factor, Factor]:
-    """Return the actor's and the critic's factor by step, for a PPOConfig and a run of `num_steps`.
-
-    Raises:
-        ConfigError: for a schedule that depends on a metric, and a warm-up as long as the run.
-    """
+    """Return the factors of actor and critic by step; ConfigError for a schedule by metric or too long a warm-up."""
     warmup = args.critic_warmup_steps
     check_warmup(warmup, num_steps)
     actor = _factor(args, args.lr_scheduler_type, num_steps)
@@ -59,10 +55,7 @@ def _factor(args: Any, kind: Any, num_steps: int) -> Factor:
 
 
 def joint_schedule(optimizer: Any, actor: Factor, critic: Factor) -> LambdaLR:
-    """Return the schedule of an optimizer whose critic's groups have the key OF_CRITIC.
-
-    DeepSpeed replaces the parameters in the groups, but keeps the keys.
-    """
+    """Return a schedule with `critic` for groups with the key OF_CRITIC, which DeepSpeed keeps, else with `actor`."""
     return LambdaLR(optimizer, [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups])
 
 

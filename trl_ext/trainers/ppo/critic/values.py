@@ -21,10 +21,8 @@ from trl_ext.trainers.step.score import flat_batch, score_values
 class CriticValues:
     """Values of rollouts, from the policy's forwards if they return values, else from separate forwards.
 
-    Args:
-        trainer: The trainer whose batch sizes and packing the critic's forwards use.
-        log_probs: TRL's method that forwards the policy.
-        rows_without_gradient: Rows of a forward without gradient; None leaves it to the caller.
+    `log_probs` is TRL's method that forwards the policy; `rows_without_gradient` are the rows of a forward without
+    gradient, or None for the caller's number.
     """
 
     def __init__(
@@ -44,8 +42,6 @@ class CriticValues:
     def critic_name(self) -> str:
         """Return the kind of critic."""
         return self._critic.name
-
-    # Values of the policy's forwards ------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Drop the stored values."""
@@ -95,8 +91,6 @@ class CriticValues:
             with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
                 values = self.forwarded(trainer.model, rollouts, batch_size=rows)
         return logps, values
-
-    # Forwards of the critic ---------------------------------------------------------------------------------------
 
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
         """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""

@@ -25,10 +25,7 @@ _EPSILON = 1e-6  # Added to a group's standard deviation, as in verl.
 
 
 def rewards_to_come(rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """Return [B, T] the discounted sum of rewards from each counted token on, 0 where mask is 0.
-
-    `rewards` [B, T] include the KL penalty; `mask` [B, T] is 1 where a token counts, and discounting skips the others.
-    """
+    """Return [B, T] the discounted sum of rewards [B, T] from each counted token on; 0 at other tokens."""
     return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
 
 

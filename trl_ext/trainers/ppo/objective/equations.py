@@ -19,8 +19,6 @@ _MOST_ERROR = 0.2  # Ziegler et al. bound the relative error of one update to th
 _EPSILON = 1e-8  # Added to the variance, as in TRL 1.12's masked_whiten.
 LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rounding.
 
-# KL ---------------------------------------------------------------------------------------------------------------
-
 
 def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimate KL(policy || reference) from tokens that the policy sampled.
@@ -85,9 +83,6 @@ class AdaptiveKL:
         """Restore a saved coefficient; a fixed coefficient is a setting and stays unchanged."""
         if self.target is not None:
             self.value = float(state["value"])
-
-
-# Targets ----------------------------------------------------------------------------------------------------------
 
 
 def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:
@@ -190,9 +185,6 @@ def _kept(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
 def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return x on the device of `like`, in its dtype but at least float32."""
     return x.to(torch.promote_types(like.dtype, torch.float32)).to(like.device)
-
-
-# Value loss -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,7 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
 
 
 def add_reference_adapter(model: Any, source: str | None) -> None:
-    """Add a frozen copy of the user's PeftModel's adapter `source` as the reference.
-
-    None takes the active adapter; if that is untrained, no copy is made: the model without it computes the same.
-    """
+    """Add a frozen copy of a PeftModel's adapter as the reference; None: the active adapter, unless untrained."""
     name = source or model.active_adapter
     if name not in model.peft_config:
         raise ConfigError(

@@ -32,10 +32,7 @@ _HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
 
 
 class SharedRewardModel(CompletionScorer):
-    """Scores completions with the adapter `role` of the actor's PeftModel.
-
-    `name` is the score's name in logs; `tokenizer` has the actor's tokens; `options` are CompletionScorer's.
-    """
+    """Scores completions with the adapter `role` of the actor's PeftModel, on the actor's tokens."""
 
     is_adapter = True
 

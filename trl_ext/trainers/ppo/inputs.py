@@ -131,7 +131,8 @@ def choose_critic(
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
     check(SimpleNamespace(fsdp=is_fsdp(args), trainer="ppo", critic=critic), OF_FSDP)
-    if critic != "separate" and args.value_max_grad_norm is not None and _shards(args):
+    is_sharded = args.deepspeed_plugin is not None or is_fsdp(args)
+    if critic != "separate" and args.value_max_grad_norm is not None and is_sharded:
         raise ConfigError(
             f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' under DeepSpeed and "
             "FSDP, which clip all that one optimizer trains together. Leave it out, or take critic='separate'."
@@ -157,10 +158,6 @@ def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], 
             f"critic_init='reward' starts critic='{critic}' from the {name}, and there is none. Give {name}, or leave "
             "critic_init out."
         )
-
-
-def _shards(args: Any) -> bool:
-    return args.deepspeed_plugin is not None or is_fsdp(args)
 
 
 def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:

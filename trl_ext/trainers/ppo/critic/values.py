@@ -85,7 +85,8 @@ class CriticValues:
             self.forget()
             ids, mask = _whole(rollouts)
             width = rollouts["completion_ids"].size(1)
-            logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows, **_images(rollouts))
+            images = {name: rollouts[name] for name in KEYS if name in rollouts}
+            logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows, **images)
             values = self._noted[0] if self._noted else None
         if self._critic.is_ready and not self._critic.comes_with_log_probs:
             with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
@@ -147,11 +148,6 @@ def _in_evaluation(model: Any) -> Iterator[None]:
     yield
     if was_training:
         model.train()
-
-
-def _images(rollouts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's arguments for the images of rollouts."""
-    return {name: rollouts[name] for name in KEYS if name in rollouts}
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,1 +1,1 @@
-"""Rows, rules, and what both stand on."""
+"""Rows and rules, with their HTTP client and the shaping of values."""

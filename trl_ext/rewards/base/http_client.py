@@ -1,7 +1,7 @@
-"""Ask a server over HTTP: what comes back is trusted as little as a completion.
+"""Send requests to a server over HTTP; a reply is trusted as little as a completion.
 
-A reply is read up to 2 MB, no redirect is followed, and a key comes from the environment alone. Attempts, limits and
-pauses are `AsyncRule.call`'s.
+A reply is read up to 2 MB, no redirect is followed, and keys come only from the environment. `AsyncRule.call` repeats
+and limits requests.
 """
 
 import json
@@ -16,17 +16,17 @@ from urllib.parse import urlsplit
 from trl_ext.errors import RuleError
 
 MOST_REPLY_BYTES = 2_000_000
-# HTTP codes that a completion may bring about, since it is too long or is filtered. They earn the floor, and count as
-# failures all the same, since a wrong configuration brings them about for every row.
+# HTTP codes that a completion can cause, because it is too long or is filtered. They earn the floor, and also count as
+# failures, because a wrong configuration causes them for every row.
 REFUSALS = (400, 403, 413, 422, 451)
 
 
 class LongReply(ValueError):
-    """A reply has more bytes than are read."""
+    """A reply has more bytes than the limit."""
 
 
 class ServerError(Exception):
-    """A reply with an HTTP code that is none of 2xx; `code` is OpenAI's word for what is wrong, where there is one."""
+    """A reply has an HTTP code other than 2xx; `code` is OpenAI's code of the error, or None."""
 
     def __init__(self, response: Any, body: bytes):
         super().__init__(f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}")
@@ -38,16 +38,16 @@ class ServerError(Exception):
 
 
 def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
-    """Raise RuleError for a server's address that cannot be asked, or holds a secret, and for a key that is not there.
+    """Raise RuleError if a server's address is not valid or contains a secret, or if its key is not set.
 
     Args:
-        owner: Whose fields they are, for the message.
-        field, url: The address, by the name of its field.
+        owner: Owner of the fields, for the message.
+        field, url: Name of the address's field, and the address.
         key_env: Name of the environment variable with the key; empty for none.
-        example: An address that could stand there.
+        example: A valid address, for the message.
     """
     parts = urlsplit(url if isinstance(url, str) else "")
-    # The address is logged, and the variable's value is not shown: it may be the key.
+    # The address is logged. The value of `key_env` is not shown: it may be the key.
     if parts.username or parts.password:
         raise RuleError(f"{owner}: {field} holds a user or a password. Give a key by api_key_env.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -67,18 +67,18 @@ async def fetch(
     client: Any = None,
     most_bytes: int = MOST_REPLY_BYTES,
 ) -> bytes:
-    """The body of the reply to a POST, or to a GET without content.
+    """Send a POST, or a GET if there is no content, and return the body of the reply.
 
-    A key comes from the environment variable `key_env`; `client` has connections and cookies of one's own, else the
-    process's are used.
+    The key is read from the environment variable `key_env`. Without a `client`, all calls of the process share
+    connections and cookies.
 
     Raises:
         LongReply: The reply has more than `most_bytes`.
-        ServerError: Its code is none of 2xx.
+        ServerError: The HTTP code is not 2xx.
     """
     headers = {"Content-Type": content_type}
     if key_env:
-        key = "".join(os.environ.get(key_env, "").split())  # of a line break an error would show the key
+        key = "".join(os.environ.get(key_env, "").split())  # the error about a line break would show the key
         headers["Authorization"] = f"Bearer {key}"
     body = bytearray()
     client, method = client or _client(os.getpid()), "GET" if content is None else "POST"
@@ -87,7 +87,7 @@ async def fetch(
             body += part
             if len(body) > most_bytes:
                 raise LongReply(f"the server's reply has more than {most_bytes} bytes")
-    if key_env and key:  # which a server may quote
+    if key_env and key:  # a server may quote the key
         body = body.replace(key.encode(), b"***")
     if not response.is_success:
         raise ServerError(response, bytes(body))
@@ -95,7 +95,7 @@ async def fetch(
 
 
 def new_client() -> Any:
-    """Connections of huggingface_hub's HTTP library, whose name depends on its version; they follow no redirect."""
+    """Return a client of huggingface_hub's HTTP library, httpx or httpx2 by its version; it follows no redirect."""
     try:
         httpx = import_module("httpx2")
     except ImportError:
@@ -106,10 +106,10 @@ def new_client() -> Any:
 
 @lru_cache(maxsize=1)
 def _certificates() -> ssl.SSLContext:
-    return ssl.create_default_context()  # once, as it takes some 20 ms
+    return ssl.create_default_context()  # cached, because it takes some 20 ms
 
 
 @lru_cache(maxsize=1)
 def _client(pid: int) -> Any:
-    """The process's connections; a forked one gets its own."""
+    """Return the process's client; a forked process gets a new client."""
     return new_client()

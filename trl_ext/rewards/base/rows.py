@@ -1,8 +1,8 @@
-"""Make rows from a batch in TRL's shape: completions as text and as turns, columns cut into one mapping per row.
+"""Make rows from a batch in TRL's shape: completions as text and as turns, columns as one mapping per row.
 
-A group is a run of rows with equal prompts: TRL's sampler puts the generations of a prompt next to each other. A batch
-that cuts a group, as several processes may, leaves each row the part that is in its batch; two equal prompts of the
-dataset that meet in a batch are one group.
+A group is a run of rows with equal prompts: TRL's sampler puts the generations of a prompt next to each other. If the
+batches of several processes cut a group, a row's group is the part in its batch. Two equal prompts of the dataset next
+to each other in a batch are one group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from typing import Any
 from trl_ext.errors import DataError
 from trl_ext.rewards.base.rule import UNREAD, Row
 
-# Names under which chat templates and servers give an assistant's thoughts besides `reasoning_content`.
+# Other names of `reasoning_content` in chat templates and servers.
 _REASONING = ("thinking", "reasoning")
-# Arguments that TRL passes to reward functions besides the dataset's columns.
+# Arguments that TRL passes to reward functions in addition to the dataset's columns.
 TRL_EXTRAS = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 
 
 def completion_text(completion: Any) -> str:
-    """The text of a completion in any of TRL's shapes.
+    """Return the text of a completion in any of TRL's shapes.
 
-    A string is itself; None is empty; a message list gives the content of its last assistant message, so that tool
-    calls and tool results before it do not count. Text parts of a content list are joined.
+    None is empty. A message list gives the content of its last assistant message: earlier tool calls and tool results
+    do not count. Text parts of a content list are joined.
 
     Example:
         >>> completion_text([{"role": "assistant", "content": [{"type": "text", "text": "A: 18"}]}])
@@ -40,7 +40,7 @@ def completion_text(completion: Any) -> str:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content: a string, a list of parts, or None where the message only calls a tool."""
+    """Return the text of a message's content: a string, a list of parts, or None if the message only calls a tool."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -51,9 +51,9 @@ def content_text(content: Any) -> str:
 
 
 def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-    """The keyword arguments that are columns of the dataset: lists and arrays, without TRL's own arguments.
+    """Return the keyword arguments that are columns of the dataset: lists and arrays, without TRL's arguments.
 
-    Anything else is ignored, so that an argument that a later TRL adds does not stop a run.
+    Anything else is ignored, so that a new argument of a later TRL does not stop a run.
     """
     columns: dict[str, Sequence[Any]] = {}
     for name, values in extras.items():
@@ -75,12 +75,12 @@ def make_rows(
     *,
     grouped: bool,
 ) -> list[Row]:
-    """One Row per completion; DataError names the column whose length differs.
+    """Return one Row per completion; a DataError names a column of another length.
 
     Args:
-        prompts, completions, completion_ids, columns: As TRL passes them; columns by name.
+        prompts, completions, completion_ids, columns: The arguments that TRL passes; columns by name.
         step: Optimizer steps that the training has done.
-        grouped: True where a rule reads groups. To make them takes as long again.
+        grouped: True if a rule reads groups. Making them doubles the time.
     """
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")
@@ -100,7 +100,7 @@ def make_rows(
 
 
 def with_groups(rows: list[Row]) -> list[Row]:
-    """The rows, each with the neighbours of the same prompt as its group; without a prompt there is none."""
+    """Return the rows, each with the neighbours of the same prompt as its group; empty without a prompt."""
     grouped: list[Row] = []
     start = 0
     for end in range(1, len(rows) + 1):
@@ -120,12 +120,12 @@ def _same_prompt(one: Any, other: Any) -> bool:
         return False
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # Arrays within a prompt have no single truth.
+    except (ValueError, RuntimeError):  # Arrays within a prompt have no single truth value.
         return False
 
 
 def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
-    """The turns of a completion in any of TRL's shapes; an assistant's reasoning stands apart from its content.
+    """Return the turns of a completion in any of TRL's shapes; an assistant's reasoning is separate from its content.
 
     Example:
         >>> turns("<think>9 * 2</think>A: 18")
@@ -147,7 +147,7 @@ def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _assistant(content: str) -> dict[str, Any]:
-    """An assistant's message of a text, which may hold think tags."""
+    """Return a text, which may contain think tags, as an assistant's message."""
     end = content.rfind("</think>")
     if end >= 0:
         # A chat template may open the thoughts in the prompt, so that the completion only closes them.
@@ -160,10 +160,10 @@ def _assistant(content: str) -> dict[str, Any]:
 
 
 def is_null(cell: Any) -> bool:
-    """True for None and for NaN, which stands for a missing value in columns of numbers."""
+    """Return True for None and for NaN, a missing value in columns of numbers."""
     return cell is None or (isinstance(cell, float) and isnan(cell))
 
 
 def token_ids(ids: Any) -> tuple[int, ...] | None:
-    """Token ids as plain integers: tensors and arrays hash by identity, which would hide repetition."""
+    """Return token ids as plain integers: tensors and arrays hash by identity, which would hide repetition."""
     return None if ids is None else tuple(ids.tolist() if hasattr(ids, "tolist") else ids)

@@ -1,8 +1,8 @@
 """The base of all rules: a rule reads one row and gives a verdict.
 
-A bad completion is data: it gets the rule's floor and a status that says why. A gold answer that cannot be read, or
-that the rule cannot compare, is nobody's merit: its verdict has no value, and TRL leaves such rows out of the
-advantages. An exception is a bug in the rule, and RuleSet turns it into a RuleError that names the row.
+A bad completion is data: it gets the rule's floor and a status with the reason. If the rule cannot read or compare the
+gold answer, the verdict has no value, and TRL leaves the row out of the advantages. An exception is a bug in the rule,
+and RuleSet turns it into a RuleError that names the row.
 """
 
 import math
@@ -21,18 +21,18 @@ from trl_ext.rewards.base.shaping import conditions_of, pair_of, points_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All that a rule may read: one completion and what belongs to it.
+    """The input of a rule: one completion and its data.
 
     Args:
-        prompt: As TRL gives it, a string or a message list.
+        prompt: A string or a message list, as TRL passes it.
         text: The completion as text (see `completion_text`).
-        completion_ids: Its token ids, where the caller knows them.
+        completion_ids: Its token ids; None if the caller has none.
         columns: This row's values of the dataset's other columns.
-        messages: The completion's turns in their order, tool calls and tool results among them; a plain text is one
-            turn of the assistant. An assistant's `reasoning_content` stands apart from its `content`.
-        group: The other completions of the same prompt in this batch, as rows without a group, for rules with
-            `reads_group = True`; for others reading it is an error.
-        step: Optimizer steps that the training has done; None where nothing is trained.
+        messages: The completion's turns, with tool calls and tool results; a plain text is one turn of the assistant.
+            An assistant's `reasoning_content` is separate from its `content`.
+        group: The other completions of the same prompt in this batch, as rows without a group. Reading it is an error
+            unless the rule has `reads_group = True`.
+        step: Optimizer steps that the training has done; None without a training.
     """
 
     prompt: Any
@@ -45,7 +45,7 @@ class Row:
 
 
 class UnreadGroup(tuple[Row, ...]):
-    """The group of a row for rules that do not ask for it: reading it is an error, since it would seem empty."""
+    """The group of a row for rules without `reads_group`. Reading it is an error, because it would seem empty."""
 
     __slots__ = ()
 
@@ -65,41 +65,40 @@ UNREAD = UnreadGroup()
 class Verdict:
     """One rule's judgement of one row.
 
-    `value` is None only when the row's data or the machine prevents a judgement: None takes a row out of training,
-    and in GRPO beats a wrong answer, so a completion must never be able to cause it. Statuses of the shipped rules:
+    `value` is None only if the row's data or the machine prevents a judgement: None takes a row out of training, which
+    in GRPO is better than a wrong answer, so a completion must never be able to cause it. Statuses of shipped rules:
 
         ok            judged
-        no_answer     the completion holds nothing to judge; the floor
-        conflict      the completion holds several answers where one is due; the floor
+        no_answer     the completion has nothing to judge; the floor
+        conflict      the completion has several answers instead of one; the floor
         timeout       the completion took too long to judge; the floor
-        too_long      the completion, or the answer in it, is longer than the rule reads; the floor
-        too_complex   the answer would take too long to judge, which is told from its form, or took too much memory
-                      or stack; the floor
+        too_long      the completion or its answer is longer than the rule reads; the floor
+        too_complex   the form of the answer means a long time, or it took too much memory or stack; the floor
         gold_invalid  the gold answer cannot be read; no value
-        undecided     the gold answer is of a kind that the rule cannot compare, and the completion's answer is not its
-                      very text (which earns the full value) nor missing (which earns the floor); no value
+        undecided     the rule cannot compare this kind of gold answer; no value. An answer with the gold's exact text
+                      earns the full value, a missing answer the floor
         crashed       the row ended the worker that judged it; the floor
         infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
-        refused       the judge's server takes no such request; the floor, as a completion may bring it about
-        no_score      the judge's reply is not of the form that it was asked for; the floor
-        error         the rule raised, and the set is told to go on; the floor
-        not_finite    the rule gave NaN, infinity or more than `RuleSet` lets through; the floor
-        skipped       the rule is not for this row (`when`); no value
-        gated         another rule's verdict shuts this rule out of the total
+        refused       the judge's server refused the request; the floor, because a completion can cause it
+        no_score      the judge's reply does not have the requested form; the floor
+        error         the rule raised, and `on_error` lets the run go on; the floor
+        not_finite    the rule gave NaN, infinity or more than `RuleSet` allows; the floor
+        skipped       the rule's `when` excludes this row; no value
+        gated         another rule's verdict takes this rule out of the total
     """
 
     value: float | None
     status: str = "ok"
     detail: str = ""
-    # What the value was made of: a criterion, True where it is met, and the names under which that is logged.
+    # Parts of the value: a criterion, True if it is met, and the names under which this is logged.
     parts: tuple[tuple[str, bool, tuple[str, ...]], ...] = ()
 
 
 def as_verdict(found: Any) -> Verdict:
-    """Return what a rule's `score` returned as a verdict: a number or a truth value is the value of one.
+    """Return the result of `score` as a verdict; a number or a truth value becomes the verdict's value.
 
     Raises:
-        TypeError: it is neither; None is no number, since it must not come about by a forgotten return.
+        TypeError: It is something else. None is an error, too, because a return may have been forgotten.
     """
     if not isinstance(found, Verdict):
         if not isinstance(found, bool | Real):
@@ -114,8 +113,7 @@ def as_verdict(found: Any) -> Verdict:
 class Rule:
     """Base of all rules; its fields are the keys of a rule in a YAML file.
 
-    Subclasses give `score` or `score_batch`, `columns` when they read any, and `check` when they have fields that can
-    be wrong.
+    Subclasses define `score` or `score_batch`, `columns` if they read any, and `check` if a field can be wrong.
 
     Examples:
         >>> class Polite(Rule):
@@ -126,24 +124,24 @@ class Rule:
 
     Args:
         weight: Factor of the value in the total.
-        gate: Name of another rule of the set; this one counts only where that one's value is at least 1.0. Or
-            `{"rule": name, "status": status}`, kept as "name:status": only where that one's verdict has the status.
-        scale: Two values of the rule that become 0 and 1, and all others in proportion. None: the value as it is.
+        gate: Name of another rule of the set. This rule counts only if the value of the other rule is at least 1.0. Or
+            `{"rule": name, "status": status}`, stored as "name:status": only if its verdict has this status.
+        scale: Two values of the rule that become 0 and 1; all others change in proportion. None: no change.
         clip: Lowest and highest value, after `scale`.
-        when: Columns and the value, or list of values, that they must hold for the rule to count at all.
+        when: Columns and the value, or list of values, that they must have; other rows are not judged by this rule.
         schedule: Points (progress of the training from 0 to 1, factor of the weight), joined by straight lines.
         name: Metric key and table heading. Empty: the class name in snake case.
     """
 
-    floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
+    floor: ClassVar[float] = 0.0  # Value of a failure that the model caused: the lowest value.
     ceiling: ClassVar[float] = 1.0  # The highest value.
-    judges_correctness: ClassVar[bool] = False  # True: it tells right from wrong. False: it judges the form.
-    # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it
-    # is called, for rules that take bounded time on any text by construction.
+    judges_correctness: ClassVar[bool] = False  # True: it judges right or wrong. False: it judges the form.
+    # "worker": runs in a process that is killed when the rule hangs, crashes or uses too much memory. "inline": runs
+    # in the caller's process, for rules that take bounded time on any text.
     tier: ClassVar[str] = "worker"
-    blank: ClassVar[str] = ""  # A completion that does nothing; `audit` holds that it does not earn the ceiling.
+    blank: ClassVar[str] = ""  # A completion that does nothing; `audit` checks that it does not earn the ceiling.
     is_async: ClassVar[bool] = False  # True for AsyncRule, whose `score` is awaited.
-    # True: `score` reads `row.group`, which is made, and copied into workers, for such rules only.
+    # True: `score` reads `row.group`, which is built, and copied into workers, for such rules only.
     reads_group: ClassVar[bool] = False
 
     weight: float = 1.0
@@ -174,7 +172,7 @@ class Rule:
         self.check()
 
     def check(self) -> None:
-        """Raise RuleError for fields that cannot work. Runs when the rule is built."""
+        """Raise RuleError for wrong fields. Called when the rule is built."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -183,7 +181,7 @@ class Rule:
 
     @property
     def ideal_columns(self) -> tuple[str, ...]:
-        """Dataset columns that only `ideal` reads: `audit` asks for them, and a training does not."""
+        """Dataset columns that only `ideal` reads: `audit` needs them, a training does not."""
         return ()
 
     @property
@@ -192,43 +190,43 @@ class Rule:
         return (*self.columns, *(name for name in self.when or () if name not in self.columns))
 
     def warm_up(self) -> None:
-        """Import what `score` needs. Workers are forked after it, so that no row is charged for it."""
+        """Import the libraries of `score` before workers are forked, so that no row's time limit includes it."""
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """A key of all that the verdict depends on, where that is much less than the row; None: keep no verdicts.
+        """Return a key of everything that the verdict depends on, or None to cache no verdicts.
 
-        A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them. A rule
-        that reads `row.group`, `row.step` or `row.messages` has them in its key.
+        It pays if the key is much smaller than the row: a rule that returns gold and answer judges equal answers of a
+        group once. A rule that reads `row.group`, `row.step` or `row.messages` puts them into the key.
         """
         return None
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """A completion that must earn the ceiling, made from the row's gold; None where the rule cannot say.
+        """Return a completion that must earn the ceiling, made from the row's gold; None if there is none.
 
-        `audit` and `redteam` test rules with it. It holds the gold's own text, not what the rule reads in it, so
-        that a gold that is read wrongly shows.
+        `audit` and `redteam` test rules with it. It contains the gold's text and not the rule's reading of it, so that
+        a wrong reading is found.
         """
         return None
 
     def score(self, row: Row) -> Verdict | float:
-        """Judge one row by a verdict, or by its value alone: a number, True or False.
+        """Judge one row: return a verdict, or only its value (a number, True or False).
 
-        Pure: same row, same verdict; RuleSet calls it from several threads.
+        It must be a pure function of the row; RuleSet calls it from several threads.
         """
         return self.score_batch([row])[0]
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge several rows, one verdict each in their order.
+        """Judge several rows and return one verdict each, in their order.
 
-        A rule that is faster on many rows at once overrides it: a model that takes batches, a service that takes
-        lists. RuleSet then gives it all rows that the rule is for, each different one once (`cache_key`), in this
-        process and without the workers' limits, whatever `tier` says.
+        A rule that is faster on many rows overrides it, such as a model that takes batches. RuleSet then passes all
+        rows of the rule, equal rows once (`cache_key`), in this process, without the workers' limits and whatever
+        `tier` is.
         """
         return [as_verdict(self.score(row)) for row in rows]
 
 
 def _gate_of(owner: str, gate: Any) -> str | None:
-    """Return a gate as a rule's name, with a colon and the status before which alone it opens."""
+    """Return a gate as "name", or as "name:status" for a gate that only this status opens."""
     if isinstance(gate, Mapping):
         if gate.keys() != {"rule", "status"} or not all(isinstance(part, str) and part for part in gate.values()):
             raise RuleError(f"{owner} has the gate {dict(gate)}. Write {{rule: math, status: undecided}}.")
@@ -239,7 +237,7 @@ def _gate_of(owner: str, gate: Any) -> str | None:
 
 
 def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
-    """The rule's ideal completion of a row; a RuleError names the row."""
+    """Return the rule's ideal completion of a row; a RuleError names the row."""
     try:
         return rule.ideal(columns)
     except Exception as error:
@@ -248,13 +246,13 @@ def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line that raised the error."""
+    """Return the file and line that raised the error."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(place.filename).name} line {place.lineno}"
 
 
 def snake_case(name: str) -> str:
-    """A class name in snake case: `SoftLength` becomes `soft_length`, `HTMLTags` becomes `html_tags`."""
+    """Return a class name in snake case: `SoftLength` becomes `soft_length`, `HTMLTags` becomes `html_tags`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
@@ -267,7 +265,7 @@ def check_name(owner: str, name: Any) -> None:
 def check_number(
     rule: Rule, key: str, value: Any, wanted: str = "a finite number", fits: Callable[[float], bool] = math.isfinite
 ) -> None:
-    """Raise RuleError unless `value` is a finite number that fits; `wanted` names such numbers."""
+    """Raise RuleError unless `value` is a finite number that fits; `wanted` describes such numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and fits(value)):
         # YAML 1.1 reads 1e-3 as text because it has no dot.
         hint = " (in YAML write 0.001 or 1.0e-3, not 1e-3)" if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""The way from a rule's value to what it adds: scale, clip, the rows it is for, and its weight over the run.
+"""Shape a rule's value into its contribution: scale, clip, conditions on the row, and the weight over the run.
 
 value -> scale -> clip -> gate -> weight * schedule(progress)
 """
@@ -14,21 +14,21 @@ Points = tuple[tuple[float, float], ...]
 
 
 def scaled(value: float, scale: tuple[float, float] | None, clip: tuple[float, float] | None) -> float:
-    """The value with `scale[0]` mapped to 0 and `scale[1]` to 1, and then bounded by `clip`."""
+    """Return the value with `scale[0]` mapped to 0 and `scale[1]` to 1, and then bounded by `clip`."""
     if scale is not None:
         value = (value - scale[0]) / (scale[1] - scale[0])
     return value if clip is None else min(max(value, clip[0]), clip[1])
 
 
 def applies(when: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> bool:
-    """True for rows that the rule is for: each column named in `when` holds one of the values given there."""
+    """Return True if each column named in `when` has one of the values given there: the rule judges this row."""
     if not when:
         return True
     return all(columns.get(name) in wanted for name, wanted in when.items())
 
 
 def factor_at(schedule: Points | None, progress: float) -> float:
-    """The factor of the weight at this progress (0 to 1): straight lines between the points, flat outside them."""
+    """Return the weight's factor at this progress (0 to 1): straight lines between the points, flat outside them."""
     if schedule is None:
         return 1.0
     after = bisect_right([point[0] for point in schedule], progress)
@@ -41,7 +41,7 @@ def factor_at(schedule: Points | None, progress: float) -> float:
 
 
 def progress_of(trainer_state: Any) -> float:
-    """The share of the training that is done, 0 to 1; 0 where the trainer does not say."""
+    """Return the completed share of the training, 0 to 1; 0 if the trainer does not know it."""
     steps = getattr(trainer_state, "max_steps", 0) or 0
     return min(max(getattr(trainer_state, "global_step", 0) / steps, 0.0), 1.0) if steps > 0 else 0.0
 

@@ -1,7 +1,7 @@
-"""The base of rules that wait for a server, such as a model that judges: many calls at a time, each may fail alone.
+"""The base of rules that wait for a server, such as a model that judges. Calls run at the same time and fail alone.
 
-They wait in one event loop per process, in a thread of its own. The caller's thread only waits for results, so that it
-may run an event loop itself, as Jupyter does, and so that TRL's own loop for `async def` rewards is not touched.
+All calls of a process run in one event loop, in a separate thread. The caller's thread only waits for results, so it
+may run another event loop, as Jupyter does and as TRL does for `async def` rewards.
 """
 
 import asyncio
@@ -35,21 +35,21 @@ Reply = TypeVar("Reply")
 Result = TypeVar("Result")
 Judgement = tuple[list[Judged], dict[str, float]]  # of a batch, with the metrics of its calls
 
-# Pauses between the attempts of a call: 0.5 s, 1 s, 2 s, ..., each shortened by chance so that calls that failed
-# together do not come back together.
+# Pauses between the attempts of a call: 0.5 s, 1 s, 2 s, ..., each shortened at random, so that calls that failed
+# together are not repeated together.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-# So often a call may meet the server's limit (429) before that counts among its attempts: a server that limits a third
-# of the calls would else lose a row in 27.
+# Times that a call may meet the server's limit (429) before this counts among its attempts: a server that limits a
+# third of the calls would otherwise lose a row in 27.
 _LIMITED, _FREE_LIMITED = 429, 8
-# Mistakes in the rule's own code, which no further attempt mends.
+# Bugs in the rule, which another attempt does not repair.
 _BUGS = (TypeError, AttributeError, NameError, ImportError, AssertionError, NotImplementedError, RecursionError)
-# HTTP codes of 400 to 499 that a later attempt may be spared.
+# HTTP codes of 400 to 499 after which another attempt may succeed.
 _PASSING_CODES = (408, 409, 425, 429)
 
 
 class CallFailed(Exception):
-    """A call that failed for good, after its attempts; the message says how."""
+    """A call failed in all its attempts; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -57,13 +57,13 @@ class Calls:
     """The calls of one batch of rows.
 
     Args:
-        slots: Places for calls under way.
-        most_failed: Rows that may fail before the rest is given up without being asked; None: all may.
-        latencies_s: Seconds of each call that was answered.
-        num_attempts, num_retries: All attempts, and those beyond the first of their call.
-        num_failed, last_failure: Rows that have failed, and how the last one did that was asked.
-        costs: What the rule has spent, by name.
-        shared: What rows of the batch wait for together (`AsyncRule.once`).
+        slots: Limits the number of simultaneous calls.
+        most_failed: Rows that may fail before the remaining rows are given up without a call; None: all may.
+        latencies_s: Seconds of each answered call.
+        num_attempts, num_retries: All attempts, and the attempts after the first of each call.
+        num_failed, last_failure: Failed rows, and the last message of a call that was made.
+        costs: Costs of the rule, by name.
+        shared: Calls that rows of the batch share (`AsyncRule.once`).
     """
 
     slots: asyncio.Semaphore
@@ -78,35 +78,35 @@ class Calls:
 
     @property
     def given_up(self) -> bool:
-        """True once so many rows have failed that the rest is not asked."""
+        """True if so many rows have failed that the remaining rows are given up."""
         return self.most_failed is not None and self.num_failed > self.most_failed
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is logged of them, by name."""
+        """The calls' metrics by name."""
         mean_s = sum(self.latencies_s) / len(self.latencies_s) if self.latencies_s else 0.0
         return {"latency_s": mean_s, "calls": self.num_attempts, "retries": self.num_retries, **self.costs}
 
 
 @dataclass(slots=True)
 class Pace:
-    """When a server may be asked again: a limit that one call meets holds for all calls of this process.
+    """The pause of a server: a limit that one call meets holds for all calls of this process.
 
     Args:
-        until: When the pause ends, on the monotonic clock.
-        num_pauses: Pauses since the server's last answer; each is twice as long, unless the server says how long.
+        until: End of the pause on the monotonic clock, in seconds.
+        num_pauses: Pauses since the server's last answer. Each is twice as long, unless the server sets the time.
     """
 
     until: float = 0.0
     num_pauses: int = 0
 
     async def wait(self) -> None:
-        """Wait until the pause is over, and a little by chance, so that calls do not come back together."""
+        """Wait until the pause is over and up to a quarter longer, so that calls are not repeated together."""
         while (left_s := self.until - time.monotonic()) > 0:
             await asyncio.sleep(left_s * random.uniform(1.0, 1.25))
 
     def pause(self, error: Exception, sent_at: float) -> None:
-        """Note that a call met the limit; those that were sent before the pause began do not make it longer."""
+        """Start a pause after a call that met the limit; calls that were sent before it began do not extend it."""
         if sent_at >= self.until:
             self.until = time.monotonic() + pause_after(error, self.num_pauses)
             self.num_pauses += 1
@@ -114,7 +114,7 @@ class Pace:
 
 @lru_cache(maxsize=256)
 def pace_of(server: Hashable) -> Pace:
-    """The pace of a server's calls in this process."""
+    """Return the pace of a server's calls in this process."""
     return Pace()
 
 
@@ -123,16 +123,15 @@ _calls: ContextVar[Calls] = ContextVar("trl_ext_calls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncRule(Rule):
-    """Base of rules whose `score` waits: `async def score(self, row)`, awaited for many rows at a time.
+    """Base of rules with `async def score(self, row)`, which is awaited for many rows at a time.
 
-    A row whose call fails in every attempt has no value (status `infra_error`); the others keep theirs. Above
-    `max_infra_frac` of `Limits` the run ends. Rules run in an event loop of their own, beside Jupyter's and TRL's.
-    Equal rows are asked once, and their verdicts are kept (`cache_key`).
+    A row whose call fails in every attempt has no value (status `infra_error`); other rows keep their values. Above
+    `max_infra_frac` of `Limits` the run ends. Equal rows are judged once, and their verdicts are cached (`cache_key`).
 
-    Which exceptions are failures: all but TypeError, AttributeError, NameError, ImportError, AssertionError,
-    NotImplementedError and RecursionError, which are mistakes in the rule (`on_error`). Not repeated are HTTP codes
-    such as 401 that another attempt would meet again. A completion must not be able to bring a failure about, because
-    no value beats a low one: give the floor where a server's reply is not what was asked for.
+    TypeError, AttributeError, NameError, ImportError, AssertionError, NotImplementedError and RecursionError are bugs
+    in the rule (`on_error`); all other exceptions are failures of the call. HTTP codes such as 401, which another
+    attempt would meet again, are not repeated. A completion must not be able to cause a failure, because no value
+    is better for it than a low value: give the floor if a server's reply has an unexpected form.
 
     Examples:
         >>> class Slow(AsyncRule):
@@ -143,18 +142,18 @@ class AsyncRule(Rule):
         [1.0, 0.0]
 
     Args:
-        concurrency: Most calls under way at a time, in each process of the training.
+        concurrency: Most simultaneous calls of each process of the training.
         timeout_s: Seconds until an attempt is given up.
-        retries: Attempts after the first. Between them it waits 0.5 s, 1 s, 2 s and so on up to 30 s, or as long as
-            the server says (`Retry-After`, `retry-after-ms`). A limit (429) pauses all calls to the server, and
-            counts among a call's attempts from the ninth time on.
+        retries: Attempts after the first. The pause before each is 0.5 s, 1 s, 2 s and so on up to 30 s, or the time
+            that the server asks for (`Retry-After`, `retry-after-ms`). A limit (429) pauses all calls to the server,
+            and counts among a call's attempts from the ninth time on.
     """
 
     tier: ClassVar[str] = "inline"
     is_async: ClassVar[bool] = True
-    # True: `score` makes calls of its own, each by `await self.call(...)`. False: `score` is the call.
+    # True: `score` makes calls by `await self.call(...)`. False: `score` is the call.
     makes_calls: ClassVar[bool] = False
-    # What `spend` counts, each logged as `rules/<rule>/<name>`.
+    # Names that `spend` counts, each logged as `rules/<rule>/<name>`.
     costs: ClassVar[tuple[str, ...]] = ("tokens",)
 
     concurrency: int = 32
@@ -170,7 +169,7 @@ class AsyncRule(Rule):
         check_number(self, "timeout_s", self.timeout_s, "seconds above 0", lambda seconds: seconds > 0)
 
     async def score(self, row: Row) -> Verdict | float:  # type: ignore[override]
-        """Judge one row. Runs in an event loop: nothing in it may block."""
+        """Judge one row. It runs in an event loop and must not block."""
         raise NotImplementedError
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
@@ -178,29 +177,29 @@ class AsyncRule(Rule):
         return [judged.verdict for judged in self.submit(rows).result()[0]]
 
     def submit(self, rows: Sequence[Row], most_failed: int | None = None) -> "Future[Judgement]":
-        """Start judging rows and return at once; after `most_failed` rows that fail the rest is given up."""
+        """Start judging rows and return at once; after `most_failed` failed rows the remaining ones are given up."""
         return run_in_loop(self._all(list(rows), most_failed))
 
     def spend(self, **costs: float) -> None:
-        """Add to the metrics of this batch, such as `self.spend(tokens=200)`; `costs` names what there is."""
+        """Add to metrics of this batch that `costs` names, as in `self.spend(tokens=200)`."""
         unknown = sorted(set(costs) - set(self.costs))
         if unknown:
             raise TypeError(f"spend({unknown[0]}=...) is not declared. Write costs = {(*self.costs, *unknown)!r}.")
         _calls.get().costs.update(costs)
 
     def unread(self, columns: Mapping[str, Any]) -> str:
-        """Return what is wrong with a row's data, empty where nothing is; asked of all rows before the first step."""
+        """Return the problem of a row's data, or "". Called for all rows before the first step."""
         return ""
 
     async def once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Await what `make` returns, once for all rows of the batch that come with this key."""
+        """Await `make()` once for all rows of the batch that have this key."""
         shared = _calls.get().shared
         if key not in shared:
             shared[key] = asyncio.ensure_future(make())
         return cast(Result, await shared[key])
 
     def verdict_of(self, failed: CallFailed) -> Verdict:
-        """Return the floor for a failure that a completion may have caused; raise any other one again."""
+        """Return the floor for a failure that a completion may have caused; raise all others again."""
         if getattr(failed.__cause__, "status_code", None) in REFUSALS:
             return Verdict(self.floor, "refused", str(failed))
         if isinstance(failed.__cause__, LongReply):
@@ -210,15 +209,15 @@ class AsyncRule(Rule):
     async def call(
         self, make: Callable[[], Awaitable[Reply]], *others: tuple[Hashable, Callable[[], Awaitable[Reply]]]
     ) -> Reply:
-        """Await what `make` returns: within `concurrency` and `timeout_s`, again when it fails, and counted.
+        """Await `make()` within `concurrency` and `timeout_s`, repeat it when it fails, and count it.
 
         Args:
             make: Makes the call.
-            others: Other servers' keys, and what calls them. A server that fails is paused, as at a limit, and the
-                first one that is in no pause is asked.
+            others: Key and call of each other server. A server that fails is paused, as after a limit, and the first
+                server without a pause is called.
 
         Raises:
-            CallFailed: every attempt failed.
+            CallFailed: Every attempt failed.
         """
         calls, makes = _calls.get(), [make, *(other for _, other in others)]
         paces = [pace_of(self.server_key()), *(pace_of(key) for key, _ in others)]
@@ -244,7 +243,7 @@ class AsyncRule(Rule):
                         answer = await makes[place]()
                 except (*_BUGS, CallFailed):
                     raise
-                except Exception as error:  # A failure of any client: sockets, HTTP, what it read.
+                except Exception as error:  # A failure of any client: sockets, HTTP, the reply.
                     is_limit = code_of(error) == _LIMITED
                     if is_limit or (others and may_pass(error)):
                         pace.pause(error, start)
@@ -267,20 +266,19 @@ class AsyncRule(Rule):
         raise RuleError(f"Rule '{self.name}': {sentence}")
 
     def server_key(self) -> Hashable:
-        """What stands for the server: calls of equal keys pause together where one meets a limit."""
+        """Return a key of the server: calls with equal keys pause together after a limit."""
         return type(self), self.name
 
     def without_secrets(self, text: str) -> str:
-        """Return a text, such as a server's, without the rule's keys and those in its addresses."""
+        """Return a text, such as a server's, without the rule's keys and the secrets in its addresses."""
         for secret in secrets_in({one.name: getattr(self, one.name) for one in fields(self)}):
             text = text.replace(secret, "***")
         return text
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """All that a judge may read: prompt, messages, the columns that the rule names, the group if `reads_group`.
+        """Return a digest of prompt, messages, the rule's columns, and the group if `reads_group`.
 
-        None, so that nothing is kept, where one of them is no plain data. A rule that reads `row.step` gives a key of
-        its own.
+        None, if they are not plain data: the verdict is not cached. A rule that reads `row.step` overrides this.
         """
         group = [other.text for other in row.group] if self.reads_group else []
         cells = [row.columns.get(name) for name in self.columns]
@@ -309,20 +307,20 @@ class AsyncRule(Rule):
 
 
 def may_pass(error: Exception) -> bool:
-    """True where another attempt may succeed: for all but HTTP codes that say that the request itself is wrong."""
+    """Return True if another attempt may succeed: the HTTP code does not mean that the request itself is wrong."""
     code = code_of(error)
-    # OpenAI's word for a bill that is not paid, which comes with 429, too.
+    # OpenAI's code for an unpaid bill; the HTTP code is 429, too.
     is_spent = getattr(error, "code", None) == "insufficient_quota"
     return not is_spent and not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
 
 
 def code_of(error: Exception) -> Any:
-    """The HTTP code of a client's exception; None for any other."""
+    """Return the HTTP code of a client's exception; None for other exceptions."""
     return getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
 def pause_after(error: Exception, attempt: int) -> float:
-    """Seconds to wait after the attempt of this number, counted from 0: what the server says, or twice the last."""
+    """Return the seconds to wait after an attempt (from 0): the server's time, or twice the last pause."""
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
     after, pause_s = headers.get("retry-after"), _FIRST_PAUSE_S * 2 ** min(attempt, 9) * random.uniform(0.5, 1.0)
     for read_s in (
@@ -332,7 +330,7 @@ def pause_after(error: Exception, attempt: int) -> float:
     ):
         try:
             asked_s = read_s()
-        except (TypeError, ValueError, OverflowError):  # Not there, or of another form.
+        except (TypeError, ValueError, OverflowError):  # absent, or in another form
             continue
         if asked_s > 0:
             return min(asked_s, _LONGEST_PAUSE_S)
@@ -340,7 +338,7 @@ def pause_after(error: Exception, attempt: int) -> float:
 
 
 def content_key(content: Any) -> bytes | None:
-    """A digest of plain data, None for anything else."""
+    """Return a digest of plain data; None for anything else."""
     try:
         text = json.dumps(content, sort_keys=True)
     except (TypeError, ValueError):
@@ -353,15 +351,15 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
-    """Start a coroutine in this process's loop; cancelling the future cancels it."""
+    """Start a coroutine in this process's event loop; cancelling the future cancels it."""
     global _loop
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            # They log the address of each call, and what is secret in it, where a handler shows INFO, as Ray's does.
+            # They log each call's address with its secrets, if a handler shows INFO, as Ray's does.
             for client in ("httpx", "httpx2"):
                 logging.getLogger(client).setLevel(logging.WARNING)
-            # A daemon: a server that does not answer must not keep the process from ending.
+            # A daemon, so that a server that does not answer cannot keep the process alive.
             threading.Thread(target=_loop.run_forever, name="trl_ext-loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, _loop)
 
@@ -372,9 +370,10 @@ _is_ending = False
 
 
 def end_calls(*, soon: bool) -> None:
-    """Give calls LAST_S seconds more and no further attempt, since the process is to save and end; or all as ever.
+    """Give calls only LAST_S more seconds and no further attempt (`soon`), or end this limit.
 
-    Rows whose calls are given up so have no value, and do not count as the server's failures.
+    For a process that has to save and end. Rows without an answer then have no value, and do not count as the server's
+    failures.
     """
     global _is_ending
     _is_ending = soon
@@ -389,7 +388,7 @@ def end_calls(*, soon: bool) -> None:
 
 
 def _forget() -> None:
-    """Forget the parent's loop, whose thread a forked child does not have, and its lock, which may be held."""
+    """Forget the parent's loop, whose thread a forked child does not have, and its lock, which may be locked."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
 

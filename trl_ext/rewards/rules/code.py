@@ -30,7 +30,7 @@ from trl_ext.rewards.text.visible import after_think
 LONGEST_CODE = 100_000  # characters
 _REMOTE_RUNS = 16  # at a time
 _LEVELS = tuple(f"L{level}" for level in range(api.HIGHEST_LEVEL + 1))
-# The status and the sentence for each way in which a job ends; after an exit its code and output decide.
+# Status and message for each end of a job; after an exit, the exit code and the output decide.
 _ENDINGS = {
     "exit": ("ok", ""),
     "cpu": ("timeout", "more than {cpu_s} s of processor time"),
@@ -44,37 +44,37 @@ _ENDINGS = {
 class Code(Rule):
     """1.0 when the completion's Python passes the tests column's tests, else 0.0.
 
-    The code is the last closed block of Python after the last `</think>` that is no example of how an earlier one is
-    used. It runs on Linux, in a process of its own that is confined as far as the machine allows (see `sandbox`).
-    Expected outputs and values never enter that process. A row has no value when its tests cannot be read
-    (`gold_invalid`), or when the machine fails to run code (`infra_error`).
+    The code is the last closed block of Python after the last `</think>`, without blocks that only show how to use an
+    earlier block. It runs on Linux, in a separate process that is confined as far as the machine allows (see
+    `sandbox`). Expected outputs and values never enter that process. A row has no value if its tests cannot be read
+    (`gold_invalid`) or the machine cannot run code (`infra_error`).
 
     Args:
         tests: Column with the tests.
         mode: "stdio" runs the code once per test. Tests are a list of {"input": ..., "output": ...}, or
-            {"inputs": [...], "outputs": [...]}: texts that a script reads and prints; or, where the tests name a
-            function ("fn_name" of APPS and TACO, "testtype": "functional" of LiveCodeBench), arguments and result of a
-            call. "asserts" runs the code once and then assert statements, functions `test_...`, or unittest's
-            TestCases, that call it, given as text or list of texts. Either may be JSON text.
+            {"inputs": [...], "outputs": [...]}: the input and output texts of a script, or the arguments and result of
+            a call if the tests name a function ("fn_name" of APPS and TACO, "testtype": "functional" of
+            LiveCodeBench). "asserts" runs the code once, then the tests that call it: assert statements, functions
+            `test_...`, or unittest's TestCases, as text or list of texts. Either may be JSON text.
         entry_point: Column with the name of the function under test, or with JSON that has it as "func_name"; the
-            tests of "asserts" call it `candidate`. None where the tests themselves say what they call.
+            tests of "asserts" call it `candidate`. None if the tests name the function.
         setup: Column with Python that the tests of "asserts" use, as text or list of texts: helpers and imports
             (HumanEval's prompt, MBPP's `test_setup_code`, ClassEval's `import_statement`). It runs with the tests,
-            where the candidate cannot replace it.
-        compare: How printed text is compared: "tokens" by line, as words and numbers; "text" as it is, less trailing
-            white space.
-        tolerance: Error, absolute or relative, allowed to a number that is expected with a point or an exponent.
-        unclosed_fence: True also takes a last block that nothing closes: of a completion that was cut off.
+            and the candidate cannot replace it.
+        compare: "tokens" compares printed text by line, as words and numbers; "text" compares it exactly, without
+            trailing white space.
+        tolerance: Absolute or relative error that is allowed if the expected number has a point or an exponent.
+        unclosed_fence: True also takes a last block without an end, of a completion that was cut off.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
-        solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
-        sandbox: "local", or "sandbox-fusion", a server of SandboxFusion. There `cpu_s` is by the clock, and "asserts"
-            does not run: expected values would have to go there, too.
+        solution: Column with a program that passes, or a list of such programs, only for `trl-ext score audit`.
+        sandbox: "local", or "sandbox-fusion", a server of SandboxFusion. There `cpu_s` is wall-clock time, and
+            "asserts" is refused, because the server would need the expected values.
         base_url: Address of that server.
-        api_key_env: Environment variable with the service's key.
-        require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
-        numpy: True lets code and tests import the NumPy that is installed here, and no other package.
-        cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Code
-            that sleeps may take five times as many seconds.
+        api_key_env: Environment variable with the server's key.
+        require: Lowest sandbox level: "L0", "L1", "L2". On a machine below it the rule cannot be built.
+        numpy: True lets code and tests import the installed NumPy, and no other package.
+        cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", with 5 ms for the sandbox. Code that
+            sleeps may take five times as long.
         memory_mib: Largest address space of the process, in MiB.
         output_kib: Largest output of one test, in KiB; more is `too_long`.
 
@@ -84,7 +84,7 @@ class Code(Rule):
         1.0
     """
 
-    # The rule itself only waits, in bounded time; a pool's worker could not keep the sandbox's server between rows.
+    # The rule only waits, in bounded time; a worker of the pool could not keep the sandbox's server between rows.
     tier: ClassVar[str] = "inline"
     judges_correctness: ClassVar[bool] = True
     blank: ClassVar[str] = "```python\npass\n```"
@@ -135,7 +135,7 @@ class Code(Rule):
         self.check_level()
 
     def _check_remote(self) -> None:
-        """Raise RuleError where fields do not fit a sandbox elsewhere."""
+        """Raise RuleError if fields do not fit a remote sandbox."""
         where = f"Rule '{self.name}': sandbox is '{self.sandbox}'"
         if self.mode == "asserts":
             raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
@@ -155,7 +155,7 @@ class Code(Rule):
         return () if self.solution is None else (self.solution,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """Return the (first) solution in a fence; None without one."""
+        """Return the first solution in a code fence; None without a solution."""
         cell = None if self.solution is None else columns.get(self.solution)
         program = cases.first_text(cell)
         if program is None:
@@ -185,12 +185,12 @@ class Code(Rule):
             return Verdict(None, "infra_error", str(error))
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge several rows at a time, up to `MOST_JOBS` where programs sleep; 16 in a sandbox elsewhere."""
+        """Judge up to `MOST_JOBS` rows at the same time, because programs may sleep; 16 in a remote sandbox."""
         with ThreadPoolExecutor(api.MOST_JOBS if self.sandbox == "local" else _REMOTE_RUNS) as threads:
             return list(threads.map(self.score, rows))
 
     def check_level(self) -> None:
-        """Raise RuleError where this machine cannot give the level asked for."""
+        """Raise RuleError if this machine does not reach the level `require`."""
         if self.sandbox != "local":
             return
         try:
@@ -205,7 +205,7 @@ class Code(Rule):
             )
 
     def _read(self, row: Row) -> Any:
-        """Read the row's tests as its mode wants them; UnreadableTests says what is wrong with them."""
+        """Read the row's tests for the rule's mode; an UnreadableTests error names their problem."""
         text = cases.cell_text(row.columns[self.tests])
         if self.mode == "asserts":
             return cases.read_suite(text, self._entry_point(row), self._setup(row))
@@ -230,7 +230,7 @@ class Code(Rule):
         return api.JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib, site)
 
     def _cases(self, source: bytes, found: cases.Cases) -> Verdict:
-        """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
+        """Run one process per test; the first failure decides, or with `partial` the share of passed tests."""
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
             source = cases.calling(source, found.function)
@@ -247,7 +247,7 @@ class Code(Rule):
         return self._verdict(passed, len(found.cases), status, failure)
 
     def _wrong(self, outcome: api.Outcome, case: cases.Case, is_call: bool) -> str:
-        """Say what is wrong with a program's exit code or output; "" where nothing is."""
+        """Return the problem of a program's exit code or output, or ""."""
         if outcome.code != 0:
             return f"exit code {outcome.code} {outcome.note}".strip()
         output = outcome.output.decode("utf-8", "replace")
@@ -258,7 +258,7 @@ class Code(Rule):
         return wrong_tokens(output, case.expected, self.tolerance)
 
     def _suite(self, source: bytes, suite: cases.Suite) -> Verdict:
-        """Run one process with the code and one with the tests, which reports."""
+        """Run a process with the code, and a process with the tests, which writes the report."""
         job = json.dumps({**asdict(suite), "all": self.partial}).encode()
         outcome = api.run_tests(source, job, self._limits)
         passed, failure, unfit = read_report(outcome.output)
@@ -266,7 +266,7 @@ class Code(Rule):
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")
         failure = self._ending(outcome) or failure
         if failure and passed == suite.num_tests:
-            passed = 0  # What stands behind the last test failed, as the tests' script would.
+            passed = 0  # The script failed after its last test, so the whole script fails.
         if outcome.note:
             failure = f"{failure} ({outcome.note})"
         status = _ENDINGS[outcome.ended][0]
@@ -282,7 +282,7 @@ class Code(Rule):
 
 
 def read_report(output: bytes) -> tuple[int, str, bool]:
-    """Read the report of a run: tests passed, the first failure, and True when the tests themselves are at fault.
+    """Read a run's report: tests passed, the first failure, and True if the tests are wrong.
 
     Without a report no test passed.
     """

@@ -1,4 +1,4 @@
-"""Have a language model behind an OpenAI-compatible server judge a completion: alone, or against another answer."""
+"""Judge a completion by a language model on an OpenAI-compatible server, alone or against another answer."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ from trl_ext.rewards.rules.judge_prompt import KEYS
 from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders, is_quoted
 
 _LONGEST_LINE = 500  # characters of a reply's last line
-_LAST_LINES = 3  # in which a score may stand, blank ones not counted
+_LAST_LINES = 3  # lines that may hold a score, without blank lines
 _PATTERN_S = 0.5
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 
@@ -24,28 +24,28 @@ _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 class Judge(ModelJudge):
     """A language model's score as a share, 0.0 for the lowest of `scores` and 1.0 for the highest.
 
-    With `against`: which of two answers it prefers, 1.0 for the completion, 0.0 for the other one, 0.5 for a tie. It
-    is asked `votes` times, and the median counts, which of two values is the majority. With `against` each vote is the
-    mean of both orders, since judges favour a position.
+    With `against` the value is a preference: 1.0 for the completion, 0.0 for the other answer, 0.5 for a tie. The
+    judge votes `votes` times, and the median counts: of two values, the majority. With `against` each vote is the
+    mean of both orders, because judges favour a position.
 
-    A row has no value when the server fails (`infra_error`), or when its gold or other answer is missing
-    (`gold_invalid`). A reply of another form than asked for is `no_score`, a request that the server does not take
-    `refused`; both earn 0.0, since a completion may bring them about.
+    A row has no value if the server fails (`infra_error`), or its gold or other answer is missing (`gold_invalid`). A
+    reply of another form is `no_score`, a request that the server refuses is `refused`; both earn 0.0, because a
+    completion can cause them.
 
     Args:
-        template: What the judge is shown, in Jinja: `prompt`, `completion`, `messages` (its turns, tool calls among
-            them), `gold`, `tag` (a code for tags that the completion cannot foresee), with `against` also `first` and
-            `second`; any other name is a column. Empty: question, right answer if there is one, and answer, each
+        template: Jinja template of the request. Names are `prompt`, `completion`, `messages` (its turns with tool
+            calls), `gold`, `tag` (a code for tags that the completion cannot foresee), with `against` also `first` and
+            `second`; any other name is a column. Empty: question, right answer if the row has it, and answer, each
             between tags.
-        schema: True, or a JSON schema that the reply must fit (`response_format`); the score is its key "score", or
-            "better". False, for servers that take none, asks for the same JSON in words.
+        schema: True, or a JSON schema of the reply (`response_format`); its key "score" or "better" is the score.
+            False, for servers without this option, asks for the same JSON in words.
         against: Column with the answer to compare with. Empty: the completion is judged alone.
         scores: Lowest and highest score that the judge may give.
-        choices: Words that the judge chooses from, each with its value, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`,
-            instead of a score. Empty: it gives a score.
-        pattern: Regular expression of one of the last three lines of a reply that is no JSON; its first group is the
-            score, a word of `choices`, or "A", "B" or "tie". Give a rubric that asks for such a line.
-        votes: Times that the judge is asked; odd.
+        choices: Words with their values, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`; the judge chooses a word instead
+            of a score. Empty: it gives a score.
+        pattern: Regular expression for one of the last three lines of a reply without JSON; its first group is the
+            score, a word of `choices`, or "A", "B" or "tie". The rubric must ask for such a line.
+        votes: Votes of the judge; odd.
 
     Example:
         `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
@@ -60,7 +60,7 @@ class Judge(ModelJudge):
 
     @property
     def judges_correctness(self) -> bool:  # type: ignore[override]
-        """True where the judge is shown the right answer; else it judges a matter of form."""
+        """True if the judge is shown the right answer; else it judges the form."""
         return bool(self.gold)
 
     def check(self) -> None:
@@ -122,7 +122,7 @@ class Judge(ModelJudge):
         return both_orders(given["completion"], given[self.against]) if self.against else [({}, self._value_of)]
 
     def _value_of(self, said: Any) -> float | None:
-        """The value of what a reply says, 0.0 to 1.0; None where that is no score."""
+        """Return the value of a reply's score, 0.0 to 1.0; None if it is no score."""
         if self.choices:
             words = {word.strip().casefold(): float(value) for word, value in self.choices.items()}
             return words.get(str(said).strip().casefold())
@@ -131,16 +131,16 @@ class Judge(ModelJudge):
         if isinstance(said, bool) or not isinstance(said, int | float):
             return None
         low, high = self.scores
-        # Out of bounds is none, and not the best or the worst: the judge did not do as asked.
+        # A score out of bounds is no score, and not the best or the worst: the judge did not follow the request.
         return (said - low) / (high - low) if low <= said <= high else None
 
     def _said(self, text: str, shown: str) -> Any:
         return self._in_lines(text, shown) if self.pattern else ModelJudge._said(self, text, shown)
 
     def _in_lines(self, text: str, shown: str) -> Any:
-        """What the last line that fits holds, among the last three, none of them a thought.
+        """Return the score in the last of the final three lines that fits the pattern and is not part of a thought.
 
-        Before the last one nothing counts that stands in what the judge was shown: it may quote that.
+        Before the last line, a line that also occurs in the request does not count: it may be a quotation.
         """
         lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
         for place, line in enumerate(reversed(lines)):

@@ -23,7 +23,7 @@ from trl_ext.rewards.text.reader import Stated
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
 _LEAD = re.compile(r"\s*\\?t?ext\{[^{}]{0,40}answer[^{}]{0,9}(?::|\bis)\s*\}", re.IGNORECASE)
 _DEBRIS = re.compile(r"[\\^\s]+\Z")  # `45^`, a backslash
-_OPTION = re.compile(  # `(D) [1, 2]`, and no other option behind it
+_OPTION = re.compile(  # `(D) [1, 2]`, without a second option after it
     r"(?s)\s*(?:\\?t?ext(?:bf)?\s?\{)?(?:\(([A-J])\)|([A-J])\.|([B-J]):)\s*\}?(?:\\[,;:\s]|\s)+(?=\S)"
     r"(?!.*(?<![A-Za-z])[A-J](?:\)|\.\s|:))"
 )
@@ -35,7 +35,7 @@ _COPIED = "copied from the prompt"
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """A gold answer, its column's text, option and kind; `problem` says why it cannot be read, if it cannot."""
+    """A gold answer with its column's text, option and kind; `problem` is the reason if it cannot be read."""
 
     text: str
     tokens: Tokens
@@ -46,7 +46,7 @@ class Gold:
 
 
 def _kind(tokens: Tokens) -> str:
-    """Return how an answer is looked for: "letter" for A to J, "list" where several boxes may be its parts."""
+    """Return how to look for an answer: "letter" (A to J), "list" (several boxes may be its parts) or "scalar"."""
     if _letter(tokens) in _LETTERS:
         return "letter"
     try:
@@ -61,8 +61,8 @@ def read_gold(text: str) -> Gold:
     r"""Return the answer in a gold column's text.
 
     A gold may be a number, bare LaTeX, LaTeX in `$..$`, `\[..\]`, `\(..\)` or `\boxed{}`, or a worked solution with
-    one box or one announced answer (`... #### 18`). Where nothing is announced, the whole text is the answer and never
-    the first or last number in it, which would reward a fragment of `3\sqrt{13}`.
+    one box or one announced answer (`... #### 18`). Without an announcement the whole text is the answer, and never
+    its first or last number, which would reward a fragment of `3\sqrt{13}`.
     """
     letter, bare = _option(without_brackets(_LEAD.sub("", text, count=1)))
     stated = announced_gold(bare)
@@ -88,35 +88,35 @@ def read_gold(text: str) -> Gold:
 
 
 def _option(text: str) -> tuple[str, str]:
-    """Return D and `[1, 2]` of the option `(D) [1, 2]`; "" and the text for anything else."""
+    """Return D and `[1, 2]` for the option `(D) [1, 2]`; "" and the text for anything else."""
     found = _OPTION.match(text)
     return (found[1] or found[2] or found[3], text[found.end() :]) if found else ("", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Math(Rule):
-    r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
+    r"""1.0 if the completion's answer is mathematically equal to the gold column's answer, else 0.0.
 
-    `text.reader` and `mathematics.extract` say where the answer is looked for, `read_gold` how a gold may be written,
-    `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
-    and never a clock, is `too_long` or `too_complex` and earns 0.0. A gold that can be compared with nothing but its
-    own text (`a_0 + \\ldots + a_n`, a sentence) leaves answers `undecided`, except numbers that it does not hold.
+    `text.reader` and `mathematics.extract` look for the answer, `read_gold` reads the gold, `equal` compares them. An
+    answer whose size or form means a long time is `too_long` or `too_complex` and earns 0.0; no clock decides this. If
+    only the gold's exact text can be compared (`a_0 + \\ldots + a_n`, a sentence), answers are `undecided`, except
+    numbers that the gold does not contain.
 
-    In the train profile an answer earns 0.0 that has the gold's value and leaves work undone (`form`): one with a
-    number still to be computed (`15 \\times 23`, `\\sum_{k=1}^{9} k`) unless the gold has one too, one that is not
-    factored, expanded, simplified or a fraction where the task says so and the gold is, and one that stands in the
-    prompt as a term. The gold's very text is always right.
+    In the train profile an answer with the gold's value also earns 0.0 if it leaves work to do (`form`): it has an
+    uncomputed number (`15 \\times 23`, `\\sum_{k=1}^{9} k`) and the gold has none; or it is not factored, expanded,
+    simplified or a fraction as the task asks and the gold is; or it occurs in the prompt as a term. The gold's exact
+    text is always right.
 
     Args:
         gold: Column with the right answer, or a list of answers, each of which is right.
-        profile: "train" is strict, because a policy finds every leniency. "eval" asks math-verify, and so accepts
+        profile: "train" is strict, because a policy finds every leniency. "eval" also asks math-verify, which accepts
             `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
-        where: "after_think" reads what follows the last `</think>`; "all" reads the whole completion.
-        multiple: How to read several different boxes: "reject" is a conflict (0.0) unless the gold is a list, then
-            they are its parts; "list" always takes them as one list, in "last" the last one decides, in
-            "all_equal" each must be right.
-        form: "auto" also asks for the form of an answer, by gold and prompt, in the train profile; "any" for the
-            value alone.
+        where: "after_think" reads the text after the last `</think>`; "all" reads the whole completion.
+        multiple: How to read several different boxes: "reject" is a conflict (0.0), unless the gold is a list and they
+            are its parts; "list" always takes them as one list; "last" takes the last box; "all_equal" needs each to
+            be right.
+        form: "auto" also checks the form of an answer, by gold and prompt, in the train profile; "any" checks only the
+            value.
 
     Raises:
         SupportError: math-verify is not installed.
@@ -148,7 +148,7 @@ class Math(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """Return the (first) gold, or its solution's answer, in a box; None where it is no text or blank."""
+        """Return the first gold, or the answer of its solution, in a box; None if it is blank or not text."""
         text = next(iter(golds_of(columns[self.gold]) or ()), "")
         return None if not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
 
@@ -156,7 +156,7 @@ class Math(Rule):
         math_library.require()
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """Return the golds, the extracted answer, and what of the prompt matters for its form."""
+        """Return the golds, the extracted answers, and the parts of the prompt that matter for their form."""
         golds = golds_of(row.columns[self.gold])
         if golds is None:
             return None
@@ -236,11 +236,11 @@ class Math(Rule):
         try:
             check_answer(tokens)
         except TooComplex:
-            if why_undecided(gold.tokens):  # The gold's own fault: a wrong answer must not earn more than a right one.
+            if why_undecided(gold.tokens):  # The gold's fault: a wrong answer must not earn more than a right answer.
                 return Match(None, why_undecided(gold.tokens))
             raise
         if _is_choice(gold.tokens, tokens):
-            # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
+            # The text of the option may follow its letter, as in `\textbf{(C)} 12`.
             return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
         found = compare(gold.tokens, tokens)
         if found.path == "decimal comma" and ", " in answer:
@@ -263,7 +263,7 @@ class Math(Rule):
 
 
 def _is_choice(gold: Tokens, answer: Tokens) -> bool:
-    r"""Return True to compare letters: the gold is `(C)` or `\text{C}`, or C where the answer opens like an option.
+    r"""Return True if letters are compared: the gold is `(C)` or `\text{C}`, or C and the answer begins as an option.
 
     Without an option's bracket, full stop or colon, C may be a constant and is compared as an expression.
     """

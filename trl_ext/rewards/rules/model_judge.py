@@ -1,9 +1,9 @@
-"""The base of rules that a language model judges: servers, what is shown, and how much of a reply is believed.
+"""The base of rules with a language model as judge: servers, requests and the reading of replies.
 
-A judge reads text that a policy writes to please it, so what comes back is trusted as little as possible: the score is
-read from the reply's JSON and nowhere else, and not where it may only quote; a reply without a score earns the floor,
-never None; and question and answers stand between tags that the policy cannot foresee. None of this keeps a judge from
-being persuaded: docs/reference/judges.md.
+A judge reads text that a policy writes to please it, so its replies are trusted as little as possible. The score is
+read only from the reply's JSON, and not if that may be a quotation. A reply without a score earns the floor, never
+None. Question and answers are put between tags that the policy cannot foresee. A judge can still be persuaded:
+docs/reference/judges.md.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from trl_ext.rewards.totals.scorer import warn_once
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 _DETAIL_CHARS = 300
-_OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # what `fallback` may change
+_OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # keys that `fallback` may change
 
 Read = Callable[[Any], Any]
 Shown = Sequence[tuple[dict[str, Any], Read]]
 
 
 class JudgeRequest(NamedTuple):
-    """A request to a judge: its messages, what reads the value in what a reply says, and the reply's schema."""
+    """A request to a judge: its messages, the function that reads a reply's score, and the reply's JSON schema."""
 
     messages: list[dict[str, str]]
     read: Read
@@ -49,26 +49,26 @@ class JudgeRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelJudge(AsyncRule):
-    """What a task has in common with others, which say by `_mode` and `_shown` what is asked for and how it is read.
+    """Base of the judging tasks: a subclass defines by `_mode` and `_shown` what it asks and how it reads the reply.
 
     Args:
         model: The model's name on the server.
         base_url: Address of the OpenAI-compatible server; by default vLLM's on this machine.
-        api_key_env: Environment variable that holds the key. Empty: no key. A key itself is never a field.
-        rubric: What a good answer is. Empty: right, complete, clear, no longer than needed.
-        template: What the judge is shown, in Jinja. Empty: question, right answer if there is one, and answer.
-        gold: Column with the right answer, or several, which the judge is shown. Empty: none.
-        schema: True has the server hold the reply to a JSON schema (`response_format`). False, for servers that take
-            none, asks for the same JSON in words.
-        temperature: Of the judge's sampling; None leaves it to the server.
-        max_tokens: Longest reply, thoughts included.
-        max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
-        where: "after_think" shows the judge what follows the last `</think>`, "all" the whole completion.
+        api_key_env: Environment variable with the key. Empty: no key. The key itself is never a field.
+        rubric: Description of a good answer. Empty: right, complete, clear, no longer than needed.
+        template: Jinja template of the request. Empty: question, right answer if the row has it, and answer.
+        gold: Column with the right answer, or several, to show to the judge. Empty: none.
+        schema: True has the server enforce a JSON schema of the reply (`response_format`). False, for servers without
+            this option, asks for the same JSON in words.
+        temperature: Sampling temperature of the judge; None leaves it to the server.
+        max_tokens: Longest reply in tokens, thoughts included.
+        max_chars: Longest completion in characters; a longer completion is `too_long` and not sent.
+        where: "after_think" shows the judge the text after the last `</think>`, "all" the whole completion.
         extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
-        fallback: Further servers, each with what differs of `base_url`, `model`, `api_key_env`, `price`, `extra_body`;
-            to another address no key is sent unless it is named. The next one is asked where one cannot be reached,
-            answers 5xx, or is paused.
-        price: US dollars for a million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
+        fallback: Further servers, each with the keys that differ: `base_url`, `model`, `api_key_env`, `price`,
+            `extra_body`. No key is sent to another address unless `api_key_env` is given. The next server is used if
+            a server cannot be reached, answers 5xx, or is paused.
+        price: US dollars per million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
     """
 
     makes_calls: ClassVar[bool] = True
@@ -88,7 +88,7 @@ class ModelJudge(AsyncRule):
     fallback: Sequence[Mapping[str, Any]] = ()
     price: Mapping[str, float] | None = None
 
-    # What tasks without a field of this name have.
+    # Values for tasks without a field of this name.
     against: ClassVar[str] = ""
     scores: ClassVar[tuple[float, float]] = (0.0, 1.0)
     choices: ClassVar[Mapping[str, float] | None] = None
@@ -97,7 +97,7 @@ class ModelJudge(AsyncRule):
 
     @property
     def given(self) -> frozenset[str]:
-        """What templates are given beside the dataset's columns."""
+        """Names that templates may use in addition to the dataset's columns."""
         names = {name for part in judge_prompt.NEEDED[self._mode][0] for name in part}
         return frozenset({"prompt", "completion", "messages", "gold", "tag"} | names)
 
@@ -110,7 +110,7 @@ class ModelJudge(AsyncRule):
 
     @property
     def costs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What calls cost; `answered_2` counts the calls that the second server answered."""
+        """Names of the calls' costs; `answered_2` counts the calls that the second server answered."""
         answered = (f"answered_{place + 1}" for place in range(len(self.servers)) if self.fallback)
         priced = ("cost_usd",) if any(server.price for server in self.servers) else ()
         return ("tokens", "tokens_in", "tokens_out", *priced, *answered)
@@ -151,15 +151,15 @@ class ModelJudge(AsyncRule):
         raise NotImplementedError
 
     def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
-        """What each request shows besides `given`, with the function that reads the value in what its reply says."""
+        """Return, for each request, its names besides `given` and the function that reads the value of a score."""
         raise NotImplementedError
 
     def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The JSON schema of a reply to what shows `names`; None where it may have any form."""
+        """Return the JSON schema of the reply to a request with these names; None if any form is allowed."""
         return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self.schema else None
 
     def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
-        """The median of the votes, each of which is the mean of its replies, in turn one to each request."""
+        """Return the median of the votes, each the mean over requests. Replies are ordered by vote, then request."""
         num_orders, texts = len(requests), [reply.text for reply in replies]
         found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
         if all(value is None for value in found):
@@ -171,12 +171,12 @@ class ModelJudge(AsyncRule):
         return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
 
     def _no_score(self, replies: Sequence[JudgeReply]) -> Verdict:
-        """The verdict where replies hold no score: the reason of one that was cut off, else the first."""
+        """Return the verdict on replies without a score; its detail prefers a reply that was cut off."""
         reply = next((reply for reply in replies if reply.is_cut), replies[0])
         cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
         return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
 
-    # What the judge is shown ----------------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------------------------
 
     @property
     def _template(self) -> str:
@@ -188,7 +188,7 @@ class ModelJudge(AsyncRule):
         return tuple(dict.fromkeys(filter(None, (self.gold, self.against, *sorted(read)))))
 
     def unread(self, columns: Mapping[str, Any]) -> str:
-        """Return which column is empty, if one is."""
+        """Return a sentence about an empty column of the judge, or ""."""
         for column in filter(None, (self.gold, self.against)):
             cell = columns.get(column)
             if is_null(cell) or is_blank(judge_prompt.shown_text(cell)):
@@ -196,7 +196,7 @@ class ModelJudge(AsyncRule):
         return ""
 
     def _verdict_at_once(self, row: Row) -> Verdict | None:
-        """The verdict on a row that needs no judge; None for all others."""
+        """Return the verdict on a row that needs no judge; None for all other rows."""
         if why := self.unread(row.columns):
             return Verdict(None, "gold_invalid", why)
         text = text_part(row.text, self.where)
@@ -205,20 +205,20 @@ class ModelJudge(AsyncRule):
         return Verdict(self.floor, "no_answer", "the text is blank") if is_blank(text) else None
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """All that the judge is shown."""
+        """Return a key of everything that the judge reads."""
         return self._verdict_at_once(row) or content_key([one.messages for one in self._requests(row)])
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         return self._verdict_at_once(row) or await self._judged(self._requests(row))
 
     def _requests(self, row: Row, shown: Shown | None = None) -> list[JudgeRequest]:
-        """The requests to send, of what the task shows, or of `shown`."""
+        """Return the requests to send, made from `shown` or else from the task's `_shown`."""
         own = text_part(row.text, self.where)
         given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
         given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
         given["messages"] = [dict(message) for message in row.messages]
         shown = shown or self._shown(row, given)
-        # Nobody writes a text that holds the digest of itself. Answers that are compared give it in any order.
+        # No text can hold its own digest. Compared answers give the same digest in any order.
         compared = {"completion", "messages"} if shown[0][0].keys() & {"first", "answers"} else ()
         rest = {name: given[name] for name in given if name not in compared}
         texts = sorted(
@@ -229,20 +229,20 @@ class ModelJudge(AsyncRule):
         asked = judge_prompt.system_message(self._mode, self.rubric, has_form, self.scores, self.choices or ())
         template, requests = judge_prompt.compiled(self._template)[0], []
         for names, read in shown:
-            # No request can hold a lone surrogate.
+            # A request cannot hold a lone surrogate.
             text = template.render({**given, **names, "tag": code}).encode("utf-8", "replace").decode()
             messages = [{"role": "system", "content": asked}, {"role": "user", "content": text}]
             requests.append(JudgeRequest(messages, read, self._schema_of(names)))
         return requests
 
-    # What it replies ------------------------------------------------------------------------------------------------
+    # Replies --------------------------------------------------------------------------------------------------------
 
     def server_key(self) -> Hashable:
-        """The server's address: judges of one server pause together."""
+        """Return the server's address: judges of one server pause together."""
         return self.base_url
 
     async def _judged(self, requests: Sequence[JudgeRequest]) -> Verdict:
-        """The verdict of the replies to requests, each of which is sent once a vote."""
+        """Send each request once per vote and return the verdict of the replies."""
         replies = await asyncio.gather(
             *(
                 self.once((vote, content_key(asked.messages)), partial(self._ask, asked))
@@ -251,7 +251,7 @@ class ModelJudge(AsyncRule):
             ),
             return_exceptions=True,
         )
-        for reply in replies:  # Bugs and failures first: what was refused may be for their sake.
+        for reply in replies:  # Bugs and failures first: they may be the reason of a refusal.
             if isinstance(reply, BaseException):
                 raise reply
         for reply in replies:
@@ -260,7 +260,7 @@ class ModelJudge(AsyncRule):
         return self._verdict([reply for reply in replies if isinstance(reply, JudgeReply)], requests)
 
     async def _ask(self, asked: JudgeRequest) -> JudgeReply | str:
-        """The reply, or the sentence with which the server refuses the request."""
+        """Return the reply, or the message with which the server refuses the request."""
         calls = [
             ((one.base_url, one.model), partial(self._send, one, asked, f"answered_{place}" if self.fallback else ""))
             for place, one in enumerate(self.servers, 1)
@@ -273,7 +273,7 @@ class ModelJudge(AsyncRule):
             raise
 
     async def _send(self, server: ModelServer, asked: JudgeRequest, counted: str) -> JudgeReply:
-        """The reply of one of `servers`, counted under the name if there is one."""
+        """Return a server's reply, and add 1 to the cost named `counted` unless that is empty."""
         request: dict[str, Any] = {"messages": asked.messages, "max_completion_tokens": self.max_tokens}
         if self.temperature is not None:
             request["temperature"] = self.temperature
@@ -292,15 +292,15 @@ class ModelJudge(AsyncRule):
         return reply._replace(text=reply.text and self.without_secrets(reply.text))
 
     def _value(self, reply: JudgeReply, asked: JudgeRequest) -> Any:
-        """The value of one reply; None where it holds no score."""
+        """Return the value of one reply; None if it holds no score."""
         if reply.is_cut or reply.text is None:
             return None
         return asked.read(self._said(reply.text, asked.messages[-1]["content"]))
 
     def _said(self, text: str, shown: str) -> Any:
-        """The score of a reply that is JSON as a whole, or behind its thoughts, also in one Markdown fence.
+        """Return the score of a reply that is JSON, after thoughts or in one Markdown fence.
 
-        None where it stands in what the judge was shown, as where it obeys an order to reply so.
+        None if the judge was shown this JSON: an answer may have ordered it to reply so.
         """
         for part in (text, after_think(text)):
             fenced = _FENCED.fullmatch(part.strip())
@@ -314,22 +314,22 @@ class ModelJudge(AsyncRule):
 
 
 def of_two(said: Any) -> float | None:
-    """1.0 where a reply prefers answer A, 0.0 for B, 0.5 for a tie; None for anything else."""
+    """Return 1.0 if a reply prefers answer A, 0.0 for B, 0.5 for a tie; None for anything else."""
     return {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
 
 
 def of_two_swapped(said: Any) -> float | None:
-    """The same for answers that are shown in the other order."""
+    """Return `of_two` for answers that are shown in the other order."""
     value = of_two(said)
     return None if value is None else 1.0 - value
 
 
 def both_orders(own: str, other: str) -> Shown:
-    """What two requests show of two answers, since judges favour a position; 1.0 where the first one is better."""
+    """Return requests with two answers in both orders, because judges favour a position; 1.0 if `own` is better."""
     return [({"first": own, "second": other}, of_two), ({"first": other, "second": own}, of_two_swapped)]
 
 
 def is_quoted(part: str, shown: str) -> bool:
-    """True where the letters and digits of a part of a reply follow each other in what the judge was shown."""
+    """Return True if a part of a reply, by its letters and digits, occurs in the text that the judge was shown."""
     bare = ("".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) for text in (part, shown))
     return next(bare) in next(bare)

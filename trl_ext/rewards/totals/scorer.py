@@ -1,4 +1,4 @@
-"""Judge rows by rules: here, in the worker pool, or by waiting for a server; there each different row once.
+"""Judge rows by rules, in this process, in worker processes or by a server. Equal rows are judged once.
 
 Legend: a column is one rule's verdicts, one per row.
 """
@@ -23,13 +23,13 @@ from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.totals.composition import Gate, gate_of, gate_state, shaped_value
 
-# Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
-# standard deviation, which overflows from about 1.8e19.
+# Largest value and contribution: TRL squares float32 rewards for the group's standard deviation, which overflows from
+# about 1.8e19.
 LARGEST = 1e15
-# The verdict on a row that the rule is not for, and its key.
+# The verdict on a row that the rule's `when` excludes, and its key.
 SKIPPED = Verdict(None, "skipped")
 _SKIP = "skipped"
-# Verdicts on rows that a waiting rule is not asked about, by the state of its gates.
+# Verdicts of an AsyncRule on rows whose gates are not open, by the state of the gates.
 _UNASKED = "not asked: its gate is shut"
 _NO_GATE = Verdict(None, "gated", "not asked: its gate has no value")
 _UNASKED_KEYS = (_SKIP, "shut", "unknown")
@@ -44,9 +44,9 @@ class Column:
 
     Args:
         verdicts: One per row; values are finite or None.
-        ms: Milliseconds of every verdict that was computed, not remembered.
-        hits: Rows whose verdict was remembered, from the cache or from an equal row of the batch.
-        costs: What an AsyncRule's calls took, by the name of the metric.
+        ms: Milliseconds of each computed verdict.
+        hits: Rows whose verdict came from the cache or from an equal row of the batch.
+        costs: Costs of an AsyncRule's calls, by the name of the metric.
     """
 
     verdicts: list[Verdict]
@@ -57,14 +57,14 @@ class Column:
 
 @dataclass(slots=True)
 class Pending:
-    """A rule's rows on their way through workers, a server or `score_batch`.
+    """A rule's rows while workers, a server or `score_batch` judge them.
 
     Args:
-        keys: For each row the key that its verdict depends on.
-        known: Verdicts by their key.
-        sent: The keys whose verdict is asked for, in the order of the answers, each with the first row that has it.
-        answers: Waits for the verdicts of `sent` and gives them, with the metrics of what they took.
-        cancel: Gives up what is under way.
+        keys: Cache key of each row.
+        known: Verdicts by key.
+        sent: Keys to be judged, in the order of the answers, each with the index of the first row that has it.
+        answers: Waits for the verdicts of `sent` and returns them with the costs of their calls.
+        cancel: Cancels the calls.
     """
 
     keys: list[Hashable]
@@ -76,24 +76,19 @@ class Pending:
 
 @dataclass(slots=True)
 class Early:
-    """Rows of a later call, on their way.
-
-    Args:
-        rows: The rows.
-        parts: Each rule that runs elsewhere, with its rows.
-    """
+    """Rows of a later call that are being judged, with the rules that run outside this process's code."""
 
     rows: list[Row]
     parts: list[tuple[Rule, Pending]]
 
     def wait(self) -> None:
-        """Until all have been judged."""
+        """Wait until all have been judged."""
         for _, part in self.parts:
             part.answers()
 
 
 class VerdictCache:
-    """Keeps the `size` verdicts used last, so that a group's repeated answers are judged once. Thread-safe."""
+    """Cache of the `size` verdicts used last: a group's repeated answers are judged once. Thread-safe."""
 
     def __init__(self, size: int = 50_000):
         self.size = size
@@ -110,7 +105,7 @@ class VerdictCache:
             return self._kept.get(key)
 
     def put(self, key: Hashable, verdict: Verdict) -> None:
-        """Keep a verdict, unless the machine or a bug brought it about and not the row, or a judge gave none."""
+        """Store a verdict, unless the machine or a bug caused it, or a judge gave no score."""
         if verdict.status in FAILED or verdict.status in ("error", "no_score"):
             return
         with self._lock:
@@ -121,13 +116,12 @@ class VerdictCache:
 
 
 class Scorer:
-    """Judges rows by rules. Pickles as its settings; pool and cache belong to a process.
+    """Judge of rows by rules. Only its settings are pickled; pool and cache belong to a process.
 
     Args:
         limits: Limits of the worker pool.
         isolate: False runs all rules in this process.
-        on_error: "stop" raises a RuleError for an exception in a rule; "floor" reports it once, and the row earns the
-            rule's floor.
+        on_error: "stop" raises a RuleError for an exception in a rule; "floor" logs it once and gives the floor.
     """
 
     def __init__(self, limits: Limits, isolate: bool, on_error: str):
@@ -137,36 +131,36 @@ class Scorer:
         self.cache = VerdictCache()
         self._breakers: dict[str, Breaker] = {}
         self._started: tuple[Sequence[Rule], list[Row], list[Pending | None]] | None = None
-        self._early: dict[str, list[Column]] = {}  # of each rule, what rows were judged early
+        self._early: dict[str, list[Column]] = {}  # columns of rows judged early, by rule
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Scorer, (self.limits, self.isolate, self.on_error)
 
     @property
     def pool(self) -> WorkerPool:
-        """The process's pool with these limits, started by its first row."""
+        """The process's pool with these limits. The first row starts it."""
         return shared_pool(self.limits)
 
     def reset(self) -> None:
-        """Forget which rows the machine or a server failed."""
+        """Forget failures of the machine and of servers."""
         self._breakers.clear()
 
     def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
-        """Begin with the rules that run elsewhere; the next call for equal rows finds their rows under way."""
+        """Start the rules that run elsewhere; the next `columns` call for equal rows collects their verdicts."""
         if any(map(self.runs_elsewhere, rules)):
             self._started = (rules, rows, self._submit(rules, rows))
 
     def runs_elsewhere(self, rule: Rule) -> bool:
-        """True for a rule whose rows can be judged while this process does something else."""
+        """Return True if workers or a server judge the rule's rows while this process does something else."""
         return rule.is_async or self._isolated(rule)
 
     def begin(self, rules: Sequence[Rule], rows: list[Row]) -> Early:
-        """Begin with some rows of a later call, by the rules that run elsewhere and wait for no gate. Thread-safe."""
+        """Start judging some rows of a later call by the rules that run elsewhere and have no gate. Thread-safe."""
         parts = zip(rules, self._submit(rules, rows), strict=True)
         return Early(rows, [(rule, part) for rule, part in parts if part is not None])
 
     def remember(self, early: Early) -> None:
-        """Wait for what `begin` returned, and keep the verdicts; what raised is judged again by the later call."""
+        """Wait for the rows of `begin` and store their verdicts; the later call repeats rules that raised."""
         for rule, part in early.parts:
             with suppress(RuleError):
                 self._early.setdefault(rule.name, []).append(self._collected(rule, early.rows, part))
@@ -175,8 +169,8 @@ class Scorer:
         """Judge all rows by all rules: one column per rule."""
         under_way = self._started_with(rules, rows) or self._submit(rules, rows)
         try:
-            # First those in this process, while the others are under way; last those that cost money, where their
-            # gates are open.
+            # First the rules of this process, while the others are running; last the rules with gates, because their
+            # calls cost money.
             gates = gates_of_waiting(rules)
             found: dict[int, Column] = {}
             for position, part in enumerate(under_way):
@@ -189,12 +183,12 @@ class Scorer:
             for position in sorted(gates, key=lambda position: len(gates[position])):
                 found[position] = self._behind_gates(rules, position, gates[position], found, rows)
             return [self._with_early(rule, found[position]) for position, rule in enumerate(rules)]
-        except BaseException:  # Nobody will collect what still runs; KeyboardInterrupt, too.
+        except BaseException:  # Nothing will collect the calls that still run; KeyboardInterrupt, too.
             cancel(under_way)
             raise
 
     def _with_early(self, rule: Rule, column: Column) -> Column:
-        """The column with what its rows took that were judged early, which it found remembered."""
+        """Return the column with times and costs of the rows that were judged early and came from the cache."""
         for early in self._early.pop(rule.name, ()):
             column.ms += early.ms
             column.hits = max(column.hits - len(early.ms), 0)
@@ -228,7 +222,7 @@ class Scorer:
         return column
 
     def _batch(self, rule: Rule, rows: list[Row]) -> list[Judged]:
-        """Have a rule judge all rows at once; an exception is the verdict of each of them."""
+        """Judge all rows by one call of `score_batch`; if it raises, each row gets that as its verdict."""
         start = time.perf_counter()
         try:
             verdicts = list(map(as_verdict, rule.score_batch(rows)))
@@ -245,7 +239,7 @@ class Scorer:
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:
             return finite(rule, as_verdict(rule.score(row)))
-        # SystemExit, too: a rule that exits must not end a training run without a word.
+        # SystemExit, too: a rule that exits must not end a training run without a message.
         except (Exception, SystemExit) as error:
             message = raised_message(rule, row, index, error)
             if not self._costs_the_row(rule, type(error).__name__):
@@ -253,8 +247,10 @@ class Scorer:
             return self._floored(rule, row, message, place_of(error))
 
     def _costs_the_row(self, rule: Rule, error: str) -> bool:
-        """True where an exception costs its row alone: as `on_error` says, or in a rule of ours, which met a
-        completion that its authors did not think of. A RuleError of ours speaks of the data, and stops."""
+        """Return True if an exception costs only its row: with on_error="floor", or if a shipped rule has a bug.
+
+        A RuleError of a shipped rule is about the data, and stops the run.
+        """
         return self.on_error == "floor" or (is_shipped(rule) and error != RuleError.__name__)
 
     def _floored(self, rule: Rule, row: Row, message: str, place: str = "") -> Verdict:
@@ -276,11 +272,11 @@ class Scorer:
         return self.isolate and rule.tier != "inline" and not gives_batches(rule)
 
     def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None]:
-        """Begin with the rules that run elsewhere; None for those that run in this process or wait for a gate."""
+        """Start the rules that run elsewhere; None for rules that run in this process or have a gate."""
         self._stop_if_tripped(rules)
         parts: list[Pending | None] = []
         tasks: list[tuple[Rule, Row]] = []
-        waiting: list[tuple[Pending, int]] = []  # with the place of its first task
+        waiting: list[tuple[Pending, int]] = []  # with the index of its first task
         gates = gates_of_waiting(rules)
         for position, rule in enumerate(rules):
             if position in gates or (not rule.is_async and not self._isolated(rule)):
@@ -303,7 +299,7 @@ class Scorer:
     def _behind_gates(
         self, rules: Sequence[Rule], position: int, gates: list[Gate], found: Mapping[int, Column], rows: list[Row]
     ) -> Column:
-        """Have an AsyncRule judge the rows whose gates are open: a shut one decides without a call."""
+        """Judge by an AsyncRule the rows whose gates are open; a shut gate saves the call."""
         rule = rules[position]
         states = []
         here = [(i, status) for i, (_, status) in enumerate(gates)]
@@ -315,14 +311,14 @@ class Scorer:
         return self._collected(rule, rows, part)
 
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
-        """Have an AsyncRule begin with the rows."""
+        """Start an AsyncRule's calls for the rows."""
         future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
         part.answers, part.cancel = future.result, future.cancel
 
     def _pending(self, rule: Rule, rows: list[Row], gates: Sequence[str] = ()) -> Pending:
-        """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule.
+        """Split a rule's rows into known verdicts and rows to judge, the first row of each key.
 
-        `gates` holds for each row the state of the rule's gates; empty: they play no part.
+        `gates` holds the state of the rule's gates for each row; empty means that they do not count.
         """
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED, "shut": Verdict(rule.floor, "gated", _UNASKED), "unknown": _NO_GATE}, {})
@@ -336,7 +332,7 @@ class Scorer:
                     own = rule.cache_key(row)
                 except Exception as error:
                     raise RuleError(raised_message(rule, row, index, error)) from error
-                # Without a key of the rule's own nothing is shared, within the batch and beyond it.
+                # Without a cache key no verdict is shared, neither in the batch nor with later batches.
                 key = index if own is None else (same, own)
             part.keys.append(key)
             if key in part.known or key in part.sent:
@@ -355,7 +351,7 @@ class Scorer:
         try:
             if started[0] is rules and started[1] == rows:
                 return started[2]
-        except (ValueError, RuntimeError):  # Arrays in a column have no single truth; equal ones are the same object.
+        except (ValueError, RuntimeError):  # Arrays in a column have no single truth value.
             pass
         cancel(started[2])
         return None
@@ -406,13 +402,13 @@ class Scorer:
 
 
 def is_shipped(rule: Rule) -> bool:
-    """True for a rule of ours, whose mistakes are ours; `call` runs the user's function."""
+    """Return True if the rule is part of trl_ext and its bugs are ours; `call` runs the user's function."""
     kind = type(rule)
     return kind.__module__.startswith("trl_ext.rewards.rules.") and kind.__name__ != "Call"
 
 
 def joined_costs(costs: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
-    """Add what two batches of an AsyncRule took; `latency_s` is a mean over `calls`."""
+    """Add the costs of two batches of an AsyncRule; `latency_s` is a mean over `calls`."""
     joined = {name: costs.get(name, 0) + others.get(name, 0) for name in [*costs, *others]}
     if joined.get("calls"):
         spent_s = (one.get("latency_s", 0.0) * one.get("calls", 0) for one in (costs, others))
@@ -421,14 +417,14 @@ def joined_costs(costs: Mapping[str, float], others: Mapping[str, float]) -> dic
 
 
 def cancel(parts: Iterable[Pending | None]) -> None:
-    """Give up what is under way."""
+    """Cancel the calls of all parts."""
     for part in parts:
         if part:
             part.cancel()
 
 
 def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[Gate]]:
-    """The positions of the rules that wait for a server behind gates of the set, each with its gates."""
+    """Return the position and the gates of each AsyncRule that has gates in the set."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
     found = {}
     for position, rule in enumerate(rules):
@@ -443,17 +439,17 @@ def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[Gate]]:
 
 
 def gives_batches(rule: Rule) -> bool:
-    """True where the rule has a `score_batch` of its own."""
+    """Return True if the rule overrides `score_batch`."""
     return type(rule).score_batch is not Rule.score_batch
 
 
 def slice_of(future: "Future[list[Judged]]", first: int, end: int) -> tuple[Sequence[Judged], Mapping[str, float]]:
-    """Wait for the pool's answers, and give one rule's."""
+    """Wait for the pool's answers and return one rule's."""
     return future.result()[first:end], {}
 
 
 def finite(rule: Rule, verdict: Verdict) -> Verdict:
-    """The verdict, or the rule's floor where the value would spoil the model's weights."""
+    """Return the verdict, or the rule's floor if the value would spoil the model's weights."""
     value = verdict.value
     # NaN compares as False.
     if value is None or (abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST):
@@ -462,7 +458,7 @@ def finite(rule: Rule, verdict: Verdict) -> Verdict:
 
 
 def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> str:
-    """The sentence for an exception in a rule; it carries the place, which a pickled error would lose."""
+    """Return the message for an exception in a rule, with file and line, which a pickled error would lose."""
     return (
         f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {place_of(error)}). "
         f"Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
@@ -471,7 +467,7 @@ def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> st
 
 
 def warn_once(key: Hashable, message: str) -> None:
-    """Log the message unless this process has logged one with this key: a rule is asked thousands of times."""
+    """Log the message once per key and process: a rule runs thousands of times."""
     if key not in _warned:
         _warned.add(key)
         logger.warning(message)

@@ -70,7 +70,7 @@ class Verdict:
 
         ok            judged
         no_answer     the completion has nothing to judge; the floor
-        conflict      the completion has several answers instead of one; the floor
+        conflict      the completion has several answers; the floor
         timeout       the completion took too long to judge; the floor
         too_long      the completion or its answer is longer than the rule reads; the floor
         too_complex   the form of the answer means a long time, or it took too much memory or stack; the floor

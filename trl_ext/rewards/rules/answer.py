@@ -23,23 +23,23 @@ _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026\u3
 
 @dataclass(frozen=True, slots=True)
 class Answer(Rule):
-    r"""1.0 when the completion's answer equals the gold column's, else 0.0.
+    r"""1.0 if the completion's answer equals the gold column's answer, else 0.0.
 
-    The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
-    see `text.reader`, which reads for `Math` as well). Without an announcement it is the last number, the whole text,
-    or the one letter. Several different answers, and boxes in a box that holds more, are a `conflict` and earn 0.0. A
-    denied answer ("not 18"), or one in an HTML comment or attribute, is `no_answer` and earns 0.0. A row whose gold
+    The answer is the last announced answer (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is"; see
+    `text.reader`, which `Math` uses, too). Without an announcement it is the last number, the whole text, or the only
+    letter. Several different answers, and boxes in a box with more content, are a `conflict` and earn 0.0. A denied
+    answer ("not 18"), or an answer in an HTML comment or attribute, is `no_answer` and earns 0.0. A row whose gold
     cannot be read has no value (`gold_invalid`).
 
     Args:
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
-            list of them, each of which is right.
+            list of right answers.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
             punctuation, "choice" letters A to Z (`choices`), "qa" answers to open questions (`open_answers`), whose
             gold may be a mapping with `value` and `aliases`.
-        match: For "qa": "exact" pays an answer with no other words (SQuAD's exact match), "f1" the words in common, by
-            SQuAD's F1. Paying a text that contains an answer would pay lists of candidates.
-        where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
+        match: For "qa": "exact" rewards an answer without other words (SQuAD's exact match), "f1" the common words, by
+            SQuAD's F1. Rewarding a text that contains an answer would reward lists of candidates.
+        where: "after_think" reads the text after the last `</think>` (nothing if `<think>` is open, everything
             without think tags); "all" reads the whole completion.
 
     Example:
@@ -73,7 +73,7 @@ class Answer(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """Return the (first) gold's own text, announced; None for a blank one, neither text nor a number."""
+        """Return the first gold's text with an announcement; None if it is blank, or neither text nor a number."""
         gold = next(iter(self._golds(columns[self.gold]) or ()), "").strip()
         return announced(gold, self.kind) if gold else None
 
@@ -109,13 +109,13 @@ class Answer(Rule):
 
 
 def _is_left(detail: str) -> bool:
-    """Return True where a number was read from a quotient that is whole, such as `36/2`."""
+    """Return True if a number was read from a quotient with a whole value, such as `36/2`."""
     quotient = _QUOTIENT.search(detail)
     return quotient is not None and int(quotient[2]) > 0 and int(quotient[1]) % int(quotient[2]) == 0
 
 
 def announced(gold: str, kind: str) -> str:
-    r"""Return a gold column's answer as a completion, without the solution that may stand before it.
+    r"""Return a gold column's answer as a completion, without the solution that may precede it.
 
     Example:
         >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
@@ -125,7 +125,7 @@ def announced(gold: str, kind: str) -> str:
     content = found.contents[-1] if found and found.contents else gold
     if found is not None and not found.encloses:
         return f"The answer is {content}"
-    if found is None and kind == "choice":  # A tag would change how a bare letter is read.
+    if found is None and kind == "choice":  # A tag would change the reading of a bare letter.
         return gold
     return f"<answer>{content}</answer>"
 

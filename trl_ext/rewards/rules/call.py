@@ -1,4 +1,4 @@
-"""Make a rule of a plain function."""
+"""Make a rule from a plain function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class Call(Rule):
     In a YAML file: `{rule: call, function: my_rules.shouts}`, which imports the module `my_rules`.
 
     Args:
-        function: Takes a Row and returns the value, a verdict, or None where the row cannot be judged.
+        function: Takes a Row and returns the value, a verdict, or None if the row cannot be judged.
         columns: Dataset columns that the function reads.
-        isolate: True calls it in a process that can be killed; False in this process, where a debugger stops.
-        group: True where the function reads `row.group`.
+        isolate: True calls it in a process that can be killed; False in this process, in which a debugger works.
+        group: True if the function reads `row.group`.
 
     Example:
         `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`

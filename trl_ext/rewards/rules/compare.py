@@ -1,4 +1,4 @@
-"""Have a judge compare the completions of a group: two at a time, or all of them in one order."""
+"""Compare the completions of a group by a judge: in pairs, or all in one order."""
 
 import asyncio
 import hashlib
@@ -17,17 +17,17 @@ from trl_ext.rewards.text.prose import is_blank, text_part
 
 @dataclass(frozen=True, slots=True)
 class Compare(ModelJudge):
-    """The share of the group's other completions that this one beats; one that is as good counts a half.
+    """The share of the group's other completions that are worse than this completion; an equal counts a half.
 
-    Equal texts are as good as each other, and a completion without others is 0.5. One that is blank or too long is not
-    shown, and loses to all. An order or a pair without a readable reply is lost by all of its completions, which are
-    `no_score` where they have no other; all else is as of `judge`.
+    Equal texts are equally good, and a completion without others earns 0.5. A blank or too long completion is not
+    shown, and loses to all. All completions of an order or a pair lose if the reply is unreadable; without any readable
+    reply a completion is `no_score`. See `judge` for the rest.
 
     Args:
-        method: "pairs" asks about two completions at a time, in both orders; "rank" shows all of them, and asks for
-            their order.
-        opponents: With "pairs", the number of others that each meets, even: those next to it in a ring, in which all
-            stand by a digest of their text. 0: all others.
+        method: "pairs" asks about two completions at a time, in both orders; "rank" shows all completions, and asks
+            for their order.
+        opponents: With "pairs", an even number of opponents of each completion: its neighbours in a ring that is
+            sorted by a digest of the text. 0: all others.
     """
 
     reads_group: ClassVar[bool] = True
@@ -71,14 +71,14 @@ class Compare(ModelJudge):
         return len(text) <= self.max_chars and not is_blank(text)
 
     def _texts(self, row: Row) -> list[str]:
-        """The group's different texts that are shown, in an order that is the same for all of its rows."""
+        """Return the group's different texts that are shown, in the same order for all of its rows."""
         texts = {text_part(one.text, self.where) for one in (row, *row.group)}
         return sorted(
             filter(self._is_shown, texts), key=lambda text: hashlib.blake2b(text.encode("utf-8", "replace")).digest()
         )
 
     def _share(self, row: Row, results: Mapping[str, float]) -> float:
-        """The mean result against the others, given by their text; those that met nobody are left out."""
+        """Return the mean result against the others; `results` is by text, others without a result are left out."""
         known = {text_part(row.text, self.where): 0.5, **results}
         others = (text_part(one.text, self.where) for one in row.group)
         return fmean(known.get(text, 1.0) for text in others if text in known or not self._is_shown(text))
@@ -95,7 +95,7 @@ class Compare(ModelJudge):
         return [({"answers": texts}, partial(self._in_order, row, texts))]
 
     def _in_order(self, row: Row, texts: list[str], said: Any) -> float | None:
-        """The value of a row by an order such as "2 > 1 = 3"; None where it leaves one out."""
+        """Return the value of a row by an order such as "2 > 1 = 3"; None if the order omits an answer."""
         ranks = {number.strip(): rank for rank, same in enumerate(str(said).split(">")) for number in same.split("=")}
         numbers = [str(number) for number in range(1, len(texts) + 1)]
         if sorted(numbers) != sorted(number.strip() for number in re.split("[>=]", str(said))):

@@ -1,6 +1,6 @@
-"""Count what a grammar checker finds: Harper for English, a LanguageTool server for other languages.
+"""Count the findings of a grammar checker: Harper for English, a LanguageTool server for other languages.
 
-A checker knows mistakes, and no sense: nonsense in good grammar passes, which `Relevance` is for.
+A checker does not judge the meaning: nonsense in good grammar passes. `Relevance` is against that.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from trl_ext.rewards.text.secrets import public
 
 DIALECTS = ("american", "british", "australian", "canadian", "indian")  # in the order of Harper's numbers
 SERVER = "docker run --rm -p 8010:8010 erikvl87/languagetool"
-_FILLER = "x"  # Replaces code and formulas, so that the sentence around one stays whole.
+_FILLER = "x"  # Replaces code and formulas, so that the sentence around them stays complete.
 _MOST_CHARS = 20_000  # Harper takes some 50 ms for 1,000 characters, and
-# quadratic time on brackets and marks in a row: it gets parts, cut behind a sentence or a word where one ends in time.
+# quadratic time on brackets and marks in a row: it gets parts, cut after a sentence or a word if possible.
 _PARTS = re.compile(r"(?s).{1000,1998}[.!?\n]\s|.{1,1999}\s|.{1,2000}")
 _DETAIL_CHARS = 80
 _FORM = "application/x-www-form-urlencoded"
@@ -35,14 +35,14 @@ _free: dict[str, list[Any]] = {}  # linters that no thread uses, by dialect: eac
 class Grammar(Rule):
     """1.0 for English without mistakes, falling linearly to 0.0 at `zero_at` findings of Harper per 100 words.
 
-    Spelling counts as grammar does; code, LaTeX, links and tags are cut out first. A word in another script than the
-    Latin one is a finding. A completion without words earns 0.0 with status `no_answer`, one with more than 20,000
-    characters with status `too_long`.
+    Spelling counts, too. Code, LaTeX, links and tags are cut out first. A word that is not in Latin script is a
+    finding. A completion without words earns 0.0 with status `no_answer`, more than 20,000 characters earn 0.0 with
+    status `too_long`.
 
     Args:
         dialect: "american", "british", "australian", "canadian" or "indian" spelling.
-        zero_at: Findings per 100 words from which on the value is 0.0.
-        where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
+        zero_at: Findings per 100 words that earn 0.0.
+        where: "all" reads the whole completion, "after_think" the text after the last `</think>`.
 
     Raises:
         SupportError: Harper is not installed.
@@ -77,15 +77,15 @@ class Grammar(Rule):
 
 @dataclass(frozen=True, slots=True)
 class LanguageTool(AsyncRule):
-    """`Grammar` for other languages, by the findings of a LanguageTool server. Each Chinese character is a word.
+    """`Grammar` for other languages, with the findings of a LanguageTool server. Each Chinese character is a word.
 
-    A row has no value when the server fails (`infra_error`). A reply of another form, or of more than 2 MB, earns the
+    A row has no value if the server fails (`infra_error`). A reply of another form, or of more than 2 MB, earns the
     floor with status `no_score`.
 
     Args:
         url: Address of the server: "http://localhost:8010".
         language: Code of a language that the server checks, such as "de-DE" or "zh-CN".
-        zero_at, where: As of `Grammar`.
+        zero_at, where: See `Grammar`.
 
     Raises:
         SupportError: No such server answers when the rule is built.
@@ -105,12 +105,12 @@ class LanguageTool(AsyncRule):
         check_choice(self, "where", self.where, ("all", "after_think"))
         try:
             messages_of(run_in_loop(asyncio.wait_for(self._asked("."), min(self.timeout_s, 10.0))).result())
-        except Exception as error:  # of sockets, of HTTP, or of a reply that is another server's
+        except Exception as error:  # of sockets, of HTTP, or of the reply of another kind of server
             said = self.without_secrets(f"{public(self.url)} checks no {self.language!r} ({error!r:.200})")
             raise SupportError(f"Rule '{self.name}': {said}. Start LanguageTool's server: {SERVER}") from error
 
     def server_key(self) -> Hashable:
-        """The server's address: rules of one server pause together."""
+        """Return the server's address: rules of one server pause together."""
         return self.url
 
     async def _asked(self, text: str) -> bytes:
@@ -131,13 +131,13 @@ class LanguageTool(AsyncRule):
 
 
 def messages_of(reply: bytes) -> list[str]:
-    """Return what LanguageTool says of each match; an exception for another reply."""
+    """Return LanguageTool's message for each match; an exception for another reply."""
     return [str(match["message"])[:_DETAIL_CHARS] for match in json.loads(reply)["matches"]]
 
 
 def _read(rule: Grammar | LanguageTool, row: Row) -> tuple[str, int, Verdict | None]:
-    """Return a completion as it is checked, the number of its words, and the verdict where none is to be checked."""
-    # Without lone surrogates, which neither checker takes.
+    """Return the text to check, its number of words, and the verdict if there is nothing to check."""
+    # Without lone surrogates, which both checkers refuse.
     text = normalized(text_part(row.text, rule.where)).encode("utf-8", "replace").decode()
     if len(text) > _MOST_CHARS:
         return "", 0, Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {_MOST_CHARS} are checked")

@@ -1,4 +1,4 @@
-"""Judge whether the completion's JSON, or its tool calls, have the values of a gold."""
+"""Judge whether the completion's JSON, or its tool calls, equal a gold."""
 
 import json
 import math
@@ -23,17 +23,17 @@ from trl_ext.rewards.rules.json_schema import MAX_DEPTH, WHERE, compiled, librar
 
 @dataclass(frozen=True, slots=True)
 class JsonMatch(Rule):
-    """1.0 when the completion's JSON equals the gold, else 0.0; with `partial` the share of fields that do.
+    """1.0 if the completion's JSON equals the gold, else 0.0; with `partial` the share of equal fields.
 
     Args:
-        gold: Column with the gold, as JSON text (a mapping works too). Within it `{"$fits": schema}` stands for any
-            value that fits the JSON schema.
-        paths: JMESPath expressions: only what they find is compared, each as one field. Empty: all of it, each key of
-            an object as one field, and a key too many is a wrong one.
-        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" such a
-            block where there is one. "tool_calls" reads the calls in the completion's messages, as a list of
-            `{"name": ..., "arguments": ...}`.
-        tolerance: Error, absolute or relative, allowed to numbers.
+        gold: Column with the gold, as JSON text (a mapping works too). `{"$fits": schema}` in it matches any value
+            that fits the JSON schema.
+        paths: JMESPath expressions; each is one field, and nothing else is compared. Empty: everything is compared,
+            each key of an object is one field, and an extra key is wrong.
+        where: "all" allows nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" reads
+            such a block if it exists, else all. "tool_calls" reads the calls in the completion's messages, as a list
+            of `{"name": ..., "arguments": ...}`.
+        tolerance: Absolute or relative error that is allowed for numbers.
         ordered: False compares lists in any order.
         partial: True gives the share of fields.
 
@@ -92,7 +92,7 @@ class JsonMatch(Rule):
             value = read[1]
         try:
             given = self._fields(value, gold)
-        except ValueError:  # A function of a path does not take what is there.
+        except ValueError:  # A function of a path does not take the value.
             given = {}
         names = due | given
         wrong = [key for key in names if key not in given or key not in due or not self._same(given[key], due[key])]
@@ -100,7 +100,7 @@ class JsonMatch(Rule):
         return Verdict(share if self.partial else float(not wrong), "ok", f"wrong: {', '.join(wrong) or 'none'}"[:300])
 
     def _fields(self, value: Any, gold: Any) -> dict[str, Any]:
-        """Return the fields of a value by their names, as the gold has them: by path, by key, or all in one."""
+        """Return the fields of a value: by path, by key if the gold is an object, else the whole value."""
         if self.paths:
             return {path: library("jmespath").search(path, value) for path in self.paths}
         if isinstance(gold, dict) and gold:
@@ -108,7 +108,7 @@ class JsonMatch(Rule):
         return {"all": value}
 
     def _same(self, given: Any, gold: Any) -> bool:
-        """True for equal values: 1 is 1.0 and not true, keys have no order, lists have one where it is asked for."""
+        """Return True for equal values: 1 equals 1.0 but not true; keys have no order, lists if `ordered`."""
         if isinstance(gold, dict) and isinstance(given, dict):
             return given.keys() == gold.keys() and all(self._same(given[key], gold[key]) for key in gold)
         if isinstance(gold, list) and isinstance(given, list):
@@ -126,7 +126,7 @@ class JsonMatch(Rule):
 
 
 def _fitting(value: dict[str, Any]) -> Any:
-    """Return the validator for `{"$fits": schema}`, and any other object as it is."""
+    """Return the validator for `{"$fits": schema}`; any other object unchanged."""
     return compiled(json.dumps(value["$fits"]), formats=False) if value.keys() == {"$fits"} else value
 
 
@@ -135,7 +135,7 @@ def _text(cell: Any) -> str:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Return a tool call's name and arguments; they may come as JSON text, and stay text where it is none."""
+    """Return a tool call's name and arguments, read from JSON text if they are such text."""
     call = call.get("function", call) if isinstance(call, dict) else {}
     call = call if isinstance(call, dict) else {}
     arguments = call.get("arguments")

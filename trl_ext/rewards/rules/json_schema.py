@@ -1,8 +1,8 @@
 """Judge whether the completion is JSON that fits a schema.
 
-JSON is read strictly: no NaN or Infinity, no key twice, no lone surrogate, at most 64 levels. The schema is checked by
-`jsonschema-rs`, which here refuses references to other documents (files and web alike) and uses its linear regular
-expressions, so a pattern, which may have no look-around, costs at most pattern size times text size.
+JSON is read strictly: no NaN or Infinity, no key twice, no lone surrogate, at most 64 levels. `jsonschema-rs` checks
+the schema, without references to other files or the web. Patterns have no look-around and cost at most pattern size
+times text size.
 """
 
 import json
@@ -18,34 +18,34 @@ from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
 from trl_ext.rewards.text.visible import after_think
 
-MAX_CHARS = 200_000  # of JSON text; longer ones are `too_long`
-MAX_DEPTH = 64  # levels of lists and objects; deeper ones are `too_complex`
+MAX_CHARS = 200_000  # of JSON text; a longer text is `too_long`
+MAX_DEPTH = 64  # levels of lists and objects; deeper JSON is `too_complex`
 WHERE = ("all", "last_block", "either")
-_MAX_PATTERN_BYTES = 1_000_000  # of a compiled pattern, which bounds the work per character of the completion
+_MAX_PATTERN_BYTES = 1_000_000  # of a compiled pattern; limits the work per character of the completion
 
-# Errors multiply with every level below `oneOf`, so only small values get a sentence about the first one.
+# Errors multiply with each level below `oneOf`, so only for small values the first error is explained.
 _EXPLAINED_DEPTH = 3
 _EXPLAINED_CHARS = 2000
 
-# A string, closed or not, is matched in one piece, because brackets inside it are no levels.
+# Matches a string, closed or not, as a whole, because brackets inside it are no levels.
 _STRING_OR_BRACKET = re.compile(r'"(?>(?:[^"\\]++|\\(?:.|\Z))*)(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(Rule):
-    """1.0 when the completion is JSON that fits the schema, else 0.0.
+    """1.0 if the completion is JSON that fits the schema, else 0.0.
 
-    Only the text behind the last `</think>` is read, even where that stands in a string. A row has no value
-    (`gold_invalid`) when its schema cannot be used; a schema from the configuration is tested when the rule is built.
+    Only the text after the last `</think>` is read, even if that tag is part of a string. A row has no value
+    (`gold_invalid`) if its schema cannot be used; a schema in the configuration is tested when the rule is built.
 
     Args:
         schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills
             mappings of different shape with nulls); or one schema for all rows, as a mapping.
-        schema_file: Path of a JSON file with one schema for all rows; `schema` is then not read.
-        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" such a
-            block where there is one.
+        schema_file: Path of a JSON file with one schema for all rows, used instead of `schema`.
+        where: "all" allows nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" reads
+            such a block if it exists, else all.
         partial: Value of JSON that does not fit, from 0 to below 1.
-        formats: True tests `format` (date, email, ...), which JSON Schema 2019-09 and later leave untested.
+        formats: True tests `format` (date, email, ...), which JSON Schema does not test from 2019-09 on.
 
     Example:
         >>> rule = JsonSchema({"type": "object", "required": ["name"]})
@@ -53,8 +53,8 @@ class JsonSchema(Rule):
         1.0
     """
 
-    # The rule takes linear time: it bounds size and depth first, and `is_valid` remembers its result for each value
-    # and part of the schema.
+    # The rule takes linear time: it limits size and depth first, and `is_valid` stores its result for each value and
+    # part of the schema.
     tier: ClassVar[str] = "inline"
 
     schema: str | Mapping[str, Any] = "schema"
@@ -122,7 +122,7 @@ def library(name: str = "jsonschema_rs") -> Any:
 
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their schema.
 def compiled(schema: str, formats: bool) -> Any:
-    """Compile the validator of a schema; ValueError for a schema that cannot be used."""
+    """Compile a schema's validator; ValueError for a schema that cannot be used."""
     if len(schema) > MAX_CHARS or nesting(schema) > MAX_DEPTH:
         raise ValueError(f"more than {MAX_CHARS} characters or {MAX_DEPTH} levels")
     value = strict_json(schema)
@@ -130,7 +130,7 @@ def compiled(schema: str, formats: bool) -> Any:
         raise ValueError(f"a schema is an object, not {schema[:60]!r}")
     rs = library()
     patterns = rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
-    # offline: an unknown $ref would otherwise be fetched from the web or read from the disk.
+    # Without `offline` an unknown $ref would be fetched from the web or read from the disk.
     return rs.validator_for(value, validate_formats=formats, pattern_options=patterns, offline=True)
 
 
@@ -141,7 +141,7 @@ def file_text(path: str) -> str:
 
 
 def read_json(rule: Rule, row: Row, where: str) -> tuple[str, Any] | Verdict:
-    """Return the completion's JSON as text and value, or the verdict on a completion without."""
+    """Return the completion's JSON as text and value, or the verdict on a completion without JSON."""
     text = after_think(row.text).strip()
     found = "" if where == "all" else last_block(text)
     found = text if where == "all" or (where == "either" and not found) else found
@@ -158,7 +158,7 @@ def read_json(rule: Rule, row: Row, where: str) -> tuple[str, Any] | Verdict:
 
 
 def last_block(text: str) -> str:
-    """Return the inside of the last closed block between a line "```json" and a line "```"; "" without one.
+    """Return the content of the last closed block between lines "```json" and "```"; "" without a block.
 
     Example:
         >>> last_block("Here:\\n```json\\n{}\\n```\\nDone.")
@@ -178,7 +178,7 @@ def last_block(text: str) -> str:
 
 
 def nesting(text: str) -> int:
-    """Return the deepest level of brackets outside strings, 0 for a bare value, counting to one beyond MAX_DEPTH."""
+    """Return the deepest level of brackets outside strings, 0 for a bare value, at most MAX_DEPTH + 1."""
     depth = deepest = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         mark = match[0]
@@ -193,7 +193,7 @@ def nesting(text: str) -> int:
 
 
 def strict_json(text: str) -> Any:
-    """Read JSON text as RFC 8259 defines it; ValueError for anything laxer. Test `nesting` first."""
+    """Read JSON text by RFC 8259; ValueError for anything less strict. Test `nesting` first."""
     value = json.loads(text, object_pairs_hook=_unique_keys)  # whole numbers of at most 4300 digits, Python's limit
     # ValueError for NaN and numbers beyond the range of floats; for a lone "\ud800" too, as UnicodeEncodeError.
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -201,7 +201,7 @@ def strict_json(text: str) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, at most 200 characters of what may be pages."""
+    """Return the first line of an error's message, at most 200 characters."""
     message = getattr(error, "message", None) or str(error)
     return str(message).partition("\n")[0][:200].rstrip(".")
 

@@ -1,4 +1,4 @@
-"""What a judge is asked: the system message, the shipped templates, and cells of the dataset as text."""
+"""The request to a judge: the system message, the shipped templates, and cells of the dataset as text."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -9,9 +9,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trl_ext.rewards.base.rows import content_text, is_null
 
-# The key of a JSON reply that holds the score: of an answer alone, of a pair, by criteria, or of a group.
+# Key of the score in a JSON reply, by task: one answer, a pair, criteria, or a group.
 KEYS = {"alone": "score", "pair": "better", "rubric": "met", "rank": "order"}
-# What a template must show: one of each of these names, and how that is said.
+# Names that a template must use, one of each tuple, and how the error message writes them.
 _ANSWER = ("completion", "messages")
 NEEDED: dict[str, tuple[list[tuple[str, ...]], str]] = {
     "alone": ([_ANSWER], "{{ completion }} or {{ messages }}"),
@@ -84,12 +84,12 @@ TEMPLATES["rubric"] = f"""{TEMPLATES["alone"]}
 def system_message(
     mode: str, rubric: str, has_form: bool, scores: tuple[float, float], choices: Iterable[str] = ()
 ) -> str:
-    """What the judge is told before it sees any text of others.
+    """Return the system message of a request.
 
     Args:
-        mode: "alone", "pair" for two answers, "rank" for a group of them, or "rubric" for criteria.
-        rubric: What a good answer is; empty for the shipped text.
-        has_form: True adds the shipped request for JSON; False where the rubric asks for a form.
+        mode: "alone", "pair" for two answers, "rank" for a group of answers, or "rubric" for criteria.
+        rubric: Description of a good answer; empty for the shipped text.
+        has_form: True adds the shipped request for JSON; False if the rubric asks for a form.
         scores: Lowest and highest score.
         choices: The words that the judge chooses from, instead of a score.
     """
@@ -101,13 +101,13 @@ def system_message(
 
 @lru_cache(maxsize=64)
 def compiled(template: str) -> tuple[Template, frozenset[str]]:
-    """A template in Jinja's sandbox, and the names that it reads."""
+    """Return a template in Jinja's sandbox, and the names that it reads."""
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     return environment.from_string(template), frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def shipped_schema(mode: str, scores: tuple[float, float], choices: Iterable[str] | None = None) -> dict[str, Any]:
-    """The JSON schema of a reply, the reasoning first, so that the score follows from it."""
+    """Return the JSON schema of a reply. The reasoning is first, so that the score follows from it."""
     said: dict[str, Any] = {"type": "number", "minimum": scores[0], "maximum": scores[1]}
     if mode == "rank":
         said = {"type": "string"}
@@ -121,7 +121,7 @@ def shipped_schema(mode: str, scores: tuple[float, float], choices: Iterable[str
 
 
 def shown_prompt(prompt: Any) -> str:
-    """A prompt as text: itself, its one message, or its messages with their roles."""
+    """Return a prompt as text: a single message without its role, several messages with their roles."""
     if not isinstance(prompt, list | tuple):
         return shown_text(prompt)
     texts = [(message.get("role", ""), content_text(message.get("content"))) for message in prompt]
@@ -129,7 +129,7 @@ def shown_prompt(prompt: Any) -> str:
 
 
 def shown_text(cell: Any) -> str:
-    """A cell as text: a list a line each, nothing for null."""
+    """Return a cell as text: a list with one line per entry, "" for null."""
     if isinstance(cell, list | tuple):
         return "\n".join(map(shown_text, cell))
     return "" if is_null(cell) else str(cell)

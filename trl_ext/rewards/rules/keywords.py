@@ -14,22 +14,21 @@ Counted = Mapping[str, int] | Sequence[str | Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Keywords(Rule):
-    """Share of the required keywords that occur often enough; 0.0 when a forbidden one occurs too often.
+    """Share of the required keywords that occur often enough; 0.0 if a forbidden keyword occurs too often.
 
-    A keyword is plain text, one or more words. Chinese, Japanese, Korean and Thai keywords match anywhere, because
-    their texts do not show where a word ends. Texts are compared as they look (`prose.normalized`), so neither
-    full-width letters nor invisible characters nor Markdown's emphasis (`_cannot_`, `can**not**`) hide a word; a
-    keyword that itself holds `*`, `_`, `~` or a backtick is looked for in the text as it is written. More than enough
-    earns no more; to punish stuffing, give the same word a required and a forbidden count. A blank completion earns
-    0.0 with status `no_answer`.
+    A keyword is plain text of one word or several. Chinese, Japanese, Korean and Thai keywords match anywhere, because
+    their texts do not show the end of a word. Texts are normalized (`prose.normalized`): full-width letters, invisible
+    characters and Markdown's emphasis (`_cannot_`, `can**not**`) do not hide a word. A keyword with `*`, `_`, `~` or a
+    backtick is searched with the Markdown. Extra occurrences earn nothing; to punish them, give the same word a
+    required and a forbidden count. A blank completion earns 0.0 with status `no_answer`.
 
     Args:
-        required: Keywords, each with the least number of times it must occur: a list (once each), a mapping
-            `{"therefore": 2}`, or both as a list `["because", ["therefore", 2]]`.
-        forbidden: Keywords, each with the most times it may occur, in the same forms; in a plain list: never.
+        required: Keywords with their least number of occurrences: a list (once each), a mapping `{"therefore": 2}`, or
+            both as a list `["because", ["therefore", 2]]`.
+        forbidden: Keywords with their most occurrences, in the same forms; in a plain list: never.
         ignore_case: True takes "Cat" for "cat".
-        whole_word: True wants "cat" as a word of its own; False finds it in "cathedral" too.
-        partial: True gives the share of required keywords that occur often enough; False wants them all, else 0.0.
+        whole_word: True matches "cat" only as a separate word; False also in "cathedral".
+        partial: True gives the share of required keywords that occur often enough; False gives 0.0 unless all do.
 
     Example:
         >>> Keywords(required=("because", "so")).score(Row(None, "Because of rain.", None, {})).value
@@ -66,7 +65,7 @@ class Keywords(Rule):
         forbidden = folded_words(self.forbidden, self.ignore_case, 0)
         required = folded_words(self.required, self.ignore_case, 1)
         text = cased(row.text, self.ignore_case)
-        if any(" " in word for word, _, _ in (*forbidden, *required)):  # Else the spaces do not matter.
+        if any(" " in word for word, _, _ in (*forbidden, *required)):  # Otherwise spaces do not matter.
             text = spaced(text)
         texts = text, unmarked(text)
         excess = [shown for word, shown, most in forbidden if self._count(word, texts, most + 1) > most]
@@ -84,30 +83,30 @@ class Keywords(Rule):
 
 
 def cased(text: str, ignore_case: bool) -> str:
-    """Return a text normalised, and in small letters where case does not matter."""
+    """Return a normalized text, in small letters if `ignore_case`."""
     text = normalized(text)
     return text.casefold() if ignore_case else text
 
 
 def spaced(text: str) -> str:
-    """Return a normalised text with single spaces between words."""
+    """Return a normalized text with single spaces between words."""
     return " ".join(text.split())
 
 
 def fold(word: str, ignore_case: bool) -> str:
-    """Return a keyword as it is compared."""
+    """Return a keyword in the form for the comparison."""
     return spaced(cased(word, ignore_case))
 
 
 @lru_cache(maxsize=256)
 def folded_words(entries: tuple[Any, ...], ignore_case: bool, usual: int) -> tuple[tuple[str, str, int], ...]:
-    """Return each keyword as it is compared and as it was given, with its count."""
+    """Return each keyword in the form for the comparison and as it was given, with its count."""
     pairs = [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
     return tuple((fold(word, ignore_case), word, count) for word, count in pairs)
 
 
 def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tuple[Any, ...]:
-    """Read keywords as words, or as (word, count) where the count is not the usual one; RuleError for others."""
+    """Read keywords as words, or as (word, count) if the count is not the usual count; or raise RuleError."""
     if not isinstance(value, Mapping | list | tuple):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping to counts.")
     entries = value.items() if isinstance(value, Mapping) else value

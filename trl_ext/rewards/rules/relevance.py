@@ -1,7 +1,7 @@
-"""Judge whether what the completion adds is about the prompt, by sentence embeddings.
+"""Judge whether the completion adds text about the prompt, by sentence embeddings.
 
-The prompt's own words are taken out of the completion before it is compared, since they alone are similar to the
-prompt: a copy, a list of its words and a salad of them would beat every answer.
+The prompt's words are removed from the completion first: a copy of the prompt, or a list or a random order of its
+words, would otherwise be more similar to the prompt than any answer.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ from trl_ext.rewards.text.prose import UNSPACED, normalized, prose, text_part, w
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
 _UNIT = regex.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-# 100 words, or characters of a script without spaces: models read some 128 to 512 tokens and pass over what follows.
+# 100 words, or characters of a script without spaces: models read some 128 to 512 tokens and ignore the rest.
 _PART = regex.compile(rf"(?:\s*+(?:[{UNSPACED}]|[^\s{UNSPACED}]++)){{1,100}}+")
 _MOST_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Relevance(Rule):
-    """Similarity of prompt and completion, less the prompt's own words.
+    """Similarity of the prompt and the completion's new words.
 
         value = min(1, max(0, cosine) / enough) * min(1, own / shared)
 
-    `cosine` compares the embeddings of the prompt and of the completion's own words, those that the prompt lacks: the
-    mean over parts of 100. `shared` counts the others; where words are not spaced, pairs of characters are compared. A
-    completion without words beyond the prompt's, such as a copy of the prompt, earns 0.0 with status `no_answer`.
+    `own` counts the completion's words that the prompt lacks, `shared` the other words; scripts without spaces are
+    compared by pairs of characters. `cosine` is the similarity of the prompt and the new words, a mean over parts of
+    100. A completion without new words, such as a copy of the prompt, earns 0.0 with status `no_answer`.
 
-    A row whose prompt has no words has no value (`gold_invalid`). Of a conversation only the last user message is
+    A row whose prompt has no words has no value (`gold_invalid`). In a conversation only the last user message is
     compared. Code, LaTeX, links and tags are left out.
 
     Args:
-        model: Name or folder of a sentence-transformers model. The default one reads English.
-        enough: Cosine, above 0 and up to 1, from which on more earns no more.
-        where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
-        device: Where the model computes: "cpu", "cuda".
+        model: Name or folder of a sentence-transformers model. The default reads English.
+        enough: Cosine, above 0 and up to 1, that earns the full value.
+        where: "all" reads the whole completion, "after_think" the text after the last `</think>`.
+        device: Device of the model: "cpu", "cuda".
 
     Raises:
         SupportError: sentence-transformers is not installed, or the model cannot be loaded.
@@ -74,7 +74,7 @@ class Relevance(Rule):
         return [one if isinstance(one, Verdict) else self._verdict(*one, vectors) for one in found]
 
     def _read(self, row: Row) -> Verdict | tuple[str, list[str], float]:
-        """Return the prompt, the parts of what the completion adds, and own words per shared one, or a verdict."""
+        """Return the prompt, the parts of the completion's new words, and new words per shared word; or a verdict."""
         prompt = plain(question_text(row.prompt))
         if not _RUN.search(prompt):
             return Verdict(None, "gold_invalid", "the prompt has no words")
@@ -88,18 +88,18 @@ class Relevance(Rule):
 
     def _verdict(self, prompt: str, parts: list[str], ratio: float, vectors: dict[str, Any]) -> Verdict:
         cosine = sum(float(vectors[part] @ vectors[prompt]) for part in parts) / len(parts)
-        # Rounded, because a text's numbers differ a little with the texts beside it.
+        # Rounded, because a text's embedding depends a little on the other texts in its batch.
         value = round(min(1.0, max(0.0, cosine) / self.enough) * min(1.0, ratio), 3)
         return Verdict(value, "ok", f"cosine {cosine:.2f}, {ratio:.1f} own words per shared one")
 
 
 def plain(text: str) -> str:
-    """Return a text as it looks, without lone surrogates, which tokenizers refuse."""
+    """Return a normalized text without lone surrogates, which tokenizers refuse."""
     return normalized(text).encode("utf-8", "replace").decode()
 
 
 def without_copied(text: str, prompt: str) -> tuple[str, int]:
-    """Return a text without the words that the prompt holds, plurals included, and how many these were.
+    """Return a text without the prompt's words and their plurals, and the number of removed words.
 
     Example:
         >>> without_copied("Leap years: a leap is a pancake", "Why do we have a leap year?")
@@ -119,7 +119,7 @@ def without_copied(text: str, prompt: str) -> tuple[str, int]:
 
 
 def units_of(run: str) -> list[str]:
-    """Return a word without its plural's s, or the pairs of characters of a script without spaces."""
+    """Return a word without a plural's s, or the pairs of characters in a script without spaces."""
     return [run.rstrip("s")] if len(words(run)) == 1 else [run[at : at + 2] for at in range(len(run) - 1)]
 
 

@@ -1,7 +1,7 @@
-"""Have a verifier behind HTTP judge completions: NeMo-Gym's `/verify`, or any address that takes and returns JSON.
+"""Judge completions by an HTTP verifier: NeMo-Gym's `/verify`, or any address that takes and returns JSON.
 
-A reply is trusted as little as a judge's: it is read up to 2 MB, as JSON alone; a value out of bounds is none; and a
-reply without a value earns the floor, never None, since a completion may bring it about.
+A reply is trusted as little as a judge's: it is read up to 2 MB and only as JSON, and a value out of bounds does not
+count. A reply without a value earns the floor, never None, because a completion can cause it.
 """
 
 import json
@@ -26,22 +26,22 @@ _DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Remote(AsyncRule):
-    """The number that an HTTP verifier returns for a completion, as it is.
+    """The number that an HTTP verifier returns for a completion, without a change.
 
-    A row has no value when the server fails (`infra_error`). A reply without the number, or with one out of `bounds`,
-    is `no_score`, a request that the server does not take `refused`; both earn the floor.
+    A row has no value if the server fails (`infra_error`). A reply without a number within `bounds` is `no_score`, a
+    request that the server refuses is `refused`; both earn the floor.
 
     Args:
-        url: Where it is posted to.
-        form: What is posted. "plain": `prompt`, `completion`, `messages` and the columns of `send`. "nemo_gym": what
-            NeMo-Gym's `/verify` takes, prompt and completion as OpenAI's Responses beside the columns.
-        body: A body of another form, in Jinja, that renders to JSON: `{"text": {{ completion | tojson }}}`. It reads
-            `prompt`, `completion`, `messages`; any other name is a column.
-        send: Columns that are posted.
-        value: Key of the number in the reply, with dots where it lies deeper: `result.score`.
+        url: Address of the POST request.
+        form: Body of the request. "plain": `prompt`, `completion`, `messages` and the columns of `send`. "nemo_gym":
+            the form of NeMo-Gym's `/verify`, with the columns, and prompt and completion as OpenAI's Responses.
+        body: A Jinja template that renders to JSON, for any other form: `{"text": {{ completion | tojson }}}`. It
+            reads `prompt`, `completion`, `messages`; any other name is a column.
+        send: Columns in the request.
+        value: Key of the number in the reply, with dots for nested keys: `result.score`.
         bounds: Lowest and highest number that counts.
         api_key_env: Environment variable with a key, sent as a bearer token. Empty: no key.
-        max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
+        max_chars: Longest completion in characters; a longer completion is `too_long` and not sent.
 
     Example:
         `RuleSet([Remote("http://localhost:8000/verify", form="nemo_gym", send=["expected_answer"])])`
@@ -84,7 +84,7 @@ class Remote(AsyncRule):
         return (*self.send, *sorted(compiled(self.body)[1] - _GIVEN))
 
     def server_key(self) -> Hashable:
-        """The verifier's address: rules of one server pause together."""
+        """Return the verifier's address: rules of one server pause together."""
         return self.url
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
@@ -102,7 +102,7 @@ class Remote(AsyncRule):
         columns = {name: row.columns.get(name) for name in self.columns}
         given = {"prompt": row.prompt, "completion": row.text, "messages": [dict(one) for one in row.messages]}
         if self.body:
-            # No request can hold a lone surrogate.
+            # A request cannot hold a lone surrogate.
             return compiled(self.body)[0].render(given | columns).encode("utf-8", "replace")
         found = {**given, **columns} if self.form == "plain" else {**as_responses(row.prompt, row.messages), **columns}
         return json.dumps(found, default=str).encode()
@@ -124,7 +124,7 @@ class Remote(AsyncRule):
 
 
 def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Prompt and completion, calls of tools among it, in the form of OpenAI's Responses, which NeMo-Gym takes."""
+    """Return prompt and completion, with its tool calls, in the form of OpenAI's Responses, for NeMo-Gym."""
     prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt or "")}]
     output: list[dict[str, Any]] = []
     calls, results = count(), count()

@@ -12,22 +12,22 @@ from trl_ext.rewards.text.prose import MAX_CHARS, refusal, words
 
 _MIN_SORTED = 64  # Below this many ids a set is as fast.
 _NUMBER = re.compile("([0-9]{1,15})")  # Python's `int` refuses thousands of digits.
-_BEFORE_CHARS = 6  # Numbers behind the same characters, such as "step ", belong to one counter.
+_BEFORE_CHARS = 6  # Numbers after the same characters, such as "step ", belong to one counter.
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition(Rule):
     """1 minus the share of repeated n-grams: different n-grams divided by all n-grams.
 
-    The n-grams are of token ids where there are any, else of words; a text above `prose.MAX_CHARS` is not split into
-    words and earns 0.0 with status `too_long`. A text too short for one n-gram repeats nothing (1.0); a blank one
-    earns 0.0 with status `no_answer`.
+    The n-grams are of token ids, or of words if the row has no ids; without ids a text above `prose.MAX_CHARS` earns
+    0.0 with status `too_long`. A text too short for an n-gram repeats nothing (1.0); a blank text earns 0.0 with
+    status `no_answer`.
 
-    A counter hides no loop: what the words repeat once the numbers of counters (in equal steps, behind the same
-    characters: "step 1 step 2 step 3") are taken for one number is taken off.
+    A counter does not hide a loop. Its numbers rise in equal steps after the same characters ("step 1 step 2 step 3").
+    If each counter's numbers are replaced by one sign, the extra repetition of words is subtracted.
 
     Args:
-        ngram: Tokens (or words) in a row that count as one unit.
+        ngram: Tokens (or words) in an n-gram.
 
     Example:
         >>> Repetition(ngram=1).score(Row(None, "no no no yes", None, {})).value
@@ -57,7 +57,7 @@ class Repetition(Rule):
 
 
 def counted_frac(text: str, ngram: int) -> float:
-    """Return by how much the share of new n-grams of words falls when each counter's numbers are one number.
+    """Return the loss in the share of different n-grams of words if each counter's numbers become one sign.
 
     Example:
         >>> round(counted_frac("step 1 step 2 step 3 step 4 step 5", 1), 2)
@@ -65,7 +65,7 @@ def counted_frac(text: str, ngram: int) -> float:
     """
     parts = _NUMBER.split(text)
     befores = [before[-_BEFORE_CHARS:] for before in parts[:-1:2]]
-    if len(befores) - len(set(befores)) < 2:  # No three numbers stand behind the same characters.
+    if len(befores) - len(set(befores)) < 2:  # There are no three numbers after the same characters.
         return 0.0
     counters: dict[str, tuple[int, int]] = {}  # last number and last step
     same = False
@@ -86,14 +86,14 @@ def counted_frac(text: str, ngram: int) -> float:
 def num_different(units: Sequence[Any], ngram: int) -> int:
     """Count the different n-grams of token ids or words.
 
-    Where an n-gram of ids fits into 63 bits, as three ids below 2 million do, it is counted as one number: numpy sorts
-    these numbers in half the time that a set of tuples takes.
+    An n-gram of ids that fits into 63 bits, such as three ids below 2 million, is counted as one number: numpy sorts
+    these numbers in half the time of a set of tuples.
     """
     if len(units) >= _MIN_SORTED and isinstance(units[0], int):
-        import numpy as np  # Here, so that whoever reads rules without scoring does not wait for it.
+        import numpy as np  # Here, because reading rules without scoring does not need it.
 
-        with suppress(struct.error):  # an id beyond 64 bits, or none
-            # A quarter of the time of numpy's own ways from Python's numbers.
+        with suppress(struct.error):  # an id beyond 64 bits, or None
+            # A quarter of the time of numpy's conversion of Python's numbers.
             ids = np.frombuffer(struct.pack(f"{len(units)}q", *units), dtype=np.int64)
             base = int(ids.view(np.uint64).max()) + 1  # huge where an id is negative
             if base**ngram < 1 << 63:

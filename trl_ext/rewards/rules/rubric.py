@@ -1,7 +1,7 @@
-"""Have a judge check an answer by a list of weighted criteria, of the rule or of each row.
+"""Judge an answer by a model and a list of weighted criteria, of the rule or of each row.
 
-Criteria come in the forms of HealthBench (`criterion`, `points`, `tags`) and of Rubrics as Rewards (`description`,
-`weight`, `title`), as entries of YAML or of a column.
+Criteria have the form of HealthBench (`criterion`, `points`, `tags`) or of Rubrics as Rewards (`description`,
+`weight`, `title`), in YAML or in a column.
 """
 
 import math
@@ -24,7 +24,7 @@ _KEYS = {"criterion", "description", "points", "weight", "title", "tags", "veto"
 
 
 class Criterion(NamedTuple):
-    """A criterion: its text, the points for meeting it, the names under which it is logged, and True for a veto."""
+    """A criterion: its text, its points if it is met, its names in the log, and True for a veto."""
 
     text: str
     points: float
@@ -34,19 +34,19 @@ class Criterion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rubric(ModelJudge):
-    """Points of the criteria that are met over all positive points, clipped to 0..1.
+    """Points of the criteria that are met divided by all positive points, clipped to 0..1.
 
-    HealthBench's score of an answer (arXiv:2505.08775, section 2), which clips only the mean of all. A criterion with
-    negative points costs them where it is met. Where a `veto` is not met, or one with negative points is, the value is
-    0.0. A reply without a verdict on each criterion is `no_score`, and criteria of a row that cannot be read
-    `gold_invalid`; all else is as of `judge`.
+    HealthBench's score of an answer (arXiv:2505.08775, section 2), which clips only the mean of all answers. A met
+    criterion with negative points subtracts them. The value is 0.0 if a `veto` is not met, or a `veto` with negative
+    points is met. A reply without a verdict on each criterion is `no_score`, a row with unreadable criteria is
+    `gold_invalid`. See `judge` for the rest.
 
     Args:
-        criteria: A list of criteria, or the column that holds one in each row. A criterion is a text, which counts 1,
-            or `{criterion: text, points: 5, title: name, tags: [...], veto: false}`; `description` and `weight` are
-            other words for the first two.
-        calls: "one" asks about all criteria at once, "each" about one at a time.
-        reference: Column with an answer that `audit` judges, to find criteria that separate nothing. Empty: none.
+        criteria: A list of criteria, or the column with each row's list. A criterion is a text with 1 point, or
+            `{criterion: text, points: 5, title: name, tags: [...], veto: false}`; `description` and `weight` are
+            other names of the first two keys.
+        calls: "one" asks about all criteria in one call, "each" makes a call per criterion.
+        reference: Column with an answer for `audit` to judge, to find criteria that separate nothing. Empty: none.
     """
 
     judges_correctness: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class Rubric(ModelJudge):
         return shown_text(columns.get(self.reference)) or None
 
     def unread(self, columns: Mapping[str, Any]) -> str:
-        """Return which criterion of the row cannot be read, and why, or which column is empty."""
+        """Return the problem of the row's criteria, or a sentence about an empty column."""
         return self._unread_criteria(columns) or ModelJudge.unread(self, columns)
 
     def _unread_criteria(self, columns: Mapping[str, Any]) -> str:
@@ -132,7 +132,7 @@ class Rubric(ModelJudge):
 
 
 def _met(criteria: Sequence[Criterion], said: Any) -> list[tuple[Criterion, bool]] | None:
-    """Each criterion with True where a reply says that it is met; None where it leaves one out."""
+    """Return each criterion with True if it is met by the reply; None if the reply omits a criterion."""
     numbers = [str(number) for number in range(1, len(criteria) + 1)]
     if not isinstance(said, Mapping) or not all(isinstance(said.get(number), bool) for number in numbers):
         return None
@@ -140,12 +140,12 @@ def _met(criteria: Sequence[Criterion], said: Any) -> list[tuple[Criterion, bool
 
 
 def criteria_of(entries: Any, is_strict: bool = False) -> list[Criterion]:
-    """Read criteria; ValueError says what is wrong with which.
+    """Read a list of criteria; a ValueError names the criterion and its problem.
 
     Args:
-        entries: The list, of texts and mappings.
-        is_strict: True for the rule's own, where a key that nothing reads is a mistake, and each is logged by its
-            title or number. Those of a column are logged by their tags.
+        entries: Texts and mappings.
+        is_strict: True for criteria of the rule: an unknown key is an error, and each criterion is logged by its title
+            or number. Criteria of a column are logged by their tags.
     """
     if not isinstance(entries, list | tuple) or not 0 < len(entries) <= _MOST_CRITERIA:
         raise ValueError(f"{shortened(repr(entries), 80)} is no list of 1 to {_MOST_CRITERIA} criteria")
@@ -154,7 +154,7 @@ def criteria_of(entries: Any, is_strict: bool = False) -> list[Criterion]:
         entry = {"criterion": given, "points": 1} if isinstance(given, str) else given
         if not isinstance(entry, Mapping) or (is_strict and not entry.keys() <= _KEYS):
             raise ValueError(f"number {number} is {shortened(repr(given), 80)}, which is no criterion")
-        # `datasets` gives all entries of a column the same keys, None where there was none.
+        # `datasets` gives all entries of a column the same keys, with None for missing values.
         entry = {key: cell for key, cell in entry.items() if cell is not None}
         text = entry.get("criterion", entry.get("description"))
         if not isinstance(text, str) or is_blank(text) or len(text) > _MOST_CHARS:

@@ -1,4 +1,4 @@
-"""Judge whether the required tag pairs are there, in linear time and without regular expressions."""
+"""Judge whether the completion has the required tag pairs, in linear time and without regular expressions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -13,12 +13,12 @@ from trl_ext.rewards.text.prose import is_blank
 class Tags(Rule):
     """Share of the required tag pairs that occur exactly once, closed, not empty and in order.
 
-    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. Space (also
-    `&nbsp;`) and characters that show nothing leave a pair empty. A chat template that writes `<think>` into the
-    prompt leaves no opening tag in the completion: do not require that tag then.
+    A pair counts if it begins after the end of the last pair that counted; a nested pair does not. Space (also
+    `&nbsp;`) and invisible characters do not fill a pair. If a chat template writes `<think>` into the prompt, the
+    completion has no opening tag: do not require that tag then.
 
     Args:
-        tags: Tag names in their order, positional in Python and a list in YAML.
+        tags: Tag names in their order: positional arguments in Python, a list in YAML.
 
     Example:
         >>> Tags("think", "answer").score(Row(None, "<think>2+2</think> 4", None, {})).value

@@ -2,10 +2,10 @@
 
     total = clip(sum of weight * schedule * value over the rules whose gate is open)
 
-A gate is another rule that must be fully met before this one counts, or end with a status, as where a judge is asked
-what a rule cannot decide. An ungated format or length reward is what a model learns in groups that it cannot solve,
-because there nothing else varies; a gate removes it where the answer is wrong. `outbid_warning` looks for sets in
-which rules of form can add as much as a right answer: a model takes the reward that is easiest to get.
+A gate is another rule. A rule counts only if its gate has the full value, or a given status: a judge may decide rows
+that a rule leaves undecided. In groups that a model cannot solve only form varies, and it learns format or length
+instead; a gate removes that reward if the answer is wrong. `outbid_warning` finds sets in which rules of form can add
+as much as a right answer: a model takes the reward that is easiest to get.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.base.shaping import factor_at, scaled
 
-# A rule that is a gate, by its place, and the status of its verdict that opens it; "": its value does.
+# Position of a rule that is a gate, and the status that opens it; "": its value opens it.
 Gate = tuple[int, str]
 STATUSES = frozenset(
     "ok no_answer conflict timeout too_long too_complex gold_invalid undecided crashed infra_error refused no_score "
     "error not_finite skipped gated".split()
 )
-GATE_OPENS_AT = 1.0  # A gate's value from which on the gated rule counts: the top of every shipped rule.
+GATE_OPENS_AT = 1.0  # Least value of an open gate: the highest value of every shipped rule.
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """One row's verdicts, put together.
+    """The combined verdicts of one row.
 
     Args:
-        values: Each rule's value, scaled and clipped; None where it has none.
+        values: Each rule's value, scaled and clipped, or None.
         states: The state of each rule's gate: "open", "shut" or "unknown".
-        contributions: What each rule adds to the total; None where it is left out.
-        total: The sum, clipped; None where no rule has a value.
+        contributions: Each rule's share of the total; None if the rule is left out.
+        total: The clipped sum; None if no rule has a value.
     """
 
     values: tuple[float | None, ...]
@@ -42,7 +42,7 @@ class Composed:
 
 
 class Composition:
-    """The weights, gates (`gate_chains`) and bounds of a set's rules where the training is so far (0 to 1)."""
+    """The weights, gates (`gate_chains`) and bounds of a set's rules at a progress of the training (0 to 1)."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Composition:
         self.clip = clip
         self.weights = [rule.weight * factor_at(rule.schedule, progress) for rule in rules]
         shaped = any(rule.scale is not None or rule.clip is not None for rule in rules)
-        self._is_plain = not shaped and not any(chains)  # Most sets are, and this runs once a row.
+        self._is_plain = not shaped and not any(chains)  # A short path for most sets: `of` runs once per row.
         self._open = ("open",) * len(rules)
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
-        """Put the verdicts of one row, one per rule, together."""
+        """Combine the verdicts of one row, one per rule."""
         if self._is_plain:
             values = tuple([verdict.value for verdict in verdicts])
             pairs = zip(self.weights, values, strict=True)
@@ -80,19 +80,19 @@ class Composition:
 
 
 def shaped_value(rule: Rule, verdict: Verdict) -> float | None:
-    """The verdict's value, scaled and clipped as its rule has it; None where it has none."""
+    """Return the verdict's value with the rule's scale and clip, or None."""
     return None if verdict.value is None else scaled(verdict.value, rule.scale, rule.clip)
 
 
 def contribution(weight: float, value: float | None, state: str) -> float | None:
-    """The amount that a value adds to the total behind a gate in this state; None where it is left out."""
+    """Return the amount that a value adds to the total with a gate in this state; None if it is left out."""
     if value is None or state == "unknown":
         return None
     return 0.0 if state == "shut" else weight * value
 
 
 def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[Gate, ...], ...]:
-    """Each rule's gate, its gate's gate and so on; RuleError for unknown gates, circles and unknown statuses."""
+    """Return each rule's gate, the gate of its gate and so on; RuleError for unknown gates or statuses and circles."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
     chains = []
     for rule in rules:
@@ -116,14 +116,14 @@ def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[Gate, ...], ...]:
 
 
 def gate_of(rule: Rule) -> tuple[str, str]:
-    """The name of the rule that is the gate, empty if there is none, and the status that opens it, empty for none."""
+    """Return the name of the gate rule, or "", and the status that opens the gate, or ""."""
     name, _, status = (rule.gate if isinstance(rule.gate, str) else "").partition(":")
     return name, status
 
 
 def gate_state(values: Sequence[float | None], verdicts: Sequence[Verdict], chain: Sequence[Gate]) -> str:
-    """The state of a rule's gates: "open", "shut" where one's value is too low, or its status another one, "unknown"
-    where one has no value."""
+    """Return the state of a rule's gates: "shut" if any has a low value or another status, "unknown" if any has no
+    value, else "open"."""
     statuses = [verdicts[position].status == status for position, status in chain if status]
     gates = [values[position] for position, status in chain if not status]
     if not all(statuses) or any(value is not None and value < GATE_OPENS_AT for value in gates):
@@ -132,12 +132,12 @@ def gate_state(values: Sequence[float | None], verdicts: Sequence[Verdict], chai
 
 
 def outbid_warning(rules: Sequence[Rule]) -> str:
-    """The sentence for a set in which rules of form can add as much as a right answer; empty if they cannot."""
+    """Return a warning if rules of form can add as much as a right answer, else ""."""
     correct = [rule for rule in rules if rule.judges_correctness and rule.weight > 0]
     style = [rule for rule in rules if not rule.judges_correctness and rule.gate is None and rule.weight != 0]
     if not correct or not style:
         return ""
-    # Rules for the rows of different tasks stand beside each other; the weakest right answer is what can be outbid.
+    # A set may have a correctness rule per task; the right answer with the least reward can be outbid first.
     least, most = min(map(span, correct)), sum(map(span, style))
     if most < least:
         return ""
@@ -150,7 +150,7 @@ def outbid_warning(rules: Sequence[Rule]) -> str:
 
 
 def span(rule: Rule) -> float:
-    """The most that the rule's contribution can vary by, at the largest weight of its schedule."""
+    """Return the largest difference of the rule's contributions, at the largest weight of its schedule."""
     low, high = rule.clip or ((0.0, 1.0) if rule.scale is not None else (rule.floor, rule.ceiling))
     factor = max((abs(point[1]) for point in rule.schedule), default=0.0) if rule.schedule else 1.0
     return abs(rule.weight) * factor * (high - low)

@@ -9,7 +9,7 @@ _HEADINGS = ("rule", "value", "status", "weight", "gated", "adds", "detail")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rule's line: its verdict, and the amount that it adds to the total (None when it is left out)."""
+    """One rule's line: its verdict, and the amount that it adds to the total (None if it is left out)."""
 
     rule: str
     value: float | None
@@ -21,7 +21,7 @@ class Part:
 
     @classmethod
     def of(cls, rule: Rule, verdict: Verdict, gate_state: str, contribution: float | None) -> "Part":
-        """Make the line; a shut gate shows as status `gated`, and the value stays as the rule gave it."""
+        """Make the line; a gate that is not open gives the status `gated`, and the value stays the rule's."""
         gated = gate_state != "open"
         detail = f"gate '{rule.gate}' is {gate_state}; {verdict.detail}" if gated else verdict.detail
         status = "gated" if gated else verdict.status
@@ -48,7 +48,7 @@ class Explanation:
         widths = [
             max(len(line[column]) for line in lines if len(line) > column) for column in range(len(_HEADINGS) - 1)
         ]
-        widths[2] = max(len(line[2]) for line in lines[:-1])  # The clip's note may run over the columns behind it.
+        widths[2] = max(len(line[2]) for line in lines[:-1])  # The note on the clip may cover the next columns.
         padded = [[cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)] for line in lines]
         return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
@@ -64,11 +64,11 @@ def _number(value: float | None, sign: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, so that a table stays a table."""
+    """Return the text without line breaks, for a cell of a table."""
     return " ".join(text.split())
 
 
 def shortened(text: str, width: int = 160) -> str:
-    """The text on one line, its end cut off where it is longer than `width`."""
+    """Return the text on one line of at most `width` characters."""
     text = one_line(text)
     return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,7 +1,4 @@
-"""The metrics and the trace of a batch in TRL's log, rule by rule.
-
-The keys are the same in every call, so that all ranks log the same ones.
-"""
+"""The metrics and the trace of a batch in TRL's log, rule by rule. All ranks log the same keys in every call."""
 
 import json
 import statistics
@@ -16,20 +13,19 @@ from trl_ext.rewards.totals.scorer import Column
 LogMetric = Callable[[str, float], None]
 
 _MOST_MET = 100  # series of criteria; a column may hold any number of tags
-_TRACE_CHARS = 200  # of a detail or a cell: every rank sends those of its whole batch
+_TRACE_CHARS = 200  # of a detail or a cell: every rank sends them for its whole batch
 
 
 def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence[str]) -> None:
-    """Log one rule's metrics over a batch, of its values as it gave them, unweighted and ungated.
+    """Log one rule's metrics over a batch, from its values before weight and gate.
 
-    rewards/<rule>/mean and std are TRL's own keys, and missing where no row has a value. rules/<rule>/: none_frac of
-    rows without a value; no_answer_frac of those in which the rule found nothing to judge; undecided_frac of those
-    among them whose gold the rule cannot compare; timeout_frac that were too long or too complex, took too long or
-    crashed; error_frac in which the rule, the machine or a server failed; not_finite_frac; skipped_frac by `when`;
-    gated_frac behind a gate that was not open; cache_frac of rows whose verdict was known; p95_ms, within which 95 %
-    of the others were judged; and of an AsyncRule latency_s, the mean seconds of a call, with the batch's calls,
-    retries and tokens. Our trainers log a share from the first time on that it is not 0. Of a rubric met_frac, the
-    share of criteria that are met, and met/<title or tag>.
+    rewards/<rule>/mean and std are TRL's keys; they are missing if no row has a value. Under rules/<rule>/ are shares
+    of rows: none_frac without a value; no_answer_frac without anything to judge; undecided_frac with a gold that the
+    rule cannot compare; timeout_frac that were too long or too complex, took too long or crashed; error_frac in which
+    the rule, the machine or a server failed; not_finite_frac; skipped_frac by `when`; gated_frac with a gate that was
+    not open; cache_frac with a known verdict. p95_ms is the time within which 95 % of the other rows were judged. An
+    AsyncRule adds latency_s, the mean seconds of a call, and the batch's calls, retries and tokens; a rubric met_frac,
+    the share of met criteria, and met/<title or tag>. Our trainers log a share from the first value other than 0.
     """
     rows = len(column.verdicts)
     known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
@@ -68,13 +64,13 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least `fraction` of the values do not exceed; 0 of none."""
+    """Return the smallest value that at least `fraction` of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[Composed]) -> list[str]:
-    """JSON of each rule's value, status, contribution and detail, a text per row: a column of TRL's completions."""
+    """Return JSON of each rule's value, status, contribution and detail per row: a column of TRL's completions."""
     texts = []
     for row, *verdicts in zip(composed, *(column.verdicts for column in columns), strict=True):
         cells = {}
@@ -86,14 +82,14 @@ def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[
 
 
 def read_cells(rules: Sequence[Rule], columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """JSON of the dataset's cells that the rules read, shortened, one text per row: a column of the same table."""
+    """Return JSON of the dataset's cells that the rules read, shortened, per row: a column of the same table."""
     names = list(dict.fromkeys(name for rule in rules for name in rule.all_columns))
     rows = zip(*(columns[name] for name in names), strict=True)
     return [json.dumps(dict(zip(names, map(_shown, row), strict=True)), default=str) for row in rows]
 
 
 def _shown(cell: Any) -> Any:
-    """The cell as it is; of one that is long, its start, which ends on "..."."""
+    """Return the cell, or the start of a long cell with "..."."""
     text = str(cell).rstrip()
     if len(text) <= _TRACE_CHARS:
         return text if isinstance(cell, str) else cell
@@ -101,5 +97,5 @@ def _shown(cell: Any) -> Any:
 
 
 def trace_cell(text: str) -> str:
-    """The start of a text on one line."""
+    """Return the start of a text on one line."""
     return shortened(text[: 2 * _TRACE_CHARS], _TRACE_CHARS)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import sqrt
 
-# A total that hardly varies is not blown up.
-_LEAST_STD = 1e-4
+_LEAST_STD = 1e-4  # A total that hardly varies is not enlarged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Moments":
-        """The moments of these values."""
+        """Return the moments of these values."""
         known = list(values)
         if not known:
             return cls()
@@ -31,7 +30,7 @@ class Moments:
         return cls(len(known), mean, sum((value - mean) ** 2 for value in known))
 
     def merged(self, other: "Moments") -> "Moments":
-        """The moments of both sets of values together."""
+        """Return the moments of both sets of values together."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -41,14 +40,14 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the sample; 1 before there are two values."""
+        """Standard deviation of the sample; 1 for fewer than two values."""
         return sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
 
     def normalised(self, value: float) -> float:
-        """The value's distance above the mean in standard deviations; unchanged before there are two values."""
+        """Return the value's distance from the mean in standard deviations; unchanged for fewer than two values."""
         return (value - self.mean) / max(self.std, _LEAST_STD) if self.count > 1 else value
 
 
 def merged(moments: Iterable[Moments]) -> Moments:
-    """The moments of all together; their order matters only to rounding."""
+    """Return the moments of all values together; the order changes only the rounding."""
     return reduce(Moments.merged, moments, Moments())

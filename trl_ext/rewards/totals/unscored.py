@@ -1,8 +1,8 @@
-"""Which rules scored nothing in a batch, and why.
+"""Find rules that scored nothing in a batch, with the reason.
 
-A rule without a value for a row is left out of the row's total, as it must be: no completion is at fault. But where a
-rule has no value for any row, the others are optimised alone, such as length where right answers were meant. Rows with
-a gold that a rule cannot compare are counted over a run, too, and the log names them once where they are many.
+A rule without a value for a row is left out of the row's total, because the completion is not at fault. But if it has
+no value for any row, only the other rules are optimised, such as length instead of right answers. Rows with a gold that
+a rule cannot compare are also counted over a run, and a warning is logged once if they are many.
 """
 
 import logging
@@ -15,21 +15,21 @@ from trl_ext.rewards.base.rule import Rule, Verdict
 from trl_ext.rewards.totals.scorer import Column
 
 MOST_UNDECIDED_FRAC = 0.01
-_LEAST_ROWS = 100  # A first batch of a few rows says nothing about the data.
+_LEAST_ROWS = 100  # A first batch of a few rows does not represent the data.
 
 logger = logging.getLogger("trl_ext.rewards")
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How the rows went that one rule is for; adds up over batches and ranks.
+    """Counts of one rule's rows with and without a value; it adds up over batches and ranks.
 
     Args:
-        num_rows: All of them. Rows that the rule's `when` leaves out do not count.
-        num_scored: Those with a value.
-        num_null: Those without a value in which a column that the rule reads is null or NaN.
-        num_covered: Those without a value that another rule judged right or wrong.
-        reason: Status and detail of the first row without a value; empty where all have one.
+        num_rows: All rows, without the rows that the rule's `when` excludes.
+        num_scored: Rows with a value.
+        num_null: Rows without a value in which a column that the rule reads is null or NaN.
+        num_covered: Rows without a value that another rule judged right or wrong.
+        reason: Status and detail of the first row without a value, or "".
     """
 
     num_rows: int = 0
@@ -49,23 +49,23 @@ class Tally:
 
     @property
     def num_unscored(self) -> int:
-        """Rows that the rule is for and has no value for."""
+        """Rows without a value."""
         return self.num_rows - self.num_scored
 
     @property
     def scored_nothing(self) -> bool:
-        """True where there were rows for the rule, and it has a value for none of them."""
+        """True if the rule had rows, and no row has a value."""
         return self.num_rows > 0 == self.num_scored
 
     def why(self, rule: Rule) -> str:
-        """Say why rows have no value, as a clause."""
+        """Return the reason why rows have no value, as a clause."""
         if 0 < self.num_null == self.num_unscored:
             return f"{' or '.join(repr(name) for name in rule.columns)} is null or NaN in all of these rows"
         return f"the reason of the first such row: {self.reason}"
 
 
 def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns: Mapping[str, Any]) -> Tally:
-    """Count how the rows of a batch went with the rule at `position` in the set, by the verdicts of all rules."""
+    """Count the rows of a batch for the rule at `position` in the set, by the verdicts of all rules."""
     rule, verdicts = rules[position], found[position].verdicts
     is_for = [index for index, verdict in enumerate(verdicts) if verdict.status != "skipped"]
     unscored = [index for index in is_for if verdicts[index].value is None]
@@ -82,7 +82,7 @@ def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns
 
 @dataclass(slots=True)
 class UndecidedRows:
-    """Counts `undecided` verdicts by rule, and warns once for each rule with more of them than 1 % of its rows."""
+    """Counts of `undecided` verdicts by rule, with one warning per rule if they are more than 1 % of its rows."""
 
     num_rows: dict[str, int] = field(default_factory=dict)
     num_undecided: dict[str, int] = field(default_factory=dict)

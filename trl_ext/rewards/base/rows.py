@@ -1,8 +1,7 @@
 """Make rows from a batch in TRL's shape: completions as text and as turns, columns as one mapping per row.
 
-A group is a run of rows with equal prompts: TRL's sampler puts the generations of a prompt next to each other. If the
-batches of several processes cut a group, a row's group is the part in its batch. Two equal prompts of the dataset next
-to each other in a batch are one group.
+A group is a run of rows with equal prompts, which TRL's sampler puts next to each other. If the batches of several
+processes cut a group, a row's group is the part in its batch. Two equal prompts next to each other are one group.
 """
 
 from collections.abc import Mapping, Sequence

@@ -90,7 +90,6 @@ class Answer(Rule):
         return accepted(cell) if self.kind == "qa" else golds_of(cell)
 
     def _against(self, text: str, row: Row) -> Verdict:
-        """Judge the row by one of its accepted golds."""
         gold = read_gold(self.kind, text)
         if gold.value is None or gold.status != "ok":
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
@@ -155,7 +154,6 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
 def read_gold(kind: str, gold: str) -> AnswerReading:
-    """Read the value of a gold column's text."""
     return read_gold_number(gold) if kind == "number" else _READERS[kind](gold)
 
 

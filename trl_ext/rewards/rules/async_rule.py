@@ -1,7 +1,6 @@
 """The base of rules that wait for a server, such as a model that judges. Calls run at the same time and fail alone.
 
-All calls of a process run in one event loop, in a separate thread. The caller's thread only waits for results, so it
-may run another event loop, as Jupyter does and as TRL does for `async def` rewards.
+All calls of a process run in one event loop, in a separate thread, because Jupyter and TRL run other event loops.
 """
 
 import asyncio
@@ -83,7 +82,6 @@ class Calls:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The calls' metrics by name."""
         mean_s = sum(self.latencies_s) / len(self.latencies_s) if self.latencies_s else 0.0
         return {"latency_s": mean_s, "calls": self.num_attempts, "retries": self.num_retries, **self.costs}
 
@@ -114,7 +112,6 @@ class Pace:
 
 @lru_cache(maxsize=256)
 def pace_of(server: Hashable) -> Pace:
-    """Return the pace of a server's calls in this process."""
     return Pace()
 
 
@@ -372,8 +369,7 @@ _is_ending = False
 def end_calls(*, soon: bool) -> None:
     """Give calls only LAST_S more seconds and no further attempt (`soon`), or end this limit.
 
-    For a process that has to save and end. Rows without an answer then have no value, and do not count as the server's
-    failures.
+    For a process that has to save and end. Rows without an answer have no value and do not count as failures.
     """
     global _is_ending
     _is_ending = soon

@@ -135,7 +135,6 @@ class Code(Rule):
         self.check_level()
 
     def _check_remote(self) -> None:
-        """Raise RuleError if fields do not fit a remote sandbox."""
         where = f"Rule '{self.name}': sandbox is '{self.sandbox}'"
         if self.mode == "asserts":
             raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
@@ -282,10 +281,7 @@ class Code(Rule):
 
 
 def read_report(output: bytes) -> tuple[int, str, bool]:
-    """Read a run's report: tests passed, the first failure, and True if the tests are wrong.
-
-    Without a report no test passed.
-    """
+    """Return a report's number of passed tests (0 without it), first failure, and True if the tests are wrong."""
     try:
         passed, failure, unfit = json.loads(output)
         return int(passed), str(failure), unfit is True

@@ -20,7 +20,7 @@ class Compare(ModelJudge):
     """The share of the group's other completions that are worse than this completion; an equal counts a half.
 
     Equal texts are equally good, and a completion without others earns 0.5. A blank or too long completion is not
-    shown, and loses to all. All completions of an order or a pair lose if the reply is unreadable; without any readable
+    shown, and loses to all. After an unreadable reply all completions of the order or pair lose; without any readable
     reply a completion is `no_score`. See `judge` for the rest.
 
     Args:

@@ -110,7 +110,6 @@ class LanguageTool(AsyncRule):
             raise SupportError(f"Rule '{self.name}': {said}. Start LanguageTool's server: {SERVER}") from error
 
     def server_key(self) -> Hashable:
-        """Return the server's address: rules of one server pause together."""
         return self.url
 
     async def _asked(self, text: str) -> bytes:

@@ -30,9 +30,8 @@ class JsonMatch(Rule):
             that fits the JSON schema.
         paths: JMESPath expressions; each is one field, and nothing else is compared. Empty: everything is compared,
             each key of an object is one field, and an extra key is wrong.
-        where: "all" allows nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" reads
-            such a block if it exists, else all. "tool_calls" reads the calls in the completion's messages, as a list
-            of `{"name": ..., "arguments": ...}`.
+        where: "all", "last_block" or "either" as in `JsonSchema`; "tool_calls" reads the calls in the completion's
+            messages, as a list of `{"name": ..., "arguments": ...}`.
         tolerance: Absolute or relative error that is allowed for numbers.
         ordered: False compares lists in any order.
         partial: True gives the share of fields.

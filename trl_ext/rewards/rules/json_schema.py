@@ -136,7 +136,6 @@ def compiled(schema: str, formats: bool) -> Any:
 
 @lru_cache(maxsize=64)
 def file_text(path: str) -> str:
-    """Read a schema file, once per process."""
     return Path(path).read_text(encoding="utf-8")
 
 
@@ -201,7 +200,6 @@ def strict_json(text: str) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, at most 200 characters."""
     message = getattr(error, "message", None) or str(error)
     return str(message).partition("\n")[0][:200].rstrip(".")
 

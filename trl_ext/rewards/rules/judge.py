@@ -138,10 +138,7 @@ class Judge(ModelJudge):
         return self._in_lines(text, shown) if self.pattern else ModelJudge._said(self, text, shown)
 
     def _in_lines(self, text: str, shown: str) -> Any:
-        """Return the score in the last of the final three lines that fits the pattern and is not part of a thought.
-
-        Before the last line, a line that also occurs in the request does not count: it may be a quotation.
-        """
+        """Return the score in the last of three lines that fits, without thoughts and (before the end) quotations."""
         lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
         for place, line in enumerate(reversed(lines)):
             bare = unicodedata.normalize("NFKC", line).strip().strip("*_#`").strip()  # also of full-width signs

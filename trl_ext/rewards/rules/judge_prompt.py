@@ -90,8 +90,7 @@ def system_message(
         mode: "alone", "pair" for two answers, "rank" for a group of answers, or "rubric" for criteria.
         rubric: Description of a good answer; empty for the shipped text.
         has_form: True adds the shipped request for JSON; False if the rubric asks for a form.
-        scores: Lowest and highest score.
-        choices: The words that the judge chooses from, instead of a score.
+        scores, choices: Lowest and highest score, or the words that the judge chooses from.
     """
     what = {"pair": "two answers", "rank": "several answers"}.get(mode, "an answer") + " to a question"
     asked = _FORMS["choice" if choices else mode] if has_form else ""

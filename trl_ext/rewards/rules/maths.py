@@ -171,7 +171,6 @@ class Math(Rule):
         return best(self._against(gold, row) for gold in golds)
 
     def _against(self, text: str, row: Row) -> Verdict:
-        """Judge the row by one of its accepted golds."""
         gold = read_gold(text)
         if gold.problem:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.problem}")
@@ -263,10 +262,7 @@ class Math(Rule):
 
 
 def _is_choice(gold: Tokens, answer: Tokens) -> bool:
-    r"""Return True if letters are compared: the gold is `(C)` or `\text{C}`, or C and the answer begins as an option.
-
-    Without an option's bracket, full stop or colon, C may be a constant and is compared as an expression.
-    """
+    r"""True for a gold `(C)` or `\text{C}`, or C if the answer begins as an option: else C may be a constant."""
     if _letter(gold) not in _LETTERS:
         return False
     return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)

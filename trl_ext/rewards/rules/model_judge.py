@@ -56,7 +56,7 @@ class ModelJudge(AsyncRule):
         base_url: Address of the OpenAI-compatible server; by default vLLM's on this machine.
         api_key_env: Environment variable with the key. Empty: no key. The key itself is never a field.
         rubric: Description of a good answer. Empty: right, complete, clear, no longer than needed.
-        template: Jinja template of the request. Empty: question, right answer if the row has it, and answer.
+        template: Jinja template of the request (see `Judge`). Empty: the shipped template.
         gold: Column with the right answer, or several, to show to the judge. Empty: none.
         schema: True has the server enforce a JSON schema of the reply (`response_format`). False, for servers without
             this option, asks for the same JSON in words.
@@ -103,7 +103,6 @@ class ModelJudge(AsyncRule):
 
     @property
     def servers(self) -> list[ModelServer]:
-        """The rule's server, and the servers of `fallback`."""
         own = ModelServer(self.base_url, self.model, self.api_key_env, self.price, self.extra_body)
         keyless = ({"api_key_env": ""} | {**one} if "base_url" in one else one for one in self.fallback)
         return [own, *(replace(own, **changes) for changes in keyless)]
@@ -205,7 +204,6 @@ class ModelJudge(AsyncRule):
         return Verdict(self.floor, "no_answer", "the text is blank") if is_blank(text) else None
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """Return a key of everything that the judge reads."""
         return self._verdict_at_once(row) or content_key([one.messages for one in self._requests(row)])
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
@@ -238,7 +236,6 @@ class ModelJudge(AsyncRule):
     # Replies --------------------------------------------------------------------------------------------------------
 
     def server_key(self) -> Hashable:
-        """Return the server's address: judges of one server pause together."""
         return self.base_url
 
     async def _judged(self, requests: Sequence[JudgeRequest]) -> Verdict:
@@ -298,10 +295,7 @@ class ModelJudge(AsyncRule):
         return asked.read(self._said(reply.text, asked.messages[-1]["content"]))
 
     def _said(self, text: str, shown: str) -> Any:
-        """Return the score of a reply that is JSON, after thoughts or in one Markdown fence.
-
-        None if the judge was shown this JSON: an answer may have ordered it to reply so.
-        """
+        """Return the score in a reply's JSON; None without one, or if an answer has shown this JSON to the judge."""
         for part in (text, after_think(text)):
             fenced = _FENCED.fullmatch(part.strip())
             try:

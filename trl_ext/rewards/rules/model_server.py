@@ -31,7 +31,6 @@ class ModelServer:
     extra_body: Mapping[str, Any] | None = None
 
     def check(self, rule: Any) -> None:
-        """Raise RuleError for wrong fields."""
         owner = f"Rule '{rule.name}'"
         if not isinstance(self.model, str) or not self.model:
             raise RuleError(f"{owner}: model is {self.model!r}. Give the name that the server has for it.")

@@ -125,7 +125,6 @@ def units_of(run: str) -> list[str]:
 
 @lru_cache(maxsize=4)
 def encoder(model: str, device: str) -> Any:
-    """Return a sentence-transformers model."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(model, device=device)

@@ -84,7 +84,6 @@ class Remote(AsyncRule):
         return (*self.send, *sorted(compiled(self.body)[1] - _GIVEN))
 
     def server_key(self) -> Hashable:
-        """Return the verifier's address: rules of one server pause together."""
         return self.url
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
@@ -98,7 +97,6 @@ class Remote(AsyncRule):
         return self._verdict(reply)
 
     def _posted(self, row: Row) -> bytes:
-        """Return the body of the request."""
         columns = {name: row.columns.get(name) for name in self.columns}
         given = {"prompt": row.prompt, "completion": row.text, "messages": [dict(one) for one in row.messages]}
         if self.body:

@@ -140,12 +140,10 @@ def _met(criteria: Sequence[Criterion], said: Any) -> list[tuple[Criterion, bool
 
 
 def criteria_of(entries: Any, is_strict: bool = False) -> list[Criterion]:
-    """Read a list of criteria; a ValueError names the criterion and its problem.
+    """Read a list of texts and mappings as criteria; a ValueError names the criterion and its problem.
 
-    Args:
-        entries: Texts and mappings.
-        is_strict: True for criteria of the rule: an unknown key is an error, and each criterion is logged by its title
-            or number. Criteria of a column are logged by their tags.
+    `is_strict` is for criteria of the rule: an unknown key is an error, and each criterion is logged by its title or
+    number. Criteria of a column are logged by their tags.
     """
     if not isinstance(entries, list | tuple) or not 0 < len(entries) <= _MOST_CRITERIA:
         raise ValueError(f"{shortened(repr(entries), 80)} is no list of 1 to {_MOST_CRITERIA} criteria")

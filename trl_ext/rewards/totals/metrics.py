@@ -97,5 +97,4 @@ def _shown(cell: Any) -> Any:
 
 
 def trace_cell(text: str) -> str:
-    """Return the start of a text on one line."""
     return shortened(text[: 2 * _TRACE_CHARS], _TRACE_CHARS)

@@ -22,7 +22,6 @@ class Moments:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Moments":
-        """Return the moments of these values."""
         known = list(values)
         if not known:
             return cls()
@@ -30,7 +29,6 @@ class Moments:
         return cls(len(known), mean, sum((value - mean) ** 2 for value in known))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return the moments of both sets of values together."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -49,5 +47,4 @@ class Moments:
 
 
 def merged(moments: Iterable[Moments]) -> Moments:
-    """Return the moments of all values together; the order changes only the rounding."""
     return reduce(Moments.merged, moments, Moments())

@@ -64,7 +64,7 @@ class Pending:
         known: Verdicts by key.
         sent: Keys to be judged, in the order of the answers, each with the index of the first row that has it.
         answers: Waits for the verdicts of `sent` and returns them with the costs of their calls.
-        cancel: Cancels the calls.
+        cancel: Cancels them.
     """
 
     keys: list[Hashable]
@@ -82,7 +82,6 @@ class Early:
     parts: list[tuple[Rule, Pending]]
 
     def wait(self) -> None:
-        """Wait until all have been judged."""
         for _, part in self.parts:
             part.answers()
 
@@ -247,10 +246,8 @@ class Scorer:
             return self._floored(rule, row, message, place_of(error))
 
     def _costs_the_row(self, rule: Rule, error: str) -> bool:
-        """Return True if an exception costs only its row: with on_error="floor", or if a shipped rule has a bug.
-
-        A RuleError of a shipped rule is about the data, and stops the run.
-        """
+        """Return True if an exception costs only its row: with on_error="floor", or by a bug of a shipped rule."""
+        # A RuleError of a shipped rule is about the data, and stops the run.
         return self.on_error == "floor" or (is_shipped(rule) and error != RuleError.__name__)
 
     def _floored(self, rule: Rule, row: Row, message: str, place: str = "") -> Verdict:
@@ -311,7 +308,6 @@ class Scorer:
         return self._collected(rule, rows, part)
 
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
-        """Start an AsyncRule's calls for the rows."""
         future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
         part.answers, part.cancel = future.result, future.cancel
 
@@ -402,7 +398,7 @@ class Scorer:
 
 
 def is_shipped(rule: Rule) -> bool:
-    """Return True if the rule is part of trl_ext and its bugs are ours; `call` runs the user's function."""
+    """Return True for a rule of trl_ext; `call` runs the user's function."""
     kind = type(rule)
     return kind.__module__.startswith("trl_ext.rewards.rules.") and kind.__name__ != "Call"
 
@@ -417,7 +413,6 @@ def joined_costs(costs: Mapping[str, float], others: Mapping[str, float]) -> dic
 
 
 def cancel(parts: Iterable[Pending | None]) -> None:
-    """Cancel the calls of all parts."""
     for part in parts:
         if part:
             part.cancel()
@@ -439,7 +434,6 @@ def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[Gate]]:
 
 
 def gives_batches(rule: Rule) -> bool:
-    """Return True if the rule overrides `score_batch`."""
     return type(rule).score_batch is not Rule.score_batch
 
 

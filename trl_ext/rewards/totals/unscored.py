@@ -1,8 +1,7 @@
 """Find rules that scored nothing in a batch, with the reason.
 
-A rule without a value for a row is left out of the row's total, because the completion is not at fault. But if it has
-no value for any row, only the other rules are optimised, such as length instead of right answers. Rows with a gold that
-a rule cannot compare are also counted over a run, and a warning is logged once if they are many.
+A rule without a value for a row is left out of the row's total. If it has no value for any row, only the other rules
+are optimised, such as length instead of right answers. `UndecidedRows` warns if a rule cannot compare many golds.
 """
 
 import logging
@@ -49,12 +48,10 @@ class Tally:
 
     @property
     def num_unscored(self) -> int:
-        """Rows without a value."""
         return self.num_rows - self.num_scored
 
     @property
     def scored_nothing(self) -> bool:
-        """True if the rule had rows, and no row has a value."""
         return self.num_rows > 0 == self.num_scored
 
     def why(self, rule: Rule) -> str:
@@ -89,7 +86,6 @@ class UndecidedRows:
     _warned: set[str] = field(default_factory=set)
 
     def add(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Count one rule's verdicts over a batch."""
         undecided = [verdict for verdict in verdicts if verdict.status == "undecided"]
         rows = self.num_rows.get(name, 0) + sum(verdict.status != "skipped" for verdict in verdicts)
         count = self.num_undecided.get(name, 0) + len(undecided)

@@ -60,7 +60,7 @@ class Answer(Rule):
         if self.match == "contains":
             raise RuleError(
                 f"Rule '{self.name}': match: contains would pay a list of candidates. Train with exact or f1; count "
-                "contained answers in an evaluation of your own (rule: call)."
+                "contained answers in your own evaluation (rule: call)."
             )
         check_choice(self, "match", self.match, ("exact", "f1"))
         if self.kind != "qa" and self.match != "exact":

@@ -38,13 +38,9 @@ class ServerError(Exception):
 
 
 def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
-    """Raise RuleError if a server's address is not valid or contains a secret, or if its key is not set.
+    """Raise RuleError if the address `url` is not valid or contains a secret, or if the key in `key_env` is not set.
 
-    Args:
-        owner: Owner of the fields, for the message.
-        field, url: Name of the address's field, and the address.
-        key_env: Name of the environment variable with the key; empty for none.
-        example: A valid address, for the message.
+    `owner`, `field` (the name of the address) and `example` (a valid address) are for the message.
     """
     parts = urlsplit(url if isinstance(url, str) else "")
     # The address is logged. The value of `key_env` is not shown: it may be the key.
@@ -69,12 +65,8 @@ async def fetch(
 ) -> bytes:
     """Send a POST, or a GET if there is no content, and return the body of the reply.
 
-    The key is read from the environment variable `key_env`. Without a `client`, all calls of the process share
-    connections and cookies.
-
-    Raises:
-        LongReply: The reply has more than `most_bytes`.
-        ServerError: The HTTP code is not 2xx.
+    Raises LongReply for more than `most_bytes`, and ServerError for an HTTP code other than 2xx. `key_env` names the
+    environment variable with the key. Without a `client`, all calls of the process share connections and cookies.
     """
     headers = {"Content-Type": content_type}
     if key_env:

@@ -50,11 +50,8 @@ def content_text(content: Any) -> str:
 
 
 def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-    """Return the keyword arguments that are columns of the dataset: lists and arrays, without TRL's arguments.
-
-    Anything else is ignored, so that a new argument of a later TRL does not stop a run.
-    """
-    columns: dict[str, Sequence[Any]] = {}
+    """Return the keyword arguments that are columns of the dataset: lists and arrays, without TRL's arguments."""
+    columns: dict[str, Sequence[Any]] = {}  # Others are ignored, so that a later TRL's new argument stops no run.
     for name, values in extras.items():
         if name in TRL_EXTRAS:
             continue
@@ -74,12 +71,9 @@ def make_rows(
     *,
     grouped: bool,
 ) -> list[Row]:
-    """Return one Row per completion; a DataError names a column of another length.
+    """Return one Row per completion of a batch as TRL passes it; a DataError names a column of another length.
 
-    Args:
-        prompts, completions, completion_ids, columns: The arguments that TRL passes; columns by name.
-        step: Optimizer steps that the training has done.
-        grouped: True if a rule reads groups. Making them doubles the time.
+    `step` is the number of optimizer steps done. `grouped` is True if a rule reads groups, which doubles the time.
     """
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")

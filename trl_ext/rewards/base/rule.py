@@ -95,10 +95,9 @@ class Verdict:
 
 
 def as_verdict(found: Any) -> Verdict:
-    """Return the result of `score` as a verdict; a number or a truth value becomes the verdict's value.
+    """Return the result of `score` as a verdict; a number or a truth value becomes its value.
 
-    Raises:
-        TypeError: It is something else. None is an error, too, because a return may have been forgotten.
+    TypeError for anything else, also for None: a return may have been forgotten.
     """
     if not isinstance(found, Verdict):
         if not isinstance(found, bool | Real):
@@ -218,9 +217,8 @@ class Rule:
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
         """Judge several rows and return one verdict each, in their order.
 
-        A rule that is faster on many rows overrides it, such as a model that takes batches. RuleSet then passes all
-        rows of the rule, equal rows once (`cache_key`), in this process, without the workers' limits and whatever
-        `tier` is.
+        A rule that is faster on many rows overrides it. RuleSet then passes all rows of the rule, equal rows once
+        (`cache_key`), in this process, without the workers' limits and whatever `tier` is.
         """
         return [as_verdict(self.score(row)) for row in rows]
 

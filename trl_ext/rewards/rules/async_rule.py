@@ -88,15 +88,10 @@ class Calls:
 
 @dataclass(slots=True)
 class Pace:
-    """The pause of a server: a limit that one call meets holds for all calls of this process.
+    """The pause of a server: a limit that one call meets holds for all calls of this process."""
 
-    Args:
-        until: End of the pause on the monotonic clock, in seconds.
-        num_pauses: Pauses since the server's last answer. Each is twice as long, unless the server sets the time.
-    """
-
-    until: float = 0.0
-    num_pauses: int = 0
+    until: float = 0.0  # end of the pause on the monotonic clock, in seconds
+    num_pauses: int = 0  # since the server's last answer; each is twice as long, unless the server sets the time
 
     async def wait(self) -> None:
         """Wait until the pause is over and up to a quarter longer, so that calls are not repeated together."""
@@ -208,13 +203,8 @@ class AsyncRule(Rule):
     ) -> Reply:
         """Await `make()` within `concurrency` and `timeout_s`, repeat it when it fails, and count it.
 
-        Args:
-            make: Makes the call.
-            others: Key and call of each other server. A server that fails is paused, as after a limit, and the first
-                server without a pause is called.
-
-        Raises:
-            CallFailed: Every attempt failed.
+        `others` holds key and call of each other server: a server that fails is paused, as after a limit, and the
+        first server without a pause is called. Raises CallFailed if every attempt failed.
         """
         calls, makes = _calls.get(), [make, *(other for _, other in others)]
         paces = [pace_of(self.server_key()), *(pace_of(key) for key, _ in others)]

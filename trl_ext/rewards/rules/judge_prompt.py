@@ -86,11 +86,8 @@ def system_message(
 ) -> str:
     """Return the system message of a request.
 
-    Args:
-        mode: "alone", "pair" for two answers, "rank" for a group of answers, or "rubric" for criteria.
-        rubric: Description of a good answer; empty for the shipped text.
-        has_form: True adds the shipped request for JSON; False if the rubric asks for a form.
-        scores, choices: Lowest and highest score, or the words that the judge chooses from.
+    `mode` is a key of `KEYS`, an empty `rubric` the shipped text. `has_form` adds the shipped request for JSON; it is
+    False if the rubric asks for a form. The judge gives a score between `scores`, or one of the words in `choices`.
     """
     what = {"pair": "two answers", "rank": "several answers"}.get(mode, "an answer") + " to a question"
     asked = _FORMS["choice" if choices else mode] if has_form else ""

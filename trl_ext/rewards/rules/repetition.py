@@ -84,11 +84,9 @@ def counted_frac(text: str, ngram: int) -> float:
 
 
 def num_different(units: Sequence[Any], ngram: int) -> int:
-    """Count the different n-grams of token ids or words.
-
-    An n-gram of ids that fits into 63 bits, such as three ids below 2 million, is counted as one number: numpy sorts
-    these numbers in half the time of a set of tuples.
-    """
+    """Count the different n-grams of token ids or words."""
+    # An n-gram of ids that fits into 63 bits, such as three ids below 2 million, becomes one number: numpy sorts these
+    # numbers in half the time of a set of tuples.
     if len(units) >= _MIN_SORTED and isinstance(units[0], int):
         import numpy as np  # Here, because reading rules without scoring does not need it.
 

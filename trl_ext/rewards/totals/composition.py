@@ -26,19 +26,12 @@ GATE_OPENS_AT = 1.0  # Least value of an open gate: the highest value of every s
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The combined verdicts of one row.
+    """The combined verdicts of one row."""
 
-    Args:
-        values: Each rule's value, scaled and clipped, or None.
-        states: The state of each rule's gate: "open", "shut" or "unknown".
-        contributions: Each rule's share of the total; None if the rule is left out.
-        total: The clipped sum; None if no rule has a value.
-    """
-
-    values: tuple[float | None, ...]
-    states: tuple[str, ...]
-    contributions: tuple[float | None, ...]
-    total: float | None
+    values: tuple[float | None, ...]  # of each rule, scaled and clipped
+    states: tuple[str, ...]  # of each rule's gate: "open", "shut" or "unknown"
+    contributions: tuple[float | None, ...]  # of each rule; None if the rule is left out
+    total: float | None  # the clipped sum; None if no rule has a value
 
 
 class Composition:

@@ -40,36 +40,22 @@ _warned: set[Hashable] = set()
 
 @dataclass(slots=True)
 class Column:
-    """One rule's verdicts.
-
-    Args:
-        verdicts: One per row; values are finite or None.
-        ms: Milliseconds of each computed verdict.
-        hits: Rows whose verdict came from the cache or from an equal row of the batch.
-        costs: Costs of an AsyncRule's calls, by the name of the metric.
-    """
+    """One rule's verdicts, one per row, with finite values or None."""
 
     verdicts: list[Verdict]
-    ms: list[float] = field(default_factory=list)
-    hits: int = 0
-    costs: Mapping[str, float] = field(default_factory=dict)
+    ms: list[float] = field(default_factory=list)  # milliseconds of each computed verdict
+    hits: int = 0  # rows whose verdict came from the cache or from an equal row of the batch
+    costs: Mapping[str, float] = field(default_factory=dict)  # of an AsyncRule's calls, by the name of the metric
 
 
 @dataclass(slots=True)
 class Pending:
-    """A rule's rows while workers, a server or `score_batch` judge them.
+    """A rule's rows while workers, a server or `score_batch` judge them."""
 
-    Args:
-        keys: Cache key of each row.
-        known: Verdicts by key.
-        sent: Keys to be judged, in the order of the answers, each with the index of the first row that has it.
-        answers: Waits for the verdicts of `sent` and returns them with the costs of their calls.
-        cancel: Cancels them.
-    """
-
-    keys: list[Hashable]
+    keys: list[Hashable]  # cache key of each row
     known: dict[Hashable, Verdict]
-    sent: dict[Hashable, int]
+    sent: dict[Hashable, int]  # keys to be judged, in the order of the answers, with the index of their first row
+    # Waits for the verdicts of `sent` and returns them with the costs of their calls.
     answers: Callable[[], tuple[Sequence[Judged], Mapping[str, float]]] = lambda: ((), {})
     cancel: Callable[[], object] = lambda: None
 
@@ -117,10 +103,8 @@ class VerdictCache:
 class Scorer:
     """Judge of rows by rules. Only its settings are pickled; pool and cache belong to a process.
 
-    Args:
-        limits: Limits of the worker pool.
-        isolate: False runs all rules in this process.
-        on_error: "stop" raises a RuleError for an exception in a rule; "floor" logs it once and gives the floor.
+    `isolate=False` runs all rules in this process. After an exception in a rule `on_error="stop"` raises a RuleError;
+    "floor" logs it once and gives the rule's floor.
     """
 
     def __init__(self, limits: Limits, isolate: bool, on_error: str):
@@ -312,10 +296,7 @@ class Scorer:
         part.answers, part.cancel = future.result, future.cancel
 
     def _pending(self, rule: Rule, rows: list[Row], gates: Sequence[str] = ()) -> Pending:
-        """Split a rule's rows into known verdicts and rows to judge, the first row of each key.
-
-        `gates` holds the state of the rule's gates for each row; empty means that they do not count.
-        """
+        """Split a rule's rows into known verdicts and first rows of other keys; `gates` has each row's gate state."""
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED, "shut": Verdict(rule.floor, "gated", _UNASKED), "unknown": _NO_GATE}, {})
         for index, row in enumerate(rows):

@@ -21,21 +21,13 @@ logger = logging.getLogger("trl_ext.rewards")
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of one rule's rows with and without a value; it adds up over batches and ranks.
+    """Counts of one rule's rows with and without a value; it adds up over batches and ranks."""
 
-    Args:
-        num_rows: All rows, without the rows that the rule's `when` excludes.
-        num_scored: Rows with a value.
-        num_null: Rows without a value in which a column that the rule reads is null or NaN.
-        num_covered: Rows without a value that another rule judged right or wrong.
-        reason: Status and detail of the first row without a value, or "".
-    """
-
-    num_rows: int = 0
-    num_scored: int = 0
-    num_null: int = 0
-    num_covered: int = 0
-    reason: str = ""
+    num_rows: int = 0  # without the rows that the rule's `when` excludes
+    num_scored: int = 0  # rows with a value
+    num_null: int = 0  # rows without a value in which a column that the rule reads is null or NaN
+    num_covered: int = 0  # rows without a value that another rule judged right or wrong
+    reason: str = ""  # status and detail of the first row without a value
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(

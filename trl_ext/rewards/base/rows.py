@@ -140,7 +140,6 @@ def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _assistant(content: str) -> dict[str, Any]:
-    """Return a text, which may contain think tags, as an assistant's message."""
     end = content.rfind("</think>")
     if end >= 0:
         # A chat template may open the thoughts in the prompt, so that the completion only closes them.

@@ -194,8 +194,8 @@ class Rule:
     def cache_key(self, row: Row) -> Hashable | None:
         """Return a key of everything that the verdict depends on, or None to cache no verdicts.
 
-        It pays if the key is much smaller than the row: a rule that returns gold and answer judges equal answers of a
-        group once. A rule that reads `row.group`, `row.step` or `row.messages` puts them into the key.
+        A rule that returns gold and answer judges equal answers of a group once. A rule that reads `row.group`,
+        `row.step` or `row.messages` puts them into the key.
         """
         return None
 
@@ -271,19 +271,16 @@ def check_number(
 
 
 def check_whole(rule: Rule, key: str, value: Any, least: int = 0) -> None:
-    """Raise RuleError unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a whole number of at least {least}.")
 
 
 def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise RuleError unless `value` is one of `choices`."""
     if value not in choices:
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
 
 
 def check_flag(rule: Rule, key: str, value: Any) -> None:
-    """Raise RuleError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give true or false.")
 

@@ -14,7 +14,6 @@ Points = tuple[tuple[float, float], ...]
 
 
 def scaled(value: float, scale: tuple[float, float] | None, clip: tuple[float, float] | None) -> float:
-    """Return the value with `scale[0]` mapped to 0 and `scale[1]` to 1, and then bounded by `clip`."""
     if scale is not None:
         value = (value - scale[0]) / (scale[1] - scale[0])
     return value if clip is None else min(max(value, clip[0]), clip[1])

@@ -53,27 +53,17 @@ class CallFailed(Exception):
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of one batch of rows.
+    """The calls of one batch of rows."""
 
-    Args:
-        slots: Limits the number of simultaneous calls.
-        most_failed: Rows that may fail before the remaining rows are given up without a call; None: all may.
-        latencies_s: Seconds of each answered call.
-        num_attempts, num_retries: All attempts, and the attempts after the first of each call.
-        num_failed, last_failure: Failed rows, and the last message of a call that was made.
-        costs: Costs of the rule, by name.
-        shared: Calls that rows of the batch share (`AsyncRule.once`).
-    """
-
-    slots: asyncio.Semaphore
-    most_failed: int | None = None
-    latencies_s: list[float] = field(default_factory=list)
+    slots: asyncio.Semaphore  # limits the number of simultaneous calls
+    most_failed: int | None = None  # rows that may fail before the remaining rows are given up; None: all may
+    latencies_s: list[float] = field(default_factory=list)  # of each answered call
     num_attempts: int = 0
-    num_retries: int = 0
-    num_failed: int = 0
-    last_failure: str = ""
-    costs: Counter[str] = field(default_factory=Counter)
-    shared: dict[Hashable, "asyncio.Future[Any]"] = field(default_factory=dict)
+    num_retries: int = 0  # attempts after the first of each call
+    num_failed: int = 0  # rows
+    last_failure: str = ""  # of a call that was made
+    costs: Counter[str] = field(default_factory=Counter)  # of the rule, by name
+    shared: dict[Hashable, "asyncio.Future[Any]"] = field(default_factory=dict)  # by rows of the batch (`once`)
 
     @property
     def given_up(self) -> bool:
@@ -263,10 +253,8 @@ class AsyncRule(Rule):
         return text
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """Return a digest of prompt, messages, the rule's columns, and the group if `reads_group`.
-
-        None, if they are not plain data: the verdict is not cached. A rule that reads `row.step` overrides this.
-        """
+        """Return a digest of prompt, messages, the rule's columns, and the group if `reads_group`; None if they are
+        not plain data. A rule that reads `row.step` overrides this."""
         group = [other.text for other in row.group] if self.reads_group else []
         cells = [row.columns.get(name) for name in self.columns]
         return content_key([row.prompt, row.text, row.messages, cells, group])
@@ -302,7 +290,6 @@ def may_pass(error: Exception) -> bool:
 
 
 def code_of(error: Exception) -> Any:
-    """Return the HTTP code of a client's exception; None for other exceptions."""
     return getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
 
 

@@ -1,7 +1,4 @@
-"""Count the findings of a grammar checker: Harper for English, a LanguageTool server for other languages.
-
-A checker does not judge the meaning: nonsense in good grammar passes. `Relevance` is against that.
-"""
+"""Count the findings of a grammar checker: Harper for English, a LanguageTool server for other languages."""
 
 import asyncio
 import json
@@ -35,9 +32,9 @@ _free: dict[str, list[Any]] = {}  # linters that no thread uses, by dialect: eac
 class Grammar(Rule):
     """1.0 for English without mistakes, falling linearly to 0.0 at `zero_at` findings of Harper per 100 words.
 
-    Spelling counts, too. Code, LaTeX, links and tags are cut out first. A word that is not in Latin script is a
-    finding. A completion without words earns 0.0 with status `no_answer`, more than 20,000 characters earn 0.0 with
-    status `too_long`.
+    Spelling counts, too; meaning does not (see `Relevance`). Code, LaTeX, links and tags are cut out. A word that
+    is not in Latin script is a finding. A completion without words is `no_answer`, a text above 20,000 characters
+    `too_long`; both earn 0.0.
 
     Args:
         dialect: "american", "british", "australian", "canadian" or "indian" spelling.
@@ -152,7 +149,6 @@ def _graded(rule: Grammar | LanguageTool, findings: list[str], num_words: int) -
 
 
 def found_in(text: str, dialect: str) -> list[str]:
-    """Return the kind and the words of each of Harper's findings."""
     import harper
 
     free = _free.setdefault(dialect, [])

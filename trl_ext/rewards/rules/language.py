@@ -143,7 +143,6 @@ def words_in(text: str, script: str) -> list[str]:
 
 
 def words_of(text: str, language: str) -> list[str]:
-    """Return the words of a text that are in the language's script."""
     if language != "ja":
         return words_in(text, _SCRIPT_OF[language])
     kana, both = _KANA.findall(text), _KANA_AND_HAN.findall(text)

@@ -295,7 +295,7 @@ class ModelJudge(AsyncRule):
         return asked.read(self._said(reply.text, asked.messages[-1]["content"]))
 
     def _said(self, text: str, shown: str) -> Any:
-        """Return the score in a reply's JSON; None without one, or if an answer has shown this JSON to the judge."""
+        """Return the score in a reply's JSON; None without a score, or if the JSON is a quotation of the request."""
         for part in (text, after_think(text)):
             fenced = _FENCED.fullmatch(part.strip())
             try:
@@ -308,7 +308,6 @@ class ModelJudge(AsyncRule):
 
 
 def of_two(said: Any) -> float | None:
-    """Return 1.0 if a reply prefers answer A, 0.0 for B, 0.5 for a tie; None for anything else."""
     return {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
 
 

@@ -1,7 +1,6 @@
 """Judge whether the completion adds text about the prompt, by sentence embeddings.
 
-The prompt's words are removed from the completion first: a copy of the prompt, or a list or a random order of its
-words, would otherwise be more similar to the prompt than any answer.
+The prompt's words are removed from the completion first: a copy of them would be more similar than any answer.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Judge completions by an HTTP verifier: NeMo-Gym's `/verify`, or any address that takes and returns JSON.
 
-A reply is trusted as little as a judge's: it is read up to 2 MB and only as JSON, and a value out of bounds does not
-count. A reply without a value earns the floor, never None, because a completion can cause it.
+A reply is read up to 2 MB. Without a value in bounds it earns the floor, never None: a completion may have caused it.
 """
 
 import json

@@ -115,8 +115,7 @@ def gate_of(rule: Rule) -> tuple[str, str]:
 
 
 def gate_state(values: Sequence[float | None], verdicts: Sequence[Verdict], chain: Sequence[Gate]) -> str:
-    """Return the state of a rule's gates: "shut" if any has a low value or another status, "unknown" if any has no
-    value, else "open"."""
+    """Return "shut" if any gate has a low value or another status, "unknown" if any has no value, else "open"."""
     statuses = [verdicts[position].status == status for position, status in chain if status]
     gates = [values[position] for position, status in chain if not status]
     if not all(statuses) or any(value is not None and value < GATE_OPENS_AT for value in gates):

@@ -64,7 +64,6 @@ def _number(value: float | None, sign: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text without line breaks, for a cell of a table."""
     return " ".join(text.split())
 
 

@@ -89,7 +89,6 @@ def read_cells(rules: Sequence[Rule], columns: Mapping[str, Sequence[Any]]) -> l
 
 
 def _shown(cell: Any) -> Any:
-    """Return the cell, or the start of a long cell with "..."."""
     text = str(cell).rstrip()
     if len(text) <= _TRACE_CHARS:
         return text if isinstance(cell, str) else cell

@@ -419,7 +419,6 @@ def gives_batches(rule: Rule) -> bool:
 
 
 def slice_of(future: "Future[list[Judged]]", first: int, end: int) -> tuple[Sequence[Judged], Mapping[str, float]]:
-    """Wait for the pool's answers and return one rule's."""
     return future.result()[first:end], {}
 
 

@@ -47,7 +47,6 @@ class Tally:
         return self.num_rows > 0 == self.num_scored
 
     def why(self, rule: Rule) -> str:
-        """Return the reason why rows have no value, as a clause."""
         if 0 < self.num_null == self.num_unscored:
             return f"{' or '.join(repr(name) for name in rule.columns)} is null or NaN in all of these rows"
         return f"the reason of the first such row: {self.reason}"

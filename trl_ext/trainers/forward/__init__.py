@@ -1,1 +1,1 @@
-"""What goes through a model: completions, pairs, heads, adapters."""
+"""Forwards through a model: completions, pairs, heads, adapters."""

@@ -1,4 +1,4 @@
-"""Calls of a model on several sequences: one flat row, or a batch padded on the right; and a look at such calls."""
+"""Call a model on several sequences, as one flat row or as a batch padded on the right, and record such calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from trl_ext.packing.layout import FlatRow
 
 
 def call_flat(model: Callable[..., Any], row: FlatRow, **options: Any) -> Any:
-    """Call the model once on a flat row; the segments stand for an attention mask."""
+    """Call the model once on a flat row, with its segments instead of an attention mask."""
     with packed_forward():
         return model(
             input_ids=row.input_ids,
@@ -50,11 +50,7 @@ _MARK = "_trl_ext_keeps_positions"
 
 
 def let_positions_be_chosen(model: Any) -> None:
-    """Make `only_positions` work on a causal model; idempotent, and without effect outside of it.
-
-    Args:
-        model: Of transformers, without wrapper.
-    """
+    """Make `only_positions` work on an unwrapped causal model; idempotent, and without effect otherwise."""
     if not getattr(model.base_model, _MARK, False):
         setattr(model.base_model, _MARK, True)
         model.base_model.register_forward_hook(_choose)
@@ -62,7 +58,7 @@ def let_positions_be_chosen(model: Any) -> None:
 
 @contextmanager
 def only_positions(index: torch.Tensor) -> Iterator[None]:
-    """Inside the block backbones return the hidden states of these positions of their one row: [1, len(index), H]."""
+    """Make backbones return only these positions of their single row inside the block: [1, len(index), H]."""
     token = _kept.set(index)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Activation checkpointing that trainers switch off and on: the options that say which layers, told from torch's."""
+"""Activation checkpointing that trainers switch off and on, with options for layers that torch does not accept."""
 
 from functools import partial
 from typing import Any
@@ -13,16 +13,16 @@ from trl_ext.packing.recompute import checkpoint_contexts
 def enable_checkpointing(
     model: Any, gradient_checkpointing_kwargs: Any = None, every_n_layers: int = 1, **others: Any
 ) -> None:
-    """Switch checkpointing on, on every n-th layer.
+    """Switch checkpointing on for every n-th layer.
 
-    transformers' Trainer takes `every_n_layers` and `offload` out of the arguments' options. TRL hands over all of
-    them when it switches checkpointing on again after generation, and torch refuses the two in the first step, as it
-    would `keep_attention`, which is ours.
+    transformers' Trainer removes `every_n_layers` and `offload` from the arguments' options. TRL passes them all when
+    it switches checkpointing on again after generation, and torch would reject them in the first step, and also our
+    `keep_attention`.
 
     Args:
-        model: Of transformers, without PEFT's wrapper.
-        gradient_checkpointing_kwargs: Of the training arguments.
-        every_n_layers, others: Of `PreTrainedModel.gradient_checkpointing_enable`.
+        model: A transformers model without PEFT's wrapper.
+        gradient_checkpointing_kwargs: From the training arguments.
+        every_n_layers, others: As for `PreTrainedModel.gradient_checkpointing_enable`.
     """
     options = dict(gradient_checkpointing_kwargs or {})
     every_n_layers = options.pop("every_n_layers", every_n_layers)
@@ -31,7 +31,7 @@ def enable_checkpointing(
         if options.setdefault("use_reentrant", False):
             raise ConfigError("keep_attention of gradient_checkpointing_kwargs needs use_reentrant: false. Set it so.")
         options["context_fn"] = partial(checkpoint_contexts, options.get("context_fn"))
-    with old_names_unsaid():  # the old name is the one that every supported version has
+    with old_names_unsaid():  # every supported version has the old name
         type(model).gradient_checkpointing_enable(model, options or None, **others)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
@@ -39,13 +39,13 @@ def enable_checkpointing(
 
 
 def is_checkpointing(model: Any) -> bool:
-    """Return True while checkpointing is switched on."""
+    """Return True if checkpointing is on."""
     with old_names_unsaid():
         return bool(model.is_gradient_checkpointing)
 
 
 def keep_layer_options(model: Any, options: Any) -> None:
-    """Let `model` take all options of the training arguments whenever checkpointing is switched on again."""
+    """Apply all options of the training arguments whenever checkpointing is switched on again."""
     model.gradient_checkpointing_enable = partial(enable_checkpointing, model)
     if is_checkpointing(model):
         model.gradient_checkpointing_enable(options)

@@ -1,4 +1,4 @@
-"""Several backward passes where the training loop knows of one, and gradients computed before the backward pass."""
+"""Several backwards in one micro-step of the training loop, and gradients computed before the backward."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,11 +13,9 @@ from trl_ext.compat.swap import swapped
 
 @contextmanager
 def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
-    """Inside the block a backward pass is not the last of the optimizer step, for DDP, DeepSpeed and FSDP2.
+    """Mark backwards inside the block as not the last of the optimizer step, for DDP, DeepSpeed and FSDP2.
 
-    Args:
-        accelerator: The trainer's Accelerator.
-        model: The wrapped model, as training calls it.
+    `model` is the wrapped model, as training calls it.
     """
     state = accelerator.gradient_state
     before = state.sync_gradients
@@ -32,7 +30,7 @@ def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
 
 @contextmanager
 def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
-    """Inside the block the loss of a micro-step without forwards does not go backward; any other needs a gradient."""
+    """Skip the backward of a micro-step without forwards inside the block; any other loss needs a gradient."""
     accelerator = trainer.accelerator
     plain = accelerator.backward
 
@@ -45,38 +43,38 @@ def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
 
 
 def keep_gradients_in_buckets(accelerator: Any) -> None:
-    """Let DDP's gradients live in the buckets that it sends, instead of a second time beside them.
+    """Store DDP's gradients in the buckets that it sends, without a second copy.
 
-    Saves 4 bytes for each trained fp32 weight; the numbers are the same. It is off in accelerate, and no argument of
-    the Trainer. Called before the model is prepared.
+    Saves 4 bytes per trained fp32 weight; the gradients are the same. It is off in accelerate, and Trainer has no
+    argument for it. Call it before the model is prepared.
     """
     if accelerator.ddp_handler is not None:
         accelerator.ddp_handler.gradient_as_bucket_view = True
 
 
 def reduce_every_backward(accelerator: Any) -> None:
-    """Let every backward pass reduce its gradients to this process's share under FSDP2, as ZeRO-3 does.
+    """Make every backward reduce its gradients to this process's shard under FSDP2, as ZeRO-3 does.
 
-    Left to the last pass of an optimizer step, as in accelerate, the others leave all gradients whole on every card: 2
-    bytes for each trained weight. Called before training starts.
+    accelerate reduces only in the last backward of an optimizer step; until then each card holds all gradients
+    unsharded, 2 bytes per trained weight. Call it before training starts.
     """
     if accelerator.is_fsdp2:
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
 
 
 def can_settle(trainer: Any) -> bool:
-    """True if gradients can be had outside the trainer's backward pass: not under ZeRO-3 and FSDP, whose weights are
-    there in a pass alone, and not with fp16's scaled losses."""
+    """Return True if gradients can be computed outside the trainer's backward.
+
+    They cannot under ZeRO-3 and FSDP, which gather weights only during a pass, nor with fp16's scaled losses.
+    """
     return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or trainer.args.fp16)
 
 
 def settled(loss: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-    """Return the loss with its gradient in place of its graph: the backward pass hands it to the parameters, times
-    what arrives there, so that engines reduce and scale it as any other.
+    """Return the loss with its gradient already computed and its graph freed.
 
-    Args:
-        loss: A scalar of the parameters alone.
-        parameters: Trained weights.
+    The backward multiplies the gradient by the incoming gradient and passes it to the parameters, so that engines reduce and
+    scale it like any other. `loss` is a scalar that depends on nothing but `parameters`.
     """
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     pairs = [

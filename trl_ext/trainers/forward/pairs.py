@@ -1,4 +1,4 @@
-"""Preference pairs as flat rows: both sides of a pair in one forward, behind one copy of what they share.
+"""Preference pairs as flat rows: both sides of a pair in one forward, after one copy of their common prefix.
 
 Legend: N pairs of a row, T tokens of the flat row.
 """
@@ -17,11 +17,11 @@ from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
-# Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
+# Column of a tokenized dataset: length of the common prefix of a pair's sides, in tokens.
 SHARED = "shared_tokens"
-# Where a pair says how many pairs its micro-batch has in TRL, whose loss is the mean over these.
+# Key of a pair: number of pairs in its TRL micro-batch, whose loss is the mean over them.
 IN_MICRO_BATCH = "pairs_in_micro_batch"
-# A row of one token and no pair: what a rank forwards while others have one more row.
+# A row of one token and no pair, for a rank that has fewer rows than others.
 _NO_PAIR = PlannedRow((Segment(0, 1, 0, 0, None),))
 
 
@@ -32,8 +32,8 @@ class PairRow:
     Args:
         flat: The model's input.
         pool_index: [2N] row index of the scored token of every chosen, then of every rejected side.
-        margins: [N] what the loss subtracts from the difference of the scores; None if the dataset has no margins.
-        examples: The N pairs as the dataset holds them.
+        margins: [N] margins that the loss subtracts from the score differences; None if the dataset has none.
+        examples: The N pairs from the dataset.
     """
 
     flat: FlatRow
@@ -47,12 +47,12 @@ class PairRow:
 
     @property
     def num_raw_tokens(self) -> int:
-        """The number of tokens of all sides, shared ones counted twice."""
+        """Number of tokens of all sides; shared tokens count twice."""
         return sum(len(side) for side in sides(self.examples))
 
     @property
     def num_padded_tokens(self) -> int:
-        """The number of tokens of a padded batch of the same pairs."""
+        """Number of tokens of a padded batch of the same pairs."""
         return max(map(len, sides(self.examples)), default=0) * 2 * self.num_pairs
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PairRow":
@@ -66,16 +66,16 @@ class PairRow:
 
 
 def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_token_id: int | None) -> PairRow:
-    """Lay pairs into one flat row; no pair gives a row of one token that counts for nothing.
+    """Lay pairs into one flat row; without pairs return a row of one token that counts for nothing.
 
     Args:
-        examples: Pairs with `chosen_ids`, `rejected_ids`, and `margin` or not.
-        share_prompt: One copy of the common beginning for both sides.
-        pad_token_id: The model's, for the rule which token of a side is scored.
+        examples: Pairs with `chosen_ids`, `rejected_ids`, and `margin` if the dataset has margins.
+        share_prompt: Use one copy of the common prefix for both sides.
+        pad_token_id: The model's, which decides which token of a side is scored.
     """
     if not examples:
         return PairRow(flatten(_NO_PAIR, Ragged.of([[0]])), torch.zeros(0, dtype=torch.long), None, ())
-    # Side 2i is pair i's chosen one, side 2i + 1 its rejected one: neighbours in the row.
+    # Side 2i is pair i's chosen side, side 2i + 1 its rejected side, next to each other in the row.
     sequences = [side for example in examples for side in (example["chosen_ids"], example["rejected_ids"])]
     ragged = Ragged.of(sequences)
     items = []
@@ -94,9 +94,9 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
 
 
 def score_row(model: Callable[..., Any], row: PairRow, group: SequenceGroup | None = None) -> torch.Tensor:
-    """Return the scores [2N, 1] of a row's chosen, then rejected sides: one model call, no attention mask.
+    """Return the scores [2N, 1] of a row's chosen, then rejected sides, from one model call without attention mask.
 
-    With `group` its processes have the same row, and each forwards a part of it.
+    The processes of `group` have the same row, and each forwards a part of it.
     """
     return pooled_scores(model, row.flat, row.pool_index, group)
 
@@ -107,23 +107,23 @@ def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
 
 
 def num_tokens_of_pair(example: Mapping[str, Any], share_prompt: bool) -> int:
-    """Return how many tokens a pair takes in a flat row."""
+    """Return the number of tokens of a pair in a flat row."""
     both = len(example["chosen_ids"]) + len(example["rejected_ids"])
     return both - shared_of(example) if share_prompt else both
 
 
 def shared_of(example: Mapping[str, Any]) -> int:
-    """Return how many tokens the sides begin with in common, from the dataset's column if it is there."""
+    """Return the length of the sides' common prefix in tokens, from the dataset's column if it exists."""
     known = example.get(SHARED)
     return num_shared_tokens(example["chosen_ids"], example["rejected_ids"]) if known is None else known
 
 
 def num_shared_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> int:
-    """Return the length of the common beginning that leaves either side a token of its own."""
+    """Return the length of the longest common prefix that leaves each side at least one separate token."""
     limit = max(min(len(chosen), len(rejected)) - 1, 0)
     if chosen[:limit] == rejected[:limit]:
         return limit
-    # The first difference, by halves: comparing slices is faster than a loop over tokens.
+    # Binary search for the first difference: comparing slices is faster than a loop over tokens.
     low, high = 0, limit
     while high - low > 1:
         middle = (low + high) // 2

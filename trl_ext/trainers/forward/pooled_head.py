@@ -1,8 +1,8 @@
-"""A reward model's score of chosen tokens of a flat row, inside the model's own forward.
+"""A reward model's scores of selected tokens of a flat row, computed in the model's own forward.
 
-transformers scores every token and then picks one per row of the batch. In a flat row there are many ends, and only
-they need a score. The call goes through the patched instance's `forward`, so that DDP, DeepSpeed, FSDP and PEFT, which
-wrap it, see one ordinary forward.
+transformers scores every token and then picks one per row of the batch. A flat row has many ends, and only they need
+a score. The call goes through the patched instance's `forward`, so that DDP, DeepSpeed, FSDP and PEFT, which wrap it,
+see one normal forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,12 @@ from trl_ext.trainers.forward.calls import call_flat
 
 
 def add_pooled_head(model: Any) -> None:
-    """Let `model(..., pool_index=[N])` return [N, 1] scores of those tokens of a flat row; idempotent.
+    """Make `model(..., pool_index=[N])` return [N, 1] scores of these tokens of a flat row; idempotent.
 
-    Without `pool_index` the model is what it was.
-
-    Args:
-        model: A sequence classification model of transformers, without wrapper.
+    `model` is an unwrapped sequence classification model of transformers. Without `pool_index` it works as before.
 
     Raises:
-        PackingError: the model has no `score` on top of a backbone.
+        PackingError: The model has no `score` on top of a backbone.
     """
     if getattr(model.forward, "__func__", None) is _forward:
         return
@@ -51,10 +48,10 @@ def _forward(
 
 
 def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
-    """Return which token of a sequence carries its score: the rightmost one that is not padding.
+    """Return the index of a sequence's scored token: the rightmost token that is not padding.
 
-    The rule of transformers' sequence classification models, kept to the letter: where the pad token is EOS it is the
-    token before EOS, and the first token where all are padding.
+    The rule of transformers' sequence classification models: if the pad token is EOS, it is the token before EOS, and
+    the first token if all are padding.
     """
     if pad_token_id is None:
         return len(ids) - 1
@@ -64,13 +61,13 @@ def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
 def pooled_scores(
     model: Callable[..., Any], row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | None = None
 ) -> torch.Tensor:
-    """Return the scores [N, 1] of these tokens of a flat row, by one model call.
+    """Return the scores [N, 1] of some tokens of a flat row, from one model call.
 
     Args:
         model: With `add_pooled_head`, wrapped or not.
         row: The model's input.
         pool_index: [N] row index of every scored token.
-        group: Processes that have the same row, and of which each forwards a part of it.
+        group: Processes with the same row; each forwards a part of it.
     """
     here = tokens_here(row, pool_index, group)
     part = row.part(group)
@@ -80,7 +77,7 @@ def pooled_scores(
 
 
 def tokens_here(row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | None) -> torch.Tensor:
-    """Return which of these tokens of a flat row are in this process's part of it, as an index into `pool_index`."""
+    """Return which of these tokens are in this process's part of the flat row, as an index into `pool_index`."""
     everyone = torch.arange(len(pool_index), device=pool_index.device)
     if group is None:
         return everyone
@@ -89,7 +86,7 @@ def tokens_here(row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | N
 
 
 def whole(values: torch.Tensor, here: torch.Tensor, count: int, group: SequenceGroup | None) -> torch.Tensor:
-    """Return what all processes of a group have of `count` values, each of them `values` at `here`. Collective."""
+    """Combine `count` values of all processes of a group; this process has `values` at `here`. Collective."""
     if group is None:
         return values
     return sum_over(values.new_zeros(count, *values.shape[1:]).index_put((here,), values), group)

@@ -1,17 +1,17 @@
-"""What a reward model reads: one contract for RewardTrainer, PPOTrainer, GRPOTrainer and the reward adapter.
+"""Token ids for reward models: one contract for RewardTrainer, PPOTrainer, GRPOTrainer and the reward adapter.
 
-A score means something for token ids made as in training. RewardTrainer, TRL's and ours, makes them like this, and
-whoever asks the model later does the same, with the text of prompt and answer:
+A score is meaningful only for token ids made as in training. RewardTrainer, TRL's and ours, makes them as follows, and
+later callers of the model do the same from the text of prompt and answer:
 
 * Conversations: the chat template's rendering, without further special tokens, as in TRL's GRPOTrainer.
-* Plain text: the tokenizer's own special tokens, such as BOS, around the text, and EOS behind it.
-* An answer that was cut off by the length limit is closed like any other: the model was trained at that mark alone,
-  and its score of any other token is noise.
-* The model scores the last token that is not padding (`pooled_head.scored_token`). Where the pad token is EOS, that is
-  the token before EOS, in training as well.
+* Plain text: the tokenizer's special tokens, such as BOS, around the text, and EOS after it.
+* An answer that the length limit cut off ends in the same way: the model was trained to score this end only, and its
+  scores of other tokens are noise.
+* The model scores the last token that is not padding (`pooled_head.scored_token`). If the pad token is EOS, this is
+  the token before EOS, in training too.
 
-RewardTrainer writes `reward_input.json` beside the weights. Without that file the setting `reward_model_eos` decides
-on plain text. Where it is "auto", PPO reads as RewardTrainer does, and GRPO as TRL's GRPOTrainer: no special tokens.
+RewardTrainer writes `reward_input.json` next to the weights. Without this file, the setting `reward_model_eos` decides
+on plain text. With "auto", PPO encodes as RewardTrainer does, and GRPO as TRL's GRPOTrainer: no special tokens.
 """
 
 import hashlib
@@ -38,14 +38,14 @@ _ROWS_LOOKED_AT = 100
 
 @dataclass(frozen=True, slots=True)
 class RewardInputRecord:
-    """How the training of a reward model made token ids; its fields are the keys of `reward_input.json`.
+    """The way token ids were made when a reward model was trained; its fields are the keys of `reward_input.json`.
 
     Args:
-        format: "plain", "conversational", or "tokenized" where the dataset came with token ids.
-        appends_eos: Whether plain text ended in EOS; None where training saw no plain text, or saw both.
+        format: "plain", "conversational", or "tokenized" if the dataset had token ids.
+        appends_eos: Whether plain text ended in EOS; None if training saw no plain text, or both.
         eos_token, pad_token: As text.
-        chat_template_sha256: Of the template that wrote conversations; None for other formats.
-        max_length: Most tokens of a side in training; None for any number.
+        chat_template_sha256: Hash of the template of conversations; None for other formats.
+        max_length: Most tokens of a side in training; None without a limit.
     """
 
     format: str
@@ -61,12 +61,12 @@ class RewardInputRecord:
 
 
 def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> RewardInputRecord:
-    """Return how RewardTrainer makes token ids of this dataset, which is not tokenized by it yet.
+    """Return how RewardTrainer will make token ids of a dataset that it has not tokenized yet.
 
     Args:
-        dataset: Preference pairs, text, messages or `chosen_ids` and `rejected_ids`; only its first rows are read.
+        dataset: Preference pairs: text, messages, or `chosen_ids` and `rejected_ids`; only its first rows are read.
         tokenizer: With the pad token that training uses.
-        max_length: Of the config.
+        max_length: From the config.
     """
     first = next(iter(dataset))
     sides = ("chosen_ids", "rejected_ids") if "chosen_ids" in first else ("chosen_input_ids", "rejected_input_ids")
@@ -85,10 +85,10 @@ def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> Rew
 
 
 def read_record(name: str | None) -> RewardInputRecord | None:
-    """Return the record in a model's folder or hub repository, None where there is none.
+    """Return the record in a model's folder or hub repository, or None.
 
     Raises:
-        ConfigError: the file is no such record.
+        ConfigError: The file is not such a record.
     """
     if not name:
         return None
@@ -107,24 +107,24 @@ def read_record(name: str | None) -> RewardInputRecord | None:
 
 
 class RewardEncoder:
-    """Makes the token ids that a reward model reads, of prompts and completions.
+    """Makes a reward model's token ids from prompts and completions.
 
     Args:
-        tokenizer: The reward model's own. Not changed.
-        name: What messages call the model.
-        record: How the model was trained; None where nobody wrote it down.
-        eos: The setting `reward_model_eos`: what to assume where the record does not tell.
+        tokenizer: The reward model's. Not changed.
+        name: Name of the model in messages.
+        record: How the model was trained; None if unknown.
+        eos: The setting `reward_model_eos`: what to assume if the record does not decide.
         chat_template_kwargs: For the chat template of conversations.
-        policy_tokenizer: Made the prompts' ids; None for `tokenizer`.
-        as_grpo: True reads plain text without special tokens where nothing is known, as TRL's GRPOTrainer does.
+        policy_tokenizer: Tokenizer of the prompts' ids; None for `tokenizer`.
+        as_grpo: If nothing is known, read plain text without special tokens, as TRL's GRPOTrainer does.
 
     Attributes:
         assumes: True if `eos` decides, as no record does.
-        pad_token_id: The token that carries no score.
+        pad_token_id: The token that has no score.
 
     Raises:
-        ConfigError: neither pad nor EOS token, another pad token than in training where that changes the scored
-            token, or no EOS token to append.
+        ConfigError: Neither pad nor EOS token, a pad token other than in training that changes the scored token, or no
+            EOS token to append.
     """
 
     def __init__(
@@ -156,20 +156,19 @@ class RewardEncoder:
         self._said: set[str] = {"assumed"} if eos != "auto" or token is None else set()
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[list[int]]:
-        """Return the token ids of each prompt with its completion, none of them empty.
+        """Return the token ids of each prompt with its completion, each at least one token long.
 
-        Args:
-            prompts, completions: N strings each, or N lists of messages each.
+        `prompts` and `completions` are N strings each, or N lists of messages each.
 
         Raises:
-            ConfigError: conversations for a tokenizer without chat template.
+            ConfigError: Conversations with a tokenizer without chat template.
         """
         if not prompts:
             return []
         is_chat = is_conversational({"prompt": prompts[0]})
         self._compare_formats("conversational" if is_chat else "plain")
         texts = (self._rendered if is_chat else self._plain)(prompts, completions)
-        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
+        # JSON from a tool may hold a lone surrogate, which is not valid Unicode and stops fast tokenizers.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         special = self._adds_special_tokens and not is_chat
         sequences = [list(ids) for ids in self._tokenizer(text=texts, add_special_tokens=special)["input_ids"]]
@@ -183,7 +182,7 @@ class RewardEncoder:
         return [ids or [self.pad_token_id] for ids in sequences]
 
     def _compare_formats(self, own: str) -> None:
-        """Say once that training saw messages and the prompts are text, or the other way round."""
+        """Warn once if training used messages and the prompts are text, or the other way round."""
         known = self.record.format if self.record else "tokenized"
         if known not in (own, "tokenized"):
             self._say_once(
@@ -204,7 +203,7 @@ class RewardEncoder:
         return [text if text.endswith(self._eos) else text + self._eos for text in texts]
 
     def _prompt_text(self, prompt: str) -> str:
-        # The text of a tokenized prompt holds the policy's BOS, and the reward model's tokenizer adds its own.
+        # The text of a tokenized prompt holds the policy's BOS, and the reward model's tokenizer adds another BOS.
         bos = self._policy_tokenizer.bos_token
         return prompt.removeprefix(bos) if bos and hasattr(prompt, "ids") else prompt
 
@@ -232,12 +231,12 @@ class RewardEncoder:
 
 
 def check_eos_setting(eos: str, encoders: Sequence[RewardEncoder], dataset: Any) -> None:
-    """Raise ConfigError where `reward_model_eos` is set and leaves nothing to decide.
+    """Raise ConfigError if `reward_model_eos` is set and has no effect.
 
     Args:
         eos: The setting.
-        encoders: Of all reward models.
-        dataset: The training rows; None or a stream is not looked at.
+        encoders: The encoders of all reward models.
+        dataset: The training rows; None and streams are not read.
     """
     rows = dataset if isinstance(dataset, Dataset) and "prompt" in dataset.column_names else []
     if eos == "auto":
@@ -254,7 +253,7 @@ def check_eos_setting(eos: str, encoders: Sequence[RewardEncoder], dataset: Any)
 
 
 def is_main_process() -> bool:
-    """True on one process of the job, and where there is only one."""
+    """Return True on the main process of the job, or on its only process."""
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
@@ -265,7 +264,7 @@ def _pad_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -
         raise ConfigError(
             f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set tokenizer.pad_token."
         )
-    # Two pad tokens that no text ends in leave the score where it is.
+    # Two pad tokens that no text ends in give the same score.
     if (
         record is not None
         and token != record.pad_token
@@ -284,7 +283,7 @@ def _pad_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -
 
 
 def _eos_token(tokenizer: Any, name: str, record: RewardInputRecord | None) -> str | None:
-    """Return the token that training appended; the tokenizer's own where nobody wrote it down."""
+    """Return the EOS token of training; the tokenizer's if there is no record."""
     if record is None or record.eos_token is None:
         return tokenizer.eos_token
     if record.eos_token not in tokenizer.get_vocab():

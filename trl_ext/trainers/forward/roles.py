@@ -1,8 +1,8 @@
-"""Several LoRA adapters on one frozen backbone: which of them computes, in a forward and in its recomputation.
+"""Switch between several LoRA adapters on one frozen backbone, in a forward and in its recomputation.
 
-Under activation checkpointing a layer runs twice: in the forward, and again in the backward, with whatever adapter is
-active *then*. Forward as actor, switch to critic, backward: no error, and gradients that are wrong by more than their
-own size. So every checkpointed layer notes the adapter of its forward and takes it up again to recompute.
+Under activation checkpointing a layer runs twice: in the forward, and again in the backward, with the adapter that is
+active *then*. Forward as actor, switch to critic, backward: no error, but gradients that are wrong by more than their
+size. So every checkpointed layer stores the adapter of its forward and uses it again to recompute.
 """
 
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
 
 
 def reward_role(index: int) -> str:
-    """Return the role, and the adapter's name, of one of several reward models: reward, reward_1, reward_2, ..."""
+    """Return the role and adapter name of reward model `index`: reward, reward_1, reward_2, ..."""
     return f"{REWARD}_{index}" if index else REWARD
 
 
 class Roles:
-    """Switches the adapter of all layers at once, without touching what requires a gradient.
+    """Switches the adapter of all layers at once, without changing `requires_grad`.
 
-    PEFT's own `set_adapter` also freezes the adapters that it leaves, and DDP and DeepSpeed would lose them.
+    PEFT's `set_adapter` also freezes the adapters that it deactivates, and DDP and DeepSpeed would lose them.
 
     Args:
-        model: PeftModel with one adapter a role.
-        adapters: Role: name of its adapter. The actor computes with whatever PEFT says is active, so that the
-            reference can be had from PEFT by switching the adapters off.
+        model: PeftModel with one adapter per role.
+        adapters: Role: name of its adapter. The actor uses PEFT's active adapter, so that switching the adapters off
+            in PEFT gives the reference model.
     """
 
     def __init__(self, model: Any, adapters: dict[str, str]):
@@ -43,7 +43,7 @@ class Roles:
             yield
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager, AbstractContextManager]:
-        """Return what `torch.utils.checkpoint` puts around a forward, and around its recomputation."""
+        """Return the contexts that `torch.utils.checkpoint` enters around a forward and around its recomputation."""
         return nullcontext(), self._in_state(self._state())
 
     def _state(self) -> tuple[list[str], bool]:
@@ -67,12 +67,12 @@ class Roles:
 
 
 def pin_roles(model: Any, roles: Roles, options: Any = None) -> None:
-    """Let every activation checkpoint of `model` remember the adapter of its forward.
+    """Make every activation checkpoint of `model` store the adapter of its forward.
 
     Args:
-        model: Causal model under the PeftModel. Trainers switch its checkpointing off and on around generation, always
-            by `gradient_checkpointing_enable`; so that is where the pin goes.
-        roles: Of the PeftModel.
+        model: Causal model under the PeftModel. Trainers switch its checkpointing off and on around generation with
+            `gradient_checkpointing_enable`, so this method is replaced.
+        roles: Roles of the PeftModel.
         options: The training arguments' `gradient_checkpointing_kwargs`.
     """
 

@@ -1,4 +1,4 @@
-"""Values inside the model's own forward, so that DDP, DeepSpeed and PEFT, which wrap it, see one ordinary call.
+"""Values computed in the model's own forward, so that DDP, DeepSpeed and PEFT, which wrap it, see one normal call.
 
 Legend: B rows, T tokens of a row, H hidden size.
 """
@@ -24,25 +24,25 @@ NAME = "value_head"
 
 @dataclass
 class ActorOutput(FusedCausalLMOutput):
-    """TRL's log-probabilities, and beside them token_values [B, T]: the return expected after each token."""
+    """TRL's log-probabilities, with token_values [B, T]: the expected return after each token."""
 
     token_values: torch.Tensor | None = None
 
 
 @dataclass
 class TokenValues(ModelOutput):
-    """token_values [B, T]: the return expected after each token.
+    """Output token_values [B, T]: the expected return after each token.
 
-    Not `values`: an output is a dict, whose own `values()` DeepSpeed and DDP call.
+    It is not named `values`: an output is a dict, whose method `values()` DeepSpeed and DDP call.
     """
 
     token_values: torch.Tensor | None = None
 
 
 def run_in_fp32(head: nn.Linear) -> nn.Linear:
-    """Let a head of one output compute in float32, whatever its own dtype; returns [..., H] -> [...].
+    """Make a head with one output compute in float32, whatever its dtype; it then returns [..., H] -> [...].
 
-    A value near 10 has steps of 0.06 in bfloat16: more than most advantages.
+    In bfloat16 a value near 10 has steps of 0.06, more than most advantages.
     """
 
     def forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
@@ -50,20 +50,20 @@ def run_in_fp32(head: nn.Linear) -> nn.Linear:
             bias = None if self.bias is None else self.bias.float()
             return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
 
-    head.forward = MethodType(forward, head)  # type: ignore[method-assign]  # this instance alone
+    head.forward = MethodType(forward, head)  # type: ignore[method-assign]  # for this instance only
     return head
 
 
 def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = torch.float32) -> nn.Linear:
-    """Give a causal model with TRL's fused head a value head, which starts at zero.
+    """Add a value head of zero weights to a causal model with TRL's fused head.
 
-    Without `roles` each scored forward also returns `token_values`. With them it does not, and
-    `model(..., role="critic")` computes the backbone with the critic's adapter and returns `token_values` alone.
+    Without `roles` each scored forward also returns `token_values`. With `roles` it does not;
+    `model(..., role="critic")` runs the backbone with the critic's adapter and returns only `token_values`.
 
     Args:
-        model: Causal model of transformers, without wrapper.
-        roles: Of the PeftModel around it.
-        dtype: Of the head's weights. DeepSpeed wants one dtype for all, and keeps a float32 copy in its optimizer.
+        model: Unwrapped causal model of transformers.
+        roles: Roles of the PeftModel around it.
+        dtype: Dtype of the head's weights. DeepSpeed needs one dtype for all, and its optimizer has a float32 copy.
     """
     hidden_size = model.config.get_text_config().hidden_size
     head = nn.Linear(hidden_size, 1, device=model.device, dtype=dtype)
@@ -96,16 +96,16 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
 
 
 def add_reward_head(model: Any, head: nn.Linear, role: str = REWARD) -> None:
-    """Let `model(..., role="reward")` return a trained score head's score of every token, as `token_values`."""
+    """Make `model(..., role="reward")` return a trained score head's score of every token, as `token_values`."""
     model.add_module(f"{role}_head", run_in_fp32(head))
     model.role_heads[role] = f"{role}_head"
 
 
 def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:
-    """Let a sequence or token classification model return `token_values` for `model(..., role="critic")`.
+    """Make a sequence or token classification model return `token_values` for `model(..., role="critic")`.
 
     Raises:
-        ConfigError: it has not one `score` on top of a backbone.
+        ConfigError: The model has no `score` with one output on top of a backbone.
     """
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1 or model.base_model is model:
@@ -128,7 +128,7 @@ def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:
 
 @contextmanager
 def hidden_from_names(model: Any) -> Iterator[None]:
-    """Take the added heads out of a model inside the block: vLLM and plain checkpoints do not know them."""
+    """Remove the added heads from a model inside the block: vLLM and plain checkpoints do not have them."""
     heads = {name: model._modules.pop(name) for name in getattr(model, "role_heads", {}).values()}
     try:
         yield
@@ -138,7 +138,7 @@ def hidden_from_names(model: Any) -> Iterator[None]:
 
 
 def hide_heads_from_vllm(vllm_generation: Any, model: Any) -> None:
-    """Push a model's weights without its heads: vLLM has none, and a name that it does not know would stop the run."""
+    """Push a model's weights to vLLM without the added heads: an unknown name would stop the run."""
     push = vllm_generation.sync_weights
 
     def push_actor() -> None:

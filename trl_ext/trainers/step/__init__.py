@@ -1,1 +1,1 @@
-"""From rollouts to a loss: what an optimizer step forwards, in which order, and how it goes backward."""
+"""From rollouts to a loss: the forwards of an optimizer step, their order and their backwards."""

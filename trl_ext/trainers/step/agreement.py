@@ -1,4 +1,4 @@
-"""Ranks that agree on a forward that ran out of memory on one of them: all take it again in halves."""
+"""Agreement between ranks after a forward ran out of memory on one of them: all run it again in halves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,29 +11,25 @@ from trl_ext.compat.swap import swapped
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
-# A forward under these has no collective inside the bare model.
+# With these, a forward has no collective inside the bare model.
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "MULTI_MUSA")
 
 
 class SplitNeeded(Exception):
-    """A forward failed on some rank; all of them take it again in halves."""
+    """Raised on all ranks if a forward failed on some rank; all run it again in halves."""
 
 
 class Agreement:
-    """Lets all ranks know that one of them ran out of memory.
-
-    Args:
-        accelerator: accelerate's.
-    """
+    """Informs all ranks if one of them ran out of memory."""
 
     def __init__(self, accelerator: Any):
         self._accelerator = accelerator
         self._flags: torch.Tensor | None = None
 
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
-        """True if any rank failed, and True if one of these cannot cut its forward. Collective."""
+        """Return whether any rank failed, and whether a failed rank cannot cut its forward. Collective."""
         assert self._flags is not None
-        # 1 is good news: the tests' memory twin runs this on fake tensors, whose values are all 1.
+        # 1 means success: the tests' memory twin runs this on fake tensors, whose values are all 1.
         self._flags.copy_(torch.tensor([not failed, not (failed and is_stuck)], dtype=torch.int32))
         torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
         all_fine, all_can_cut = self._flags.tolist()
@@ -48,8 +44,8 @@ class Agreement:
             is_stuck: True if this rank's forward cannot be cut.
 
         Raises:
-            SplitNeeded: A rank failed, and those that did can cut.
-            OutOfMemoryError: Another rank failed and cannot cut; it raises the allocator's error itself.
+            SplitNeeded: Some ranks failed, and all of them can cut.
+            OutOfMemoryError: Another rank failed and cannot cut; that rank raises the allocator's error itself.
         """
         if self._flags is None:  # allocated while there is memory
             self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)
@@ -70,7 +66,7 @@ class Agreement:
                     return output
                 if stuck:
                     raise OutOfMemoryError.of_another_rank()
-            # Out here no variable holds the error, whose traceback holds the activations.
+            # After the except block no variable holds the error, whose traceback holds the activations.
             raise SplitNeeded
 
         with swapped(bare, forward=forward):
@@ -78,11 +74,9 @@ class Agreement:
 
 
 def why_ranks_cannot_agree(accelerator: Any, size_of_groups: int = 1) -> str:
-    """Return a reason why a forward that fails on one rank is lost on all; "" if it is not.
+    """Return why a forward that fails on one rank fails on all; "" if ranks can agree.
 
-    Args:
-        accelerator: accelerate's.
-        size_of_groups: Processes that share each row.
+    `size_of_groups`: processes that share each row.
     """
     if size_of_groups > 1:
         return "under sequence_parallel the others of its group wait for this one's tokens inside the forward"

@@ -1,6 +1,6 @@
-"""Rows of rollouts that change ranks: which rank trains on a row need not be the rank that generated it.
+"""Exchange of rollout rows between ranks: a row may be trained on a rank that did not generate it.
 
-Rows of a rank are padded to its own longest prompt and completion, so widths differ between ranks. Shapes: `B` rows of
+Each rank pads its rows to its own longest prompt and completion, so widths differ between ranks. Shapes: `B` rows of
 a rank, `P` columns of its prompts (padding on the left), `C` columns of its completions (padding on the right).
 """
 
@@ -21,17 +21,17 @@ def agreed_num_forwards(num_forwards: int, accelerator: Any) -> int:
 
 
 def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> dict[str, Any]:
-    """Give every rank the rows that it is to have. Collective; with one process a plain selection.
+    """Give every rank the rows assigned to it. Collective; with one process a plain selection.
 
-    One key at a time crosses the ranks, so that no rank holds the rows of all ranks at once.
+    Keys are exchanged in turn, so that no rank holds the rows of all ranks at once.
 
     Args:
-        batch: This rank's rows: tensors [B, ...] and lists of `B` entries; tensors without dimensions and anything
-            else pass. Tensors as wide as `prompt_mask` [B, P] (by name `prompt_*`) or `completion_mask` [B, C] may
-            have another width on each rank. All ranks have the same keys, and equally many rows.
-        rows_of_ranks: For each rank the rows that it is to have, in order. Row `k` of rank `r` has the number
-            `r * B + k`. A rank may get any number of rows, a row may go to several ranks or to none.
-        accelerator: accelerate's.
+        batch: This rank's rows: tensors [B, ...] and lists of `B` entries; tensors without dimensions and other values
+            are returned unchanged. Tensors as wide as `prompt_mask` [B, P] (by name `prompt_*`) or `completion_mask`
+            [B, C] may differ in width between ranks. All ranks have the same keys and equally many rows.
+        rows_of_ranks: For each rank its rows, in order. Row `k` of rank `r` has the number `r * B + k`. A rank may get
+            any number of rows, and a row may go to several ranks or to none.
+        accelerator: The trainer's accelerator.
 
     Returns:
         The rows of this rank, cut to the columns that their prompts and completions need.
@@ -45,14 +45,14 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
 
     found: dict[str, Any] = {}
     used: dict[str, slice] = {}
-    for key in sorted(batch, key=lambda key: (key not in _MASKS, key)):  # masks first: they tell what is padding
+    for key in sorted(batch, key=lambda key: (key not in _MASKS, key)):  # masks first: they mark the padding
         value, sizes = batch[key], [sizes[key] for sizes in everywhere]
         if not sizes[rank]:
             found[key] = value
         elif isinstance(value, torch.Tensor):
             mask = "prompt_mask" if key.startswith("prompt_") else "completion_mask"
-            # As wide as the mask on every rank: a value a token. A value a row, [B, 1], is that only where all masks
-            # have one column, and then the column is needed.
+            # As wide as the mask on every rank: one value per token. One value per row, [B, 1], looks the same only
+            # if all masks have one column, and then that column is needed.
             is_padded = value.ndim == 2 and sizes == [sizes.get(mask) for sizes in everywhere]
             if is_padded:
                 missing = max(width for _, width in sizes) - value.size(1)
@@ -61,7 +61,7 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             whole = accelerator.gather(value.byte()).bool() if value.dtype == torch.bool else accelerator.gather(value)
             found[key] = whole[torch.tensor(mine, dtype=torch.long, device=whole.device)]
             if key in _MASKS:
-                # From the first to the last column in which some row has a token; one column if no row has any.
+                # From the first to the last column in which some row has a token; one column if there is no token.
                 columns = found[key].any(dim=0).nonzero().flatten().tolist() or [0]
                 used[key] = slice(columns[0], columns[-1] + 1)
             if is_padded:
@@ -73,7 +73,7 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """Return the number of rows and a row's shape, or nothing for what has no rows."""
+    """Return the number of rows and a row's shape; () for values without rows."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     return (len(value),) if isinstance(value, list) else ()

@@ -1,7 +1,6 @@
-"""What goes through the policy, and backward, at once; and which of them runs.
+"""A forward of the policy with its backward, and the forward that is running.
 
-A forward knows its layout: where it runs, TRL's loss calls the trainer back with padded ids, and the trainer scores
-the running forward's flat row instead.
+TRL's loss calls the trainer back with padded ids; the trainer scores the flat row of the running forward instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,29 +23,29 @@ Loss = Callable[[Any], torch.Tensor]
 
 
 class Forward(Protocol):
-    """What goes through a model at once, and backward at once."""
+    """Rows that go through a model together, and their backward."""
 
     @property
     def level(self) -> int:
-        """How often it was halved, or its budget."""
+        """Number of times that the forward or its budget was halved."""
 
     @property
     def most_rows(self) -> int:
-        """At least the rows of any rank's forward at this place; equal on all ranks."""
+        """Upper bound on the rows of any rank's forward at this place; equal on all ranks."""
 
     @property
     def num_rows(self) -> int:
-        """Rows, or pairs, on this rank; may be 0."""
+        """Rows or pairs on this rank; may be 0."""
 
     @property
     def num_tokens(self) -> int:
         """Real tokens on this rank."""
 
     def halves(self) -> Sequence[Self]:
-        """Two smaller forwards, or only itself where no rank can cut; equally many on every rank."""
+        """Return two smaller forwards, or only itself if no rank can cut; equally many on every rank."""
 
     def loss(self, loss_of: Loss) -> torch.Tensor:
-        """[] its loss, by the loss of a batch."""
+        """Return the loss [], computed by the function of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +53,11 @@ class StepForward:
     """Rows of an optimizer step that go through the policy together.
 
     Args:
-        rows: Where they are from.
-        members: Their numbers in it; none: a forward that counts for nothing.
-        most_rows: As in `Forward`.
-        level: As in `Forward`.
-        cache: Of the prefix that all of them begin with, which other forwards have, too; None for none.
-        is_whole: Whether it is a micro-batch whose loss is no sum over its rows, and stays what TRL made it.
+        rows: The rows of the step.
+        members: Indices of the forward's rows; without members the forward counts for nothing.
+        most_rows, level: As in `Forward`.
+        cache: Cache of a common prefix, which other forwards use too; None without a prefix.
+        is_whole: True for a micro-batch that is forwarded unchanged, as its loss is no sum over its rows.
     """
 
     rows: StepRows
@@ -89,7 +87,7 @@ class StepForward:
         return [replace(smaller, members=part) for part in parts]
 
     def batch(self) -> Rollouts:
-        """Return the rows as TRL's loss takes them."""
+        """Return the rows in the format of TRL's loss."""
         return self.rows.rollouts if self.is_whole else self.rows.batch(self.members)
 
     def loss(self, loss_of: Loss) -> torch.Tensor:
@@ -97,7 +95,7 @@ class StepForward:
 
     @cached_property
     def unpadded(self) -> Unpadded:
-        """The tokens of the rows, as they stand in `batch`."""
+        """Tokens of the rows, in the order of `batch`."""
         everything = self.rows.unpadded
         if self.is_whole:
             return everything
@@ -108,11 +106,11 @@ class StepForward:
 
     @cached_property
     def flat(self) -> PlannedRow:
-        """The flat row that holds them all."""
+        """The flat row that holds all members."""
         return plan(self.unpadded, self.rows.share_prompt, keep_all=self.rows.keep_all)[0]
 
     def calls(self) -> list[PlannedRow]:
-        """Return what goes through the policy: the flat row, after its prefix if that has not gone through yet."""
+        """Return the rows to forward: the flat row, after its prefix if the prefix is not cached yet."""
         if self.cache is None:
             return [self.flat]
         is_behind = self.cache.num_tokens > 0 and bool(self.members)
@@ -129,12 +127,7 @@ class StepForward:
 
 @dataclass(frozen=True, eq=False)
 class PrefixBackward:
-    """The backward of a prefix, after the backward of all forwards behind it.
-
-    Args:
-        cache: The prefix's.
-        level: As in `Forward`.
-    """
+    """The backward of a cached prefix, after the backwards of all forwards that use it; `level` as in `Forward`."""
 
     cache: PrefixCache
     level: int = 0
@@ -152,18 +145,18 @@ class PrefixBackward:
         return self.cache.loss()
 
 
-# The forward that a loss is computed of; None where rows are scored that belong to none, as in an evaluation.
+# The forward whose loss is computed; None if the scored rows belong to no forward, as in an evaluation.
 _running: "ContextVar[StepForward | None]" = ContextVar("running_forward", default=None)
 
 
 def running_forward() -> StepForward | None:
-    """Return the forward that runs here: the loop of the step names it, and its rows are TRL's arguments'."""
+    """Return the forward that the step's loop runs; TRL's arguments hold its rows."""
     return _running.get()
 
 
 @contextmanager
 def running(forward: Forward) -> Iterator[None]:
-    """Let a forward run inside the block; one without rows of rollouts, such as a prefix's backward, has no name."""
+    """Set the running forward inside the block; None for a forward without rollouts, such as a prefix's backward."""
     token = _running.set(forward if isinstance(forward, StepForward) else None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The size in which forwards run: halved, with the same gradients, as often as memory asked for it."""
+"""The size of forwards: halved, with the same gradients, each time memory runs out."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ logger = logging.get_logger(__name__)
 
 
 class Halving:
-    """Halves forwards that do not fit, and remembers how often.
+    """Halves forwards that do not fit, and stores how often.
 
     Args:
         trainer: A trainer with `step_settings`.
         why_whole: Why its forwards cannot be cut; "" if they can.
 
     Attributes:
-        why_not: Why forwards are not halved; "" where they are.
+        why_not: Why forwards cannot be halved; "" if they can.
     """
 
     def __init__(self, trainer: Any, why_whole: str):
@@ -33,11 +33,11 @@ class Halving:
         self.why_not = (lost or why_whole) if splits else "memory_on_oom is 'raise'"
 
     def level(self, role: str) -> int:
-        """How often the forwards of a role were halved."""
+        """Return how often the forwards of a role were halved."""
         return self._level[role]
 
     def halve(self, role: str) -> None:
-        """Let the forwards of a role be half as large from here on."""
+        """Halve the forwards of a role from now on."""
         self._level[role] += 1
 
     def cut(self, role: str, forwards: Sequence[Forward]) -> list[Forward]:
@@ -53,7 +53,7 @@ class Halving:
         return cut
 
     def warn(self, role: str, failed: Forward) -> None:
-        """Say once which forward did not fit, and which setting would have it smaller."""
+        """Warn once about a forward that did not fit, with a setting that makes forwards smaller."""
         if self._has_warned or not self._trainer.accelerator.is_main_process:
             return
         self._has_warned = True
@@ -67,7 +67,7 @@ class Halving:
 
 
 def _smaller_forwards(trainer: Any, level: int) -> str:
-    """Return settings with the same optimisation whose forwards are `2**level` times smaller; "" if there are none."""
+    """Return settings for the same optimization with forwards `2**level` times smaller; "" if there are none."""
     args, settings = trainer.args, trainer.step_settings
     if settings.max_tokens is not None:
         return f"max_tokens_per_forward={settings.max_tokens // 2**level}"

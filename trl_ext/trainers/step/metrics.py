@@ -1,7 +1,7 @@
-"""Metrics of the forwards of an optimizer step, merged over forwards and ranks into one value each.
+"""Metrics of the forwards of an optimizer step, merged over forwards and ranks.
 
-TRL's loss logs means over the rows that it is given, over all ranks, with several collectives each time. Forwards have
-different numbers of tokens and rows; so each notes its own numbers and their weights, and the step merges them.
+TRL's loss logs means over the rows of a call, over all ranks, with several collectives each time. Forwards have
+different numbers of tokens and rows, so each records its values with their weights, and the step merges them.
 """
 
 from collections import defaultdict
@@ -16,18 +16,18 @@ from trl_ext.compat.swap import swapped
 from trl_ext.trainers.step.plan import SkippedRows
 from trl_ext.trainers.step.rows import counted_tokens
 
-# What is 0 for a row without advantage, whether it is forwarded or not.
+# Metrics that are 0 for a row without advantage, whether it is forwarded or not.
 _CLIPPED = ("clip_ratio/", "cispo_clip_ratio")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """A number of one forward on this rank.
+    """A metric's value of one forward on this rank.
 
     Args:
-        name: TRL's or our key.
+        name: TRL's key or ours.
         value: [].
-        weight: In the mean over forwards and ranks; None: values of forwards add up, and the mean is over ranks.
+        weight: In the mean over forwards and ranks; None: the forwards' values are summed, then averaged over ranks.
     """
 
     name: str
@@ -36,7 +36,7 @@ class MetricSample:
 
 
 class _Alone:
-    """An Accelerator without the other ranks: what TRL's loss gathers and reduces stays this rank's."""
+    """An Accelerator without other ranks: `gather` and `reduce` return this rank's tensor."""
 
     def __init__(self, accelerator: Any):
         self._accelerator = accelerator
@@ -56,7 +56,7 @@ class _Alone:
 
 @contextmanager
 def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
-    """Capture what TRL's loss logs inside the block, as samples of a forward of these rows."""
+    """Record the values that TRL's loss logs inside the block, as samples of a forward of these rows."""
     logged: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     with swapped(trainer, accelerator=_Alone(trainer.accelerator), _metrics=logged):
         yield
@@ -69,12 +69,12 @@ def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
 
 
 def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
-    """Return one value a metric; 0, as in TRL, for what no rank has a weight for. Collective.
+    """Return one value for each metric; 0, as in TRL, if no rank has a weight for it. Collective.
 
     Args:
-        stats: `MetricSample` and `SkippedRows` of this rank. All ranks note the same names.
-        accelerator: Of the trainer.
-        copies: Ranks that note the same number of the same forward.
+        stats: `MetricSample` and `SkippedRows` of this rank. All ranks record the same names.
+        accelerator: The trainer's accelerator.
+        copies: Ranks that record the same value of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
     tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
@@ -103,7 +103,7 @@ def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str,
         sums.append(torch.stack([_number(total, accelerator), _number(weight, accelerator)]) / copies)
         if is_clipped and ours[0].weight is not None:
             sums[-1][1] += tokens_skipped
-        # For a smallest and a largest value: rows that were left out have 0.
+        # Rows that were left out count as 0 in the smallest and largest value.
         values = [float(value) for value, _ in pairs] + [0.0] * (is_clipped and float(tokens_skipped) > 0)
         sign = -1.0 if name.endswith("_min") else 1.0
         extremes.append(max((sign * value for value in values if value == value), default=float("-inf")))

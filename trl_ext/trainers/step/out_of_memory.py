@@ -1,4 +1,4 @@
-"""Out of memory as PyTorch's allocators tell it: is it one, in which phase it rose, what is known of the card."""
+"""Read PyTorch's out-of-memory errors: recognize it, find the phase that raised it, read the card's memory."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an allocator of PyTorch raised this: CUDA's and its kin, MPS's, or the CPU's."""
+    """Return True if an allocator of PyTorch raised the error: a GPU's (CUDA, MPS and others) or the CPU's."""
     if isinstance(error, TrlExtError):
         return False
     if isinstance(error, torch.OutOfMemoryError):
@@ -24,12 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Memory of this process's card, in GiB; None where it is not known.
+    """Memory of this process's card in GiB; None where unknown.
 
     Args:
         allocated, reserved: By PyTorch, now.
-        total: Of the card.
-        asked: What could not be had, from the error.
+        total: Memory of the card.
+        asked: Size of the failed allocation, from the error.
     """
 
     allocated: float | None = None
@@ -39,7 +39,7 @@ class Numbers:
 
 
 def numbers_of(error: BaseException) -> Numbers:
-    """Read the card while the error is on its way."""
+    """Return the card's memory while the error propagates."""
     asked = asked_gib(str(error))
     if not torch.cuda.is_available():
         return Numbers(asked=asked)
@@ -52,12 +52,12 @@ def numbers_of(error: BaseException) -> Numbers:
 
 
 def asked_gib(message: str) -> float | None:
-    """GiB that torch's sentence says it tried to allocate; None if it says nothing."""
+    """Return the GiB that PyTorch tried to allocate, from its message; None if the message has no number."""
     found = _ASKED.search(message)
     return None if found is None else float(found[1]) * _UNITS[found[2]] / GIB
 
 
-# Where it rose -------------------------------------------------------------------------------------------------------
+# Phases --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Place:
     """A phase of training in which memory can run out.
 
     Args:
-        words: For the sentence "Out of memory ...".
-        phase: The planner's name for it, "" where it has none.
-        functions: The phase is on when one of these is.
+        words: Continuation of the sentence "Out of memory ...".
+        phase: The planner's name for it; "" if it has none.
+        functions: The phase is active if one of these functions is in the traceback.
         why_whole: Why a micro-batch cannot be halved here.
     """
 
@@ -79,8 +79,8 @@ class Place:
 
 FORWARD = Place("in the forward", "update", ("compute_loss", "_train_critic"))
 BACKWARD = Place("in the backward", "update", ("backward",), "in the backward gradients are already on their way")
-# The first one of which a function is on: a backward within an evaluation is none, a step of DeepSpeed's is in what
-# accelerate calls a backward.
+# The first match counts: a backward within an evaluation is an evaluation, and DeepSpeed's optimizer step runs inside
+# accelerate's `backward`.
 PLACES = (
     Place("in the rehearsal", "update", ("rehearse",), "it is there to find this out"),
     Place("while evaluating", "score", ("evaluate", "evaluation_loop")),
@@ -95,7 +95,7 @@ ELSEWHERE = Place("outside the training step")
 
 
 def place_of(error: BaseException) -> Place:
-    """The phase in which the error rose, read off the functions that it came through."""
+    """Return the phase in which the error was raised, from the functions in its traceback."""
     names, traceback = set(), error.__traceback__
     while traceback is not None:
         names.add(traceback.tb_frame.f_code.co_name)

@@ -1,10 +1,10 @@
-"""The forwards of an optimizer step: which rollouts go through the policy together, and with which weight in the loss.
+"""Plan the forwards of an optimizer step: which rollouts go through the policy together, with which loss weight.
 
-TRL updates micro-batch by micro-batch. Here all micro-batches of one optimizer step that were generated together make
-a window, whose rows are planned over ranks and forwards (`packing/step_plan.py`): group mates side by side, no more
-tokens in a forward than the budget, rows without a gradient left out. Each forward has its own backward.
+TRL updates micro-batch by micro-batch. Here the micro-batches of one optimizer step that were generated together are a
+window. `packing/step_plan.py` plans its rows over ranks and forwards: rows of one prompt together, no forward above
+the token budget, rows without a gradient left out. Each forward has its own backward.
 
-docs/architecture.md walks through a whole step in time order. Legend: B rows, P prompt width, C completion width.
+docs/architecture.md describes a whole step in time order. Legend: B rows, P prompt width, C completion width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,12 +44,12 @@ _DDP = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.MU
 
 
 def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> None:
-    """Raise ConfigError for settings of the update that this loss does not allow.
+    """Raise ConfigError for update settings that this loss does not allow.
 
     Args:
         args: The trainer's config.
-        why_whole: Why micro-batches are not cut; "" if they are.
-        why_zero_advantage_counts: Why a row of zero advantage has a gradient all the same; "" if it has none.
+        why_whole: Why micro-batches cannot be cut; "" if they can.
+        why_zero_advantage_counts: Why a row of zero advantage still has a gradient; "" if it has none.
     """
     max_tokens, size = getattr(args, "max_tokens_per_forward", None), size_of_groups(args)
     if max_tokens is not None and why_whole:
@@ -70,12 +70,12 @@ def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> N
 
 @dataclass(frozen=True, slots=True)
 class SkippedRows:
-    """Rows that left the update.
+    """Rows that are left out of the update.
 
     Args:
-        num_rows, num_all: Over all ranks.
-        num_tokens: Of those rows, prompts included, over all ranks.
-        tokens: [] tokens of this rank's completions that were not forwarded.
+        num_rows, num_all: Left out, and all rows, over all ranks.
+        num_tokens: Tokens of the left-out rows over all ranks, prompts included.
+        tokens: [] completion tokens of this rank that were not forwarded.
     """
 
     num_rows: int
@@ -86,13 +86,13 @@ class SkippedRows:
 
 @dataclass(frozen=True, eq=False)
 class StepWindow:
-    """Micro-batches of one generation that are updated on within one optimizer step, planned once.
+    """Micro-batches of one generation and one optimizer step, planned together.
 
     Args:
-        forwards: Of this rank, equally many on every rank.
-        skipped: Rows that leave the update; None where none may.
+        forwards: This rank's forwards; the number is equal on every rank.
+        skipped: Rows that are left out; None if no row may be.
         num_trained: Rows with a gradient, over all ranks.
-        padded: Real tokens of this rank's rows, and those of the same rows as padded batches.
+        padded: Real tokens of this rank's rows, and the tokens of the same rows as padded batches.
     """
 
     forwards: Sequence[Forward]
@@ -102,19 +102,15 @@ class StepWindow:
 
 
 class StepPlanner:
-    """Hands out the forwards of each micro-step of an optimizer step.
-
-    Args:
-        trainer: A GRPO trainer; not ready yet.
-    """
+    """Returns the forwards of each micro-step of a GRPO trainer, which need not be set up completely yet."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._has_warned = False
-        self._num_trained: int | None = None  # rows of the step so far; None where none may be left out
+        self._num_trained: int | None = None  # rows of the step so far; None if no row may be left out
         self._caches: list[PrefixCache] = []
         self._generation: Sequence[Rollouts] = ()
-        self._windows: dict[int, StepWindow] = {}  # of the generation, by the place of their first micro-batch
+        self._windows: dict[int, StepWindow] = {}  # of the generation, by the index of their first micro-batch
         self.restart()
 
     @property
@@ -123,7 +119,7 @@ class StepPlanner:
         return settings
 
     def restart(self) -> None:
-        """The next micro-step is the first of an optimizer step; say once that the last had nothing to learn from."""
+        """Start a new optimizer step; warn once if the last step had no gradient."""
         if self._num_trained == 0 and not self._has_warned and self._trainer.accelerator.is_main_process:
             self._has_warned = True
             logger.warning(
@@ -137,19 +133,14 @@ class StepPlanner:
         self._micro_steps: list[Sequence[Forward]] = []
 
     def clear_caches(self) -> None:
-        """Let go of the keys of prefixes."""
+        """Free the cached keys and values of prefixes."""
         for cache in self._caches:
             cache.clear()
 
     def windows(self, micro_batches: Sequence[Rollouts], place: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield from a place on the range of micro-batches, [begin, end), that are updated on together.
-
-        Args:
-            micro_batches: Of the generation.
-            place: The number of the next of them.
-        """
+        """Yield the ranges of micro-batches, [begin, end), that are planned together, from index `place` on."""
         done, num_steps = self._done, self._trainer.current_gradient_accumulation_steps
-        # Several iterations come back to the rows, and have to meet them in the same windows.
+        # Several iterations update on the same rows, and need the same windows each time.
         every, num = self._trainer.args.gradient_accumulation_steps, len(micro_batches)
         is_cut = self._trainer.num_iterations > 1 and num % every and every % num
         while place < len(micro_batches):
@@ -159,35 +150,24 @@ class StepPlanner:
             place, done = place + size, (done + size) % num_steps
 
     def next_forwards(self, micro_batches: Sequence[Rollouts], place: int) -> Sequence[Forward]:
-        """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
-        Collective at such a beginning.
-
-        Args:
-            micro_batches: Of the generation.
-            place: The number of the next of them.
-        """
+        """Return the forwards of micro-batch number `place`, perhaps none. Collective where a window begins."""
         if not self._micro_steps:
             begin, end = next(self.windows(micro_batches, place))
             window = self.window(micro_batches, begin, end)
-            if self._trainer.num_iterations == 1:  # nobody comes back to it
+            if self._trainer.num_iterations == 1:  # the window is not used again
                 del self._windows[begin]
             self.count(window, self._settings.num_passes)
             if window.skipped is not None:
                 self._trainer.counts.samples.append(window.skipped)
                 self._num_trained = (self._num_trained or 0) + window.num_trained
-            # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
+            # Equal parts, rounded so that the last micro-step, after which the weights may change, is never empty.
             cuts = [len(window.forwards) * k // (end - begin) for k in range(end - begin + 1)]
             self._micro_steps = [window.forwards[a:b] for a, b in pairwise(cuts)]
         self._done += 1
         return self._micro_steps.pop(0)
 
     def window(self, micro_batches: Sequence[Rollouts], begin: int, end: int) -> StepWindow:
-        """Return the plan of a window, made when it is first asked for. Collective then.
-
-        Args:
-            micro_batches: Of the generation.
-            begin, end: Those of the window.
-        """
+        """Return the plan of micro-batches `begin` to `end`. Collective at the first call for a window."""
         if micro_batches is not self._generation:
             self._generation, self._windows, self._caches = micro_batches, {}, []
         if begin not in self._windows:
@@ -195,8 +175,7 @@ class StepPlanner:
         return self._windows[begin]
 
     def count(self, window: StepWindow, times: int) -> None:
-        """Count what the rows that are forwarded, so many times, would take as padded batches; forwards count
-        themselves."""
+        """Count the padded tokens of `times` passes over a window; forwards count their tokens themselves."""
         raw, padded = window.padded
         self._trainer.counts.add(0, times * raw, times * padded)
 
@@ -213,7 +192,7 @@ class StepPlanner:
         forwarded, num_trained = self._forwarded(sizes)
         sizes_in_plan = planned(sizes, settings)
         plan = self._plan(sizes_in_plan, forwarded, num_rows)
-        # Of every rank; processes that share rows make the same forwards.
+        # For every rank; processes that share rows make the same forwards.
         in_group = size_of_groups(self._trainer.args)
         per_process = [
             [[forwarded[i] for i in forward] for forward in plan.forwards[rank // in_group]]
@@ -231,28 +210,28 @@ class StepPlanner:
         )
 
     def _whole(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
-        """Return a window whose micro-batches stay what TRL made them."""
+        """Return a window whose micro-batches are forwarded unchanged."""
         forwards = [self.as_one(batch) for batch in micro_batches]
         sizes = [size for forward in forwards for size in forward.rows.sizes]
         return StepWindow(forwards, None, len(sizes), _padded(micro_batches, sizes, skips=None))
 
     def _forwarded(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
-        """Return the rows of all ranks that are forwarded, and how many of them have a gradient."""
+        """Return the rows of all ranks that are forwarded, and how many of these rows have a gradient."""
         skips = self._settings.skips
         forwarded = [i for i, size in enumerate(sizes) if size.counts(skips=skips)]
         if forwarded or not skips:
             return forwarded, len(forwarded)
-        # One row all the same, so that `entropy` and the like are computed in every step.
+        # Keep one row, so that metrics such as `entropy` are computed in every step.
         longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
         return [longest] if sizes[longest].completion_length else [], 0
 
     def _plan(self, rows: Sequence[RowSize], forwarded: Sequence[int], num_rows: int) -> StepPlan:
-        """Return the plan of some of the rows of all ranks, `num_rows` of which make a micro-batch."""
+        """Plan the `forwarded` rows of all ranks; a micro-batch has `num_rows` rows."""
         trainer, settings = self._trainer, self._settings
         num_processes = trainer.accelerator.num_processes
         budget = settings.max_tokens if settings.packs else None
         if budget is None:
-            # No forward is larger than the largest of TRL's own, packed with group mates side by side.
+            # No forward is larger than the largest packed micro-batch.
             budget = tokens_of_rows(rows, num_rows)
         return plan_step(
             [rows[i] for i in forwarded],
@@ -267,13 +246,13 @@ class StepPlanner:
     def _redistributed(
         self, rollouts: Rollouts, per_process: Sequence[Sequence[Sequence[int]]], per_rank: int
     ) -> tuple[Sequence[int], Rollouts]:
-        """Return the numbers of the rows that this rank forwards, and those rows. Collective."""
+        """Return the numbers of the rows that this rank forwards, and these rows. Collective."""
         accelerator, in_group = self._trainer.accelerator, size_of_groups(self._trainer.args)
         rank = accelerator.process_index
         if not self._settings.rows_move or accelerator.num_processes == 1:
             return range(rank * per_rank, (rank + 1) * per_rank), rollouts
         of_ranks = [sorted(i for forward in forwards for i in forward) for forwards in per_process]
-        # Behind them a row for the filler, of which all processes that share rows need the same.
+        # Add a row at the end for the filler; all processes that share rows need the same row.
         wanted = [[*rows, r // in_group * in_group * per_rank] for r, rows in enumerate(of_ranks)]
         here = redistribute({k: v for k, v in rollouts.items() if k != "pixel_values"}, wanted, accelerator)
         if self._settings.reader is not None:
@@ -281,14 +260,14 @@ class StepPlanner:
         return of_ranks[rank], here
 
     def _images(self, rollouts: Rollouts) -> GivenImages | None:
-        """Return the images of rows, for a model that reads some. Collective then."""
+        """Return the images of rows if the model reads images. Collective in that case."""
         if (reader := self._settings.reader) is None:
             return None
         rows = image_rows(rollouts, len(rollouts["completion_ids"]))
         return GivenImages(rows, reader).of_all(self._trainer.accelerator)
 
     def _forwards(self, rows: StepRows, mine: Sequence[Sequence[int]], plan: StepPlan) -> list[Forward]:
-        """Return the forwards of this rank, each of these rows, with the backward of each cached prefix."""
+        """Return this rank's forwards, and after each prefix group the backward of its cached prefix."""
         place = {number: i for i, number in enumerate(rows.numbers)}
         level = self._trainer.forward_loop.halving.level("actor")
         forwards = [
@@ -308,22 +287,22 @@ class StepPlanner:
         return found
 
     def _new_cache(self, rows: StepRows, forwards: Sequence[StepForward], group: PrefixGroup) -> PrefixCache:
-        """Return a cache of what the rows of these forwards begin with; of no token if it is nothing on this rank."""
+        """Return a cache for the common prefix of these forwards' rows; its length is 0 if they have none here."""
         accelerator, in_group = self._trainer.accelerator, size_of_groups(self._trainer.args)
         length = 0
         if group.groups[accelerator.process_index // in_group] is not None:
             members = [i for forward in forwards for i in forward.members]
             sequences, shared = rows.unpadded.sequences, rows.planned[members[0]].shared
-            shared -= shared % in_group  # processes that share rows have equal parts of it
+            shared -= shared % in_group  # processes that share rows have equal parts of the prefix
             length = whole_images(sequences[members[0]], shared)
             first = sequences[members[0]][:length]
             if not all(np.array_equal(sequences[i][:length], first) for i in members):
-                length = 0  # two prompts with one number
+                length = 0  # two prompts with the same hash
         self._caches.append(PrefixCache(length))
         return self._caches[-1]
 
     def as_one(self, micro_batch: Rollouts) -> StepForward:
-        """Return a micro-batch as one forward, without a plan."""
+        """Return a micro-batch as a single forward, without a plan."""
         settings, sizes = self._settings, sizes_of(micro_batch)
         weigh = weights(self._trainer.args.loss_type, len(sizes), micro_batch)
         keep_all, numbers = self._trainer.aux_loss_enabled, range(len(sizes))
@@ -334,8 +313,10 @@ class StepPlanner:
         return StepForward(rows, tuple(numbers), 1 if is_whole else len(sizes), is_whole=is_whole)
 
     def rehearsed(self, micro_batch: Rollouts) -> Sequence[Forward]:
-        """Return the forwards of a rehearsal: the micro-batch as one, twice where a group takes several forwards
-        behind its prompt, which is cached."""
+        """Return the forwards of a rehearsal: the micro-batch as a single forward.
+
+        If a group takes several forwards after its cached prompt, the forward comes twice, with the prefix's backward.
+        """
         one, settings = self.as_one(micro_batch), self._settings
         if not settings.caches_prefixes or settings.reader is not None or settings.why_whole:
             return [one]
@@ -351,14 +332,14 @@ class StepPlanner:
 def _skipped(
     rollouts: Rollouts, sizes: Sequence[RolloutSize], forwarded: Sequence[int], num_trained: int, first: int
 ) -> SkippedRows:
-    """Return which share of the rows is left out.
+    """Return the rows that are left out.
 
     Args:
-        rollouts: Of this rank, whose first row has the number `first`.
-        sizes: Of the rows of all ranks.
-        forwarded: Those that are forwarded.
-        num_trained: How many of these have a gradient.
-        first: See above.
+        rollouts: This rank's rows, numbered from `first`.
+        sizes: Sizes of the rows of all ranks.
+        forwarded: Numbers of the forwarded rows.
+        num_trained: How many of the forwarded rows have a gradient.
+        first: Number of this rank's first row.
     """
     tokens = counted_tokens(rollouts).sum(dim=1)
     here = [i - first for i in forwarded if 0 <= i - first < len(tokens)]
@@ -368,12 +349,9 @@ def _skipped(
 
 
 def _padded(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> tuple[int, int]:
-    """Return the real tokens of the rows that are updated on, and what they take in the padding of their batches.
+    """Return the real tokens of the rows of the update, and their tokens in padded batches.
 
-    Args:
-        micro_batches: Of this rank.
-        sizes: Of all their rows.
-        skips: Whether rows without a gradient are left out; None where no row may be.
+    `sizes` has every row of this rank. `skips`: whether rows without a gradient are left out; None if no row may be.
     """
     raw = padded = 0
     begin = 0

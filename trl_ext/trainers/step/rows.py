@@ -1,4 +1,4 @@
-"""The rows that a rank forwards within one optimizer step: TRL's columns on the device, their tokens on the host.
+"""Rows that a rank forwards in one optimizer step: TRL's columns on the device, their tokens on the host.
 
 Legend: B rows, P prompt width, C completion width.
 """
@@ -16,18 +16,18 @@ from trl_ext.trainers.step.settings import MEAN_OVER_ROWS, SUM_OVER_TOKENS, Step
 from trl_ext.trainers.step.unpadded import Unpadded, unpad
 
 Rollouts = dict[str, Any]
-# The weight of the loss of some rows, by their number and their batch.
+# Returns the loss weight of some rows, from their number and their batch.
 Weigh = Callable[[int, Rollouts], Any]
-# The entry of a forward's batch that its loss is multiplied with, so that the forwards' losses add up to TRL's.
+# A forward's loss is multiplied by this entry of its batch, so that the losses of all forwards add up to TRL's.
 WEIGHT = "loss_weight"
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSize:
-    """A row of rollouts, in tokens.
+    """The size of a rollout, in tokens.
 
     Args:
-        prompt: A number of the prompt's tokens, equal on all ranks.
+        prompt: Hash of the prompt's tokens, equal on all ranks.
         prompt_length, completion_length: Tokens; 0 for a completion that is masked because it was cut off.
         has_gradient: False for a row whose advantage is 0.
     """
@@ -42,24 +42,20 @@ class RolloutSize:
         return self.prompt_length + self.completion_length
 
     def counts(self, *, skips: bool) -> bool:
-        """Return whether an update forwards the row.
-
-        Args:
-            skips: Whether rows without a gradient are left out.
-        """
+        """Return whether an update forwards the row; `skips`: rows without a gradient are left out."""
         return self.completion_length > 0 and (self.has_gradient or not skips)
 
 
 def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
-    """Return the size of every row; with an accelerator of the rows of all ranks, rank after rank. Collective then."""
+    """Return the size of every row; with an accelerator, of the rows of all ranks in rank order. Collective then."""
     ids, mask = rollouts["prompt_ids"], rollouts["prompt_mask"]
-    # Two prompts with one number would be planned side by side and share nothing: layouts compare tokens. The powers
-    # count from the right, where prompts end whatever their padding.
+    # A hash collision costs speed only: the prompts are planned together and share nothing, as layouts compare tokens.
+    # Powers count from the right, where prompts end whatever their padding.
     powers = torch.full_like(ids[:1], 0x5851F42D4C957F2D).cumprod(dim=1).flip(1)
     advantages = rollouts["advantages"]
     has_gradient = advantages != 0 if advantages.ndim == 1 else (advantages != 0).any(dim=1)
     facts = ((ids + 1) * mask * powers).sum(dim=1), mask.sum(dim=1), rollouts["completion_mask"].sum(dim=1)
-    if isinstance(images := rollouts.get("pixel_values"), list):  # prompts of one text may show others
+    if isinstance(images := rollouts.get("pixel_values"), list):  # prompts of equal text may have different images
         facts = facts[0] + digest_of_rows(images, ids.device), *facts[1:]
     rows = torch.stack([*facts, has_gradient.long()], dim=1)  # [B, 4]
     rows = rows if accelerator is None else accelerator.gather(rows)
@@ -67,7 +63,7 @@ def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
 
 
 def planned(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[RowSize]:
-    """Return rows as the plan sees them."""
+    """Return the sizes that the step's plan uses."""
     if not settings.packs:  # padded rows are as long as their batch is wide
         return [RowSize(i, 0, max(size.length for size in sizes)) for i in range(len(sizes))]
     if not settings.share_prompt:
@@ -79,17 +75,17 @@ def planned(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[RowSiz
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """Rollouts of this rank that are updated on within one optimizer step.
+    """Rollouts that this rank updates on in one optimizer step.
 
     Args:
-        rollouts: After rows have changed ranks. The last row may be there for forwards that count for nothing.
-        sizes: Of every row that is updated on.
-        planned: The same, as the plan sees them.
-        numbers: The number of each of them, counted over the rows of all ranks, rank after rank.
-        weigh: Returns the weight of the loss of some of the rows.
+        rollouts: Rows after the exchange between ranks. The last row may be there for the filler only.
+        sizes: Sizes of the rows of the update.
+        planned: The same sizes as the plan uses them.
+        numbers: The rows' numbers among the rows of all ranks, in rank order.
+        weigh: Returns the loss weight of some of the rows.
         share_prompt: Whether rows with a common beginning share one copy of it.
-        keep_all: Whether rows without a scored token are forwarded, too, for an auxiliary loss.
-        images: Of all rows, for a model that takes some.
+        keep_all: Whether rows without a scored token are forwarded too, for an auxiliary loss.
+        images: Images of all rows; None if the model takes none.
     """
 
     rollouts: Rollouts
@@ -103,17 +99,17 @@ class StepRows:
 
     @cached_property
     def unpadded(self) -> Unpadded:
-        """Tokens of all rows on the host, copied once, when the first forward is laid out."""
+        """Tokens of all rows on the host, copied once when the first forward is laid out."""
         parts = ("prompt", "completion")
         ids, mask = (torch.cat([self.rollouts[f"{part}_{what}"] for part in parts], 1) for what in ("ids", "mask"))
         return unpad(ids, mask, self.rollouts["completion_ids"].size(1)).with_images(self.images)
 
     def width(self, rows: Sequence[int]) -> int:
-        """Return the columns that the completions of some rows need."""
+        """Return the completion width that some rows need."""
         return max([1, *(self.sizes[i].completion_length for i in rows)])
 
     def batch(self, rows: Sequence[int]) -> Rollouts:
-        """Return some of the rows, in the columns that they need; of no row one that counts for nothing."""
+        """Return some of the rows, cut to the columns that they need; without rows, a filler of weight 0."""
         if not rows:
             return {**self._filler(), WEIGHT: 0.0}
         of_prompts, of_completions = max(self.sizes[i].prompt_length for i in rows), self.width(rows)
@@ -134,7 +130,7 @@ class StepRows:
         return {**batch, WEIGHT: self.weigh(len(rows), batch)}
 
     def _filler(self) -> Rollouts:
-        """Return the last row with all numbers 0, so that nothing of it reaches a loss."""
+        """Return the last row with all numbers 0, so that it adds nothing to a loss."""
 
         def empty(name: str, value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -147,7 +143,7 @@ class StepRows:
 
 
 def joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
-    """Return the rows of all micro-batches, which are parts of one batch."""
+    """Concatenate the rows of micro-batches of one batch."""
     first = micro_batches[0]
     if len(micro_batches) == 1:
         return first
@@ -162,7 +158,7 @@ def joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
 
 
 def weights(loss_type: str, num_rows: int, micro_batch: Rollouts) -> Weigh:
-    """Return a function that weighs the loss of some rows of micro-batches of `num_rows` rows."""
+    """Return a function that computes the loss weight of a subset of rows of micro-batches of `num_rows` rows."""
     if loss_type in SUM_OVER_TOKENS:
         return lambda rows, batch: 1.0
     if loss_type in MEAN_OVER_ROWS:
@@ -172,5 +168,5 @@ def weights(loss_type: str, num_rows: int, micro_batch: Rollouts) -> Weigh:
 
 
 def counted_tokens(rollouts: Mapping[str, Any]) -> torch.Tensor:
-    """[B, C] 1 for the tokens that losses and statistics count: sampled by the policy, in a scored completion."""
+    """Return [B, C], 1 for tokens that losses and statistics count: sampled by the policy, in a scored completion."""
     return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)

@@ -1,7 +1,7 @@
-"""The loop of an optimizer step: forwards one by one, each with its backward, so that one is alive at a time.
+"""The loop over the forwards of an optimizer step; each has its own backward, so that one graph is alive at a time.
 
-A forward that runs out of memory is taken again in halves, with the same gradients, and the run keeps the smaller
-size. Before the first failure that costs nothing with one process, with several two small integers a forward.
+A forward that runs out of memory is run again in halves, with the same gradients, and the run keeps the smaller size.
+Until the first failure this costs nothing with one process, and two small integers per forward with several.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
 
 class ForwardLoop:
-    """Runs forwards, in the size that memory allows.
+    """Runs forwards, as large as memory allows.
 
     Args:
         trainer: A trainer with `counts` and `step_settings`.
         why_whole: Why its forwards cannot be cut; "" if they can.
 
     Attributes:
-        last: The forward that runs, or ran last, for messages; None before the first.
+        last: The running or last forward, for messages; None before the first.
         has_forwards: False in a micro-step from which all rows were left out.
-        halving: The size of forwards.
+        halving: How often forwards were halved.
     """
 
     def __init__(self, trainer: Any, why_whole: str):
@@ -42,13 +42,13 @@ class ForwardLoop:
         self.has_forwards = True
 
     def run(self, role: str, forwards: Sequence[Forward], attempt: Callable[[Any, bool], None]) -> None:
-        """Attempt each forward, in the size in which its role's run by now, or smaller ones.
+        """Call `attempt` with each forward, halved as often as needed.
 
         Args:
-            role: Whose forwards; the critic's may need to be smaller than the actor's.
-            forwards: In their order.
-            attempt: Called with a forward and whether it is the last; the model is called through `forward`, and after
-                it comes the backward.
+            role: The model's role; the critic may need smaller forwards than the actor.
+            forwards: In order.
+            attempt: Called with a forward and whether it is the last. It calls the model through `forward`, then runs
+                the backward.
         """
         self.has_forwards = bool(forwards)
         failed: Forward | None = None
@@ -64,7 +64,7 @@ class ForwardLoop:
             else:
                 waiting.pop(0)
                 continue
-            # Here, where the exception and with it the failed graph is gone.
+            # At this point the exception, which holds the failed graph, is gone.
             self._trainer.counts.roll_back(before)
             clear_device_cache(garbage_collection=True)  # graphs in reference cycles included
             self.halving.halve(role)
@@ -73,11 +73,9 @@ class ForwardLoop:
             self.halving.warn(role, failed)
 
     def forward(self, model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Call `compute` and return what it returns.
+        """Call `compute`, the model's call and the loss of the running forward, and return its result.
 
-        Args:
-            model: What it calls, as training calls it.
-            compute: The model's call and the loss of the running forward.
+        `model` is the model as training calls it.
 
         Raises:
             SplitNeeded: Memory ran out on some rank, and it can cut its forward.
@@ -99,34 +97,33 @@ class ForwardLoop:
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
-    """What the plain Trainer's step asks while it takes one forward backward, within the trainer's own step.
+    """Replacements for methods that Trainer's `training_step` calls, for one forward within a larger step.
 
-    Args:
-        loss_of_forward: Returns the loss of the forward.
+    `loss_of_forward` returns the loss of the forward.
     """
 
     loss_of_forward: Callable[[], torch.Tensor]
 
     def prepared(self, batch: Any) -> Any:
-        """Replaces `Trainer._prepare_inputs`: a forward's batch is on the device already."""
+        """Replace `Trainer._prepare_inputs`: a forward's batch is on the device already."""
         return batch
 
     def loss(self, model: Any, batch: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Replaces `Trainer.compute_loss`: of this forward, not of all that are in the micro-step."""
+        """Replace `Trainer.compute_loss`: return the loss of this forward, not of the whole micro-step."""
         return self.loss_of_forward()
 
 
 class RunsForwards(Trainer):
-    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
+    """A mixin for trainers that plan the forwards of a step and compute their loss through `_one_by_one`."""
 
     @property
     def _why_whole(self) -> str:
-        """Why micro-batches are not cut; "" if they are."""
+        """Why micro-batches cannot be cut; "" if they can."""
         return ""
 
     @cached_property
     def forward_loop(self) -> ForwardLoop:
-        """What runs the forwards, and remembers how often they were halved."""
+        """The loop that runs the forwards and stores how often they were halved."""
         return ForwardLoop(self, self._why_whole)
 
     def _one_by_one(
@@ -136,13 +133,13 @@ class RunsForwards(Trainer):
         forwards: Sequence[Forward],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Return the sum of the losses of these forwards, with the gradient of the last; all others went backward.
+        """Return the sum of the forwards' losses; only the last still has a graph, as the others ran their backward.
 
         Args:
-            compute: Loss of a forward's batch, as in `compute_loss`.
-            model: As training calls it.
-            forwards: Equally many on every rank. None: the loss is 0, without gradient.
-            num_items_in_batch: The Trainer's.
+            compute: Returns the loss of a forward's batch, as `compute_loss` does.
+            model: The model as training calls it.
+            forwards: Equally many on every rank. Without forwards the loss is 0, without a gradient.
+            num_items_in_batch: Trainer's.
         """
         loop = self.forward_loop
         losses: list[torch.Tensor] = []
@@ -162,7 +159,7 @@ class RunsForwards(Trainer):
             inner = InnerStep(kept_loss)
             asked = swapped(self, _prepare_inputs=inner.prepared, compute_loss=inner.loss)
             with gradients_unsynced(self.accelerator, model), asked:
-                # The plain Trainer's step: loss, scaling and backward, without generation and step counters.
+                # Plain Trainer's step: loss, scaling and backward, without generation and step counters.
                 Trainer.training_step(self, model, {}, num_items_in_batch)
             losses[-1] = losses[-1].detach()
 

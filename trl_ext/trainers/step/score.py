@@ -1,4 +1,4 @@
-"""Log-probabilities of a padded batch, computed on flat rows and handed back in the padded batch's shape.
+"""Compute log-probabilities of a padded batch on flat rows and return them in the padded batch's shape.
 
 Legend: B rows of the padded batch, P its prompt width, C its completion width, T tokens of a flat row.
 """
@@ -26,13 +26,13 @@ from trl_ext.trainers.step.unpadded import Unpadded, filler, plan, row_sizes, un
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """The result of TRL's `_get_per_token_logps_and_entropies`, and the tokens that it took.
+    """The result of TRL's `_get_per_token_logps_and_entropies`, with the number of tokens forwarded.
 
     Args:
         logps, entropies: [B, C] 0 where there is no token.
         aux_loss: Load-balancing loss of a mixture of experts, mean over the forwards.
         num_forwarded: Tokens that went through the model.
-        values: [B, C] what the model's value head, if it has one, expects before each token.
+        values: [B, C] output of the value head if there is any: the expected return before each token.
     """
 
     logps: torch.Tensor
@@ -44,13 +44,13 @@ class LogProbs:
 
 @dataclass(frozen=True, eq=False)
 class FlatBatch:
-    """A padded batch on flat rows, to be scored without a gradient.
+    """A padded batch as flat rows, to be scored without a gradient.
 
     Args:
-        of_group: The padded rows of all processes that forward these together.
-        batch: The same without padding.
+        of_group: The padded rows of all processes that forward them together.
+        batch: The same rows without padding.
         rows: The flat rows.
-        num_forwards: How many forwards all ranks make.
+        num_forwards: Number of forwards, equal on all ranks.
     """
 
     of_group: GroupBatch
@@ -69,17 +69,17 @@ def flat_batch(
     keep_all: bool = False,
     images: GivenImages | None = None,
 ) -> FlatBatch:
-    """Return a padded batch [B, P + C] on flat rows. Collective.
+    """Return a padded batch [B, P + C] as flat rows. Collective.
 
-    A flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
+    A flat row holds at most the budget, or, without a budget, the tokens of `batch_size` rows packed together.
 
     Args:
         input_ids, attention_mask, width: As in `unpad`.
-        settings: Of the step.
-        accelerator: accelerate's.
+        settings: The settings of the step.
+        accelerator: The trainer's accelerator.
         batch_size: Rows of a padded forward; None for all at once.
-        keep_all: For an auxiliary loss, which counts tokens: each row has its own copy of the prompt, scored or not.
-        images: Of the rows, for a model that takes some.
+        keep_all: Keep every row, scored or not, with its own prompt: an auxiliary loss counts all tokens.
+        images: Images of the rows; None if the model takes none.
     """
     given = gather_group(input_ids, attention_mask, width, settings.group, accelerator)
     batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
@@ -108,18 +108,18 @@ def score(
     group: SequenceGroup | None = None,
     cache: PrefixCache | None = None,
 ) -> LogProbs:
-    """Forward the rows one by one and put every log-probability back at its row and column.
+    """Forward the rows one by one and return each log-probability at its row and column.
 
     Args:
         model: Causal model with TRL's fused head, packed attention and `let_positions_be_chosen`, wrapped or not.
-        batch: What `rows` were planned from.
+        batch: The batch that `rows` were planned from.
         rows: Result of `plan`.
-        device: Where the model's inputs go.
-        num_forwards: Forwards to make in total; other ranks may need more than this one, and the collectives of
-            ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
+        device: Device of the model's inputs.
+        num_forwards: Forwards to make in total, equal on all ranks, as the collectives of ZeRO-3 and DDP need.
+            Surplus forwards take one or two tokens and count for nothing.
         compute_entropy, compute_aux_loss: As in TRL.
-        group: Processes that have the same batch and rows, and of which each forwards a part of every row.
-        cache: Of a forward of an update behind a prefix: where the prefix's keys are, or go.
+        group: Processes with the same batch and rows; each forwards a part of every row.
+        cache: Prefix cache of a forward of the update, to read or to fill; None if it has no prefix.
     """
     logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
@@ -156,7 +156,8 @@ def score_values(
     """Return the values before each completion token, [B, C], and the number of tokens that went through the model.
 
     Args:
-        model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
+        model: Called with a flat row and `options`; returns `token_values` [1, T], the expected return after each
+            token.
         batch, rows, device, num_forwards, group: As in `score`.
     """
     values = _Padded(batch, group)
@@ -182,9 +183,9 @@ def _laid_out(
     group: SequenceGroup | None,
     cache: PrefixCache | None = None,
 ) -> Iterator[tuple[PlannedRow, PackedRow]]:
-    """Yield every row with the model's input for it, and the surplus forwards after them.
+    """Yield each row with its model input, then the surplus forwards.
 
-    Without a cache each prefix gets one, for the rows behind it, until the next prefix comes.
+    Without `cache` each prefix gets a new cache, which the rows after it use until the next prefix.
     """
     of_prefix, num_scored = cache, batch.num_scored
     for row in [*rows, *[filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
@@ -201,12 +202,12 @@ def _laid_out(
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
     """Call the model once on a flat row, through TRL's fused head.
 
-    The result's fields have one entry a scored token, in the row's order.
+    The output's fields have one entry for each scored token, in the row's order.
     """
     options = {"output_router_logits": True} if compute_aux_loss else {}
     before = _before_scored(packed)
     with only_positions(before), head_in_cache(before.device.type):
-        # The label of a position is the token after it; a row without scored tokens has one without label.
+        # The label of a position is the next token; a row without scored tokens has one position without a label.
         labels = packed.labels[None]
         if not labels.numel():
             labels = torch.full_like(before, IGNORE_INDEX)[None]
@@ -214,16 +215,14 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
 
 
 def _before_scored(packed: PackedRow) -> torch.Tensor:
-    """Return the positions whose hidden state predicts a scored token; the first one of a row that has none."""
+    """Return the positions whose hidden state predicts a scored token; position 0 if no token is scored."""
     return packed.before_index if packed.before_index.numel() else packed.before_index.new_zeros(1)
 
 
 class _Padded:
-    """Collects the scored tokens of flat rows at their places in the padded batch.
+    """Scored tokens of flat rows, collected at their places in the padded batch.
 
-    Args:
-        batch: The padded batch.
-        group: Processes of which each adds the tokens of its part of the rows.
+    With a `group`, each process adds the tokens of its part of the rows.
     """
 
     def __init__(self, batch: Unpadded, group: SequenceGroup | None):
@@ -232,13 +231,13 @@ class _Padded:
         self._sum: torch.Tensor | None = None
 
     def whole(self) -> torch.Tensor | None:
-        """Return [B, C], 0 where there is no token; None if nothing was added. Collective where there is a group."""
+        """Return [B, C], 0 where there is no token; None if nothing was added. Collective with a group."""
         return self._sum if self._sum is None or self._group is None else sum_over(self._sum, self._group)
 
     def add(self, packed: PackedRow, values: torch.Tensor) -> None:
         """Place the values [1, S] of a row's scored tokens.
 
-        A row without scored tokens adds nothing but stays in the graph, so that every rank's backward meets the same
+        A row without scored tokens adds 0 and stays in the graph, so that every rank's backward has the same
         parameters.
         """
         target = packed.scored_item * self._shape[1] + packed.scored_offset

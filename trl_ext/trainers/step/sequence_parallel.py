@@ -1,4 +1,4 @@
-"""The setting `sequence_parallel`: which runs can share rows between processes, and rows that go through as a group.
+"""The setting `sequence_parallel`: which runs can share rows between processes, and batches of such a group.
 
 Legend: B rows of a process, P prompt width, C completion width.
 """
@@ -24,7 +24,7 @@ def size_of_groups(args: Any) -> int:
 
 
 def check_other_ways(config: Any) -> None:
-    """Raise ConfigError where accelerate is to share rows, in ways that these losses do not know."""
+    """Raise ConfigError if accelerate is set to share rows, which these losses do not support."""
     from_launcher = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true"
     for name in ("sp_size", "cp_size"):
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1") if from_launcher else "1"
@@ -37,11 +37,7 @@ def check_other_ways(config: Any) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Raise ConfigError unless the processes of this run can be cut into groups, and their model be shared.
-
-    Args:
-        args: Training arguments of any of our trainers, or TRL's.
-    """
+    """Raise ConfigError unless the processes of this run form groups whose members can share a model's rows."""
     size, count = size_of_groups(args), args.world_size
     if size == 1:
         return
@@ -54,12 +50,7 @@ def check_processes(args: Any) -> None:
 
 
 def check_models(models: Sequence[Any], size: int) -> None:
-    """Raise ConfigError for a model whose rows `size` processes cannot share.
-
-    Args:
-        models: Of transformers, without wrapper.
-        size: `sequence_parallel`.
-    """
+    """Raise ConfigError if `size` processes cannot share the rows of one of the unwrapped transformers models."""
     for config in [model.config.get_text_config() for model in models] if size > 1 else ():
         name = config._name_or_path or config.model_type
         if carries_state(config):
@@ -67,7 +58,7 @@ def check_models(models: Sequence[Any], size: int) -> None:
                 f"{name} has layers that carry state along the row, and a process would carry it along its part only. "
                 f"Leave sequence_parallel={size} out."
             )
-        for kind in kinds_of(config):  # a part of a row does not know the length of the whole
+        for kind in kinds_of(config):  # a process with a part of a row does not know the length of the whole row
             raise ConfigError(
                 f"{name} has positions of type {kind}, which depend on the length of the whole row. Leave "
                 f"sequence_parallel={size} out."
@@ -76,13 +67,13 @@ def check_models(models: Sequence[Any], size: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class GroupBatch:
-    """A padded batch that goes through a model, and which part of it is this process's own.
+    """A padded batch that goes through a model, and the part that belongs to this process.
 
     Args:
-        input_ids, attention_mask: [N, P + C] rows of all processes of the group, process after process.
+        input_ids, attention_mask: [N, P + C] rows of all processes of the group, in process order.
         width: C.
-        first: The first own row.
-        own_shape: B, and the completion width of the own rows.
+        first: Index of this process's first row.
+        own_shape: B and the completion width of this process's rows.
     """
 
     input_ids: torch.Tensor
@@ -92,7 +83,7 @@ class GroupBatch:
     own_shape: tuple[int, int]
 
     def own(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the own rows, [B, C] in their own width, of values [N, C] that are 0 on padding."""
+        """Return this process's rows, [B, C] in their original width, of values [N, C] that are 0 on padding."""
         rows, width = self.own_shape
         if values.shape == self.own_shape:
             return values
@@ -102,13 +93,13 @@ class GroupBatch:
 def gather_group(
     input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, group: SequenceGroup | None, accelerator: Any
 ) -> GroupBatch:
-    """Return the rows of all processes of the group as one batch. Collective; without a group the rows themselves.
+    """Return the rows of all processes of the group as one batch. Collective; without a group, this process's rows.
 
     Args:
         input_ids, attention_mask: [B, P + C] of this process. All processes have equally many rows.
         width: C of this process.
         group: The processes that forward these rows together.
-        accelerator: accelerate's.
+        accelerator: The trainer's accelerator.
     """
     shape = len(input_ids), width
     if group is None:

@@ -1,4 +1,4 @@
-"""An optimizer step as its forwards know it: what they are planned by, and the numbers that they leave."""
+"""Settings that the forwards of an optimizer step are planned by, and the numbers that they record."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
 def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bonus: bool, has_aux_loss: bool) -> str:
-    """Return why the loss of a GRPO trainer's micro-batch is no weighted sum over its rows; "" if it is one."""
+    """Return why the loss of a GRPO micro-batch is not a weighted sum over its rows; "" if it is."""
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
     if takes_images:
@@ -34,9 +34,7 @@ def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bo
 def why_rows_stay(args: Any, why_whole: str) -> str:
     """Return why a row has to be forwarded in its micro-batch, whatever the model; "" if it need not.
 
-    Args:
-        args: The trainer's config.
-        why_whole: Why a micro-batch stays whole.
+    `why_whole`: why a micro-batch cannot be cut, or "".
     """
     if why_whole or args.loss_type not in MEAN_OVER_TOKENS:
         return why_whole
@@ -45,18 +43,18 @@ def why_rows_stay(args: Any, why_whole: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What the trainer decided about its forwards, as it is now.
+    """The trainer's present settings of its forwards.
 
     Args:
         packs: Whether forwards are flat rows.
         share_prompt: Whether rows with a common prompt share one copy of it.
-        max_tokens: Most tokens of a forward; None where no budget is set.
-        group: The processes that share rows with this one; None where each forwards its own.
-        why_whole: Why a micro-batch is not cut; "" if it is.
+        max_tokens: Token budget of a forward; None without a budget.
+        group: The processes that share rows with this process; None if each forwards its own rows.
+        why_whole: Why a micro-batch cannot be cut; "" if it can.
         why_rows_stay: Why a row has to be forwarded in its micro-batch, whatever the model; "" if it need not.
         skips: Whether rows of zero advantage leave the update.
-        num_passes: Forwards of the update with one backward each: 2 where a critic has its own.
-        reader: How the model reads the images of rows; None where rows show none, or are padded.
+        num_passes: Forwards of the update with one backward each: 2 if a critic has its own forward.
+        reader: Reads the images of rows for the model; None if rows have no images or are padded.
         caches_prefixes: Whether a prefix may be forwarded once for several forwards.
     """
 
@@ -73,15 +71,15 @@ class StepSettings:
 
     @property
     def rows_move(self) -> bool:
-        """Whether a row may be in any forward of its optimizer step, on any rank."""
+        """Whether a row may go to any forward of its optimizer step, on any rank."""
         return self.packs and not self.why_rows_stay
 
 
 class StepCounts:
-    """Numbers of the running optimizer step on this rank: tokens, and what each forward notes for the metrics.
+    """Numbers of the running optimizer step on this rank: tokens, and samples that forwards record for the metrics.
 
-    Tokens are counted as forwarded (through the model), raw (without padding and without sharing) and padded (as
-    padded batches).
+    Tokens are counted three times: forwarded (through the model), raw (without padding, without sharing) and padded
+    (as padded batches).
     """
 
     def __init__(self) -> None:
@@ -94,31 +92,31 @@ class StepCounts:
         self._tokens = before[0] + forwarded, before[1] + raw, before[2] + padded
 
     def add_forward(self, num_forwarded: int, attention_mask: torch.Tensor, *, of_update: bool) -> None:
-        """Add a forward of a padded batch; of the update's what it would be padded was counted when it was planned."""
+        """Add a forward of a padded batch; for the update, the plan has counted the raw and padded tokens."""
         if of_update:
             self.add(num_forwarded, 0, 0)
         else:
             self.add(num_forwarded, int(attention_mask.sum().item()), attention_mask.numel())
 
     def mark(self) -> Any:
-        """Return what `roll_back` takes."""
+        """Return the present state for `roll_back`."""
         return self._tokens, len(self.samples)
 
     def roll_back(self, mark: Any) -> None:
-        """Remove everything that was written since the mark: a forward that failed is taken again in halves."""
+        """Remove everything recorded since the mark: a forward that failed is run again in halves."""
         self._tokens, num_samples = mark
         del self.samples[num_samples:]
 
     def take_tokens(self, accelerator: Any) -> dict[str, float]:
-        """Return the metrics of tokens since the last call, over all ranks, and start over. Collective."""
+        """Return the token metrics since the last call, over all ranks, and start over. Collective."""
         # Integers: float32 would round, and not every device has float64.
         local = torch.tensor(self._tokens, dtype=torch.int64, device=accelerator.device)
         forwarded, raw, padded = map(float, accelerator.reduce(local, reduction="sum").tolist())
         self._tokens = (0, 0, 0)
-        if not forwarded:  # everything came by a way that is not counted
+        if not forwarded:  # no forward was counted
             return {}
         return {
-            # Without rows but the one that counts for nothing there is no saving.
+            # If only a filler row was forwarded, there is no saving.
             **({"packing/forwarded_over_raw": forwarded / raw} if raw else {}),
             **({"packing/padded_over_forwarded": padded / forwarded} if padded else {}),
             "packing/forwarded_tokens": forwarded,

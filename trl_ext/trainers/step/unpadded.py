@@ -1,4 +1,4 @@
-"""The rows of a padded batch without their padding, and the flat rows that hold them. Integers on the host.
+"""Rows of a padded batch without padding, and the flat rows that hold them. Integers on the host.
 
 Legend: B rows of the padded batch, P its prompt width, C its completion width.
 """
@@ -23,10 +23,10 @@ class Unpadded:
     """The real tokens of a padded prompt-completion batch.
 
     Args:
-        sequences: Per row: prompt, then completion.
+        sequences: For each row the prompt, then the completion.
         num_scored: [B] tokens of the completion.
         width: C.
-        images: Those that tokens below zero name; None for a model that takes none.
+        images: The images that negative tokens name; None if the model takes none.
     """
 
     sequences: Ragged
@@ -35,29 +35,29 @@ class Unpadded:
     images: BatchImages | None = None
 
     def with_images(self, given: GivenImages | None) -> "Unpadded":
-        """Return the batch with its images, of which None are given for a model that takes none."""
+        """Return the batch with its images; `given` is None if the model takes none."""
         if given is None:
             return self
         sequences, images = BatchImages.of(self.sequences, given.rows, given.reader, given.runs_everywhere)
         return replace(self, sequences=sequences, images=images)
 
     def take(self, rows: Sequence[int], width: int) -> "Unpadded":
-        """Return some of the rows, as a batch whose completions are `width` columns wide."""
+        """Return some of the rows, as a batch of completion width `width`."""
         images = None if self.images is None else self.images.take(rows)
         return Unpadded(self.sequences.take(rows), self.num_scored[list(rows)], width, images)
 
 
 def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
-    """Cut the padding off.
+    """Remove the padding.
 
     Args:
         input_ids, attention_mask: [B, P + C] prompts padded on the left, completions on the right.
         width: C.
 
     Raises:
-        DataError: a row has a completion and no prompt.
+        DataError: A row has a completion and no prompt.
     """
-    # One transfer from the device for the whole batch: planning is a matter of integers.
+    # One transfer from the device for the whole batch: planning works on integers.
     marked = input_ids.masked_fill(attention_mask == 0, -1).to(torch.int32).cpu().numpy()
     is_token = marked >= 0
     sequences = Ragged(marked[is_token].astype(np.int64), cumulated(is_token.sum(1)))
@@ -68,7 +68,7 @@ def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> 
 
 
 def rows_without_prompt(prompt_lengths: Sequence[int] | np.ndarray, num_scored: Sequence[int] | np.ndarray) -> str:
-    """Return a sentence on rows whose first completion token has no token before it; empty if there is none."""
+    """Return a sentence about rows whose first completion token has no token before it; "" if there are none."""
     rows = np.flatnonzero((np.asarray(prompt_lengths) == 0) & (np.asarray(num_scored) > 0)).tolist()
     if not rows:
         return ""
@@ -88,8 +88,8 @@ def plan(
 ) -> list[PlannedRow]:
     """Plan flat rows that hold every scored token of the batch.
 
-    Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
-    their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
+    Rows without a scored token (completions masked because they were cut off) are left out: their log-probabilities
+    are not needed. `keep_all` keeps them, for models whose auxiliary loss counts every token.
 
     `max_tokens` and `prefix_multiple` as in `plan_rows`.
     """
@@ -102,11 +102,11 @@ def plan(
 
 
 def shareable(tokens: np.ndarray) -> np.ndarray:
-    """Return what a scored row may share with others, a number for each of its tokens but the last.
+    """Return a number for each token of a scored row but the last; rows may share tokens with equal numbers.
 
-    Numbers are equal where the token and the one after it are: what a shared token predicts is the same in all rows
-    then, and the last token of a common beginning, which predicts another one in each row, stays with each of them.
-    The token after one of an image is that after the image, so that images are shared whole.
+    Numbers are equal where the token and the next token are equal: a shared token then predicts the same token in all
+    rows. The last token of a common prefix predicts different tokens, so each row keeps its own copy. For a token of
+    an image, the next token is the first token after the image, so that images are shared whole.
     """
     after = tokens[1:]
     if (tokens < 0).any():
@@ -117,13 +117,13 @@ def shareable(tokens: np.ndarray) -> np.ndarray:
 
 
 def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
-    """Return the tokens of every row, shared and own, as a plan of several forwards counts them."""
+    """Return for each row how many tokens it shares and how many it has alone, for the plan of several forwards."""
     groups: dict[bytes, int] = {}
     sizes = []
     for i, scored in enumerate(batch.num_scored):
         tokens = batch.sequences[i]
         prompt = tokens[: len(tokens) - scored]
-        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
+        # The last prompt token stays with each completion: it predicts the first completion token.
         shared = whole_images(tokens, max(len(prompt) - 1, 0)) if share_prompt else 0
         group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
         sizes.append(RowSize(group, shared, len(tokens) - shared))
@@ -131,14 +131,14 @@ def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
 
 
 def whole_images(tokens: np.ndarray, num: int) -> int:
-    """Return how many of the first tokens of a sequence, at most `num`, end beside an image and not within one."""
+    """Return the largest length of at most `num` tokens at which the sequence can be cut without cutting an image."""
     while 0 < num < len(tokens) and tokens[num] < 0 and tokens[num - 1] == tokens[num]:
         num -= 1
     return num
 
 
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
-    """Return the rows with item i called `numbers[i]`."""
+    """Return the rows with item i renamed to `numbers[i]`."""
     return [
         replace(row, segments=tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments))
         for row in rows
@@ -146,7 +146,7 @@ def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[Plann
 
 
 def filler(batch: Unpadded) -> PlannedRow:
-    """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
+    """Return the shortest forward with a prediction: two tokens of the longest sequence, not scored."""
     longest = int(batch.sequences.lengths.argmax())
     length = min(2, len(batch.sequences[longest]))
     return PlannedRow((Segment(0, length, longest, 0, None, is_prefix=True),))

@@ -1,4 +1,4 @@
-"""The error that ends a run which is out of memory: where, how much, and what would fit."""
+"""The error that ends a run that is out of memory: where it happened, the memory used, and settings that would fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,12 +31,7 @@ GENERAL = {
 
 
 def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
-    """Make the error for the user.
-
-    Args:
-        error: The allocator's, to be kept as the cause.
-        trainer: The trainer in which it rose.
-    """
+    """Return the error for the user; `error` is the allocator's, to be kept as the cause."""
     place, numbers = place_of(error), numbers_of(error)
     plan, accelerator, loop = _plan(trainer), trainer.accelerator, trainer.forward_loop
     running = None
@@ -51,7 +46,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(loop)
     try:
         hints = _general(place) if plan is None else _planned(plan, place, numbers)
-    except ConfigError:  # settings that the formulas refuse, which the run did not
+    except ConfigError:  # the formulas do not support settings of this run
         hints = _general(place)
     opening = f"Out of memory {place.words}: {where}."
     sentences = [opening, _card(numbers), f"It could not be split: {why_whole}.", *hints]
@@ -60,7 +55,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
 
 @contextmanager
 def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
-    """Explain out of memory inside the block: while a trainer trains, or, without one, while a model loads before."""
+    """Explain out-of-memory errors inside the block: while a trainer trains or, without a trainer, a model loads."""
     try:
         yield
     except RuntimeError as error:
@@ -76,7 +71,7 @@ def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
 def _plan(trainer: Any) -> Plan | None:
     try:
         return plan_of(trainer)
-    except Exception:  # whatever it is, the error behind it is the one that counts
+    except Exception:  # whatever went wrong, the out-of-memory error is the important one to report
         logger.warning("What would fit is not known.", exc_info=True)
         return None
 
@@ -123,11 +118,11 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
 
 
 def cheapest_change(trainer: Any) -> str:
-    """The end of a sentence: the cheapest change when memory is short, and what the run needs then."""
+    """Return the end of a sentence: the cheapest change that saves memory, and what the run would then need."""
     plan = _plan(trainer)
     try:
         found = alternatives(plan.estimate)[:1] if plan else []
-    except ConfigError:  # settings that the formulas refuse, which the run did not
+    except ConfigError:  # the formulas do not support settings of this run
         found = []
     for one in found:
         return f"set {one.key} ({gib(one.estimate.need_bytes):.1f} GiB by the plan); the optimisation stays the same."

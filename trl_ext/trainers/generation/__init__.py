@@ -1,1 +1,1 @@
-"""From rows of prompts to rollouts: what is drawn, who generates, what is left out."""
+"""From rows of prompts to rollouts: which rows are drawn, who generates, which groups are left out."""

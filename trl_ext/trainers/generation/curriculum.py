@@ -1,14 +1,15 @@
-"""Rows are drawn by how often their completions pass, instead of all alike: `curriculum: {target: 0.5}`.
+"""Draw rows by how often their completions pass, instead of uniformly: `curriculum: {target: 0.5}`.
 
-A group teaches by how far its rewards differ. Where a share p of the completions passes, their variance is p (1 - p),
-nothing at 0 and 1, most at 0.5. It bounds the policy's improvement from below (arXiv 2504.03380), and gradients are
-largest there (arXiv 2510.01135). As in arXiv 2507.04632, p is told from completions that are sampled in any case:
+A group has more to learn from if its rewards differ more. If a share p of the completions pass, the variance of the
+rewards is p (1 - p): 0 at p = 0 and 1, largest at 0.5. It bounds the policy's improvement from below (arXiv
+2504.03380), and gradients are largest there (arXiv 2510.01135). As in arXiv 2507.04632, p is estimated from
+completions that are sampled anyway:
 
-    p      = (passed + 2 target) / (tried + 2), both halved before a visit adds to them, so that old ones fade
+    p      = (passed + 2 target) / (tried + 2), both halved before a visit adds to them, so that old visits fade
     weight = exp(-8 KL(target || p)): how likely p passes a share `target` of 8 completions, 1 at the target
 
-As many unseen rows as a generation takes stand for election, each of weight 1, beside all rows seen: the more rows
-near the target are known, the fewer new ones are tried. Rows are drawn without replacement within a generation.
+All seen rows compete with as many unseen rows, each of weight 1, as a generation takes: the more rows near the target
+are known, the fewer new rows are tried. Rows are drawn without replacement within a generation.
 """
 
 import json
@@ -28,8 +29,8 @@ from trl_ext.trainers.generation.oversampling import num_sampled_groups
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 
 FILE = "curriculum.npz"
-# Completions that a weight counts with; at the target, those that an unseen row counts with; what a visit leaves of
-# what is known; generations by which completions must have passed.
+# Completions in the exponent of a weight; completions at the target that every row starts with; factor on old counts
+# at each visit; generations until some completion must have passed.
 _SHARPNESS, _PRIOR, _KEPT, _TRIAL = 8.0, 2.0, 0.5, 20
 _RESTING = -1e6  # below the logarithm of every weight with its noise
 
@@ -42,8 +43,8 @@ class CurriculumSettings:
 
     Args:
         target: Pass rate of the rows that are drawn most, between 0 and 1.
-        threshold: Total reward from which on a completion passes.
-        rest_after: Visits in a row, of which all completions passed, after which a row rests.
+        threshold: Total reward at which a completion passes.
+        rest_after: Visits in a row in which all completions passed, after which the row rests.
         rest_for: Generations for which it rests.
     """
 
@@ -54,10 +55,10 @@ class CurriculumSettings:
 
 
 def check_curriculum(args: Any) -> CurriculumSettings | None:
-    """Return the settings of a config's `curriculum`, which becomes a mapping if it is text; None without one.
+    """Return the settings of `curriculum`, parsed from text if needed; None without them.
 
     Raises:
-        ConfigError: An unknown key, a value that cannot be, or another setting that says the opposite.
+        ConfigError: An unknown key, an invalid value, or another setting that contradicts it.
     """
     given, known = getattr(args, "curriculum", None), asdict(CurriculumSettings())
     if given is None:
@@ -91,10 +92,10 @@ class Curriculum(RolloutPart):
     Args:
         settings: From `check_curriculum`.
         args: The trainer's config.
-        dataset: Its training rows.
+        dataset: The training rows.
 
     Raises:
-        ConfigError: The dataset is a stream, or there is none.
+        ConfigError: The dataset is a stream or missing.
     """
 
     def __init__(self, settings: CurriculumSettings, args: Any, dataset: Any):
@@ -104,18 +105,18 @@ class Curriculum(RolloutPart):
         self._passed, self._tried = np.zeros(len(dataset)), np.zeros(len(dataset))
         self._solved, self._rests_until = np.zeros(len(dataset), int), np.zeros(len(dataset), int)
         self._num_drawn = 0
-        self._ahead: list[int] = []  # drawn, not yet taken
-        self._now: list[int] = []  # taken, rewards still to come
+        self._ahead: list[int] = []  # drawn, not used yet
+        self._now: list[int] = []  # used, without rewards yet
 
     def look_ahead(self, num_groups: int) -> list[int]:
-        """Return the numbers of the next generation's rows, one a group, by what is known by now. Collective."""
-        if len(self._ahead) != num_groups:  # also what a run with other batches has left
+        """Return the row numbers of the next generation, one per group, from the present pass rates. Collective."""
+        if len(self._ahead) != num_groups:  # also if a resumed run has another batch size
             mine = self._drawn(num_groups) if self._args.process_index == 0 else []
             self._ahead, self._num_drawn = of_rank_0(self._args, mine), self._num_drawn + 1
         return self._ahead
 
     def before_generation(self, trainer: Any, rows: Rows) -> Rows:
-        """Return in training rows that the curriculum draws. Collective."""
+        """Return, in training, the rows that the curriculum draws. Collective."""
         if not trainer.model.training:
             return rows
         num_groups, num_rows = num_sampled_groups(self._args), len(rows)
@@ -127,9 +128,9 @@ class Curriculum(RolloutPart):
         dice, target = np.random.default_rng([self._args.seed, self._num_drawn]), self._settings.target
         rate = (self._passed + _PRIOR * target) / (self._tried + _PRIOR)
         divergence = target * np.log(target / rate) + (1 - target) * np.log((1 - target) / (1 - rate))
-        # The largest of logarithms with Gumbel noise are a draw without replacement.
+        # The largest logarithms with Gumbel noise are a draw without replacement.
         places = dice.gumbel(size=len(rate)) - _SHARPNESS * divergence
-        places[self._is_resting] = _RESTING - self._rests_until[self._is_resting]  # where too few others are left
+        places[self._is_resting] = _RESTING - self._rests_until[self._is_resting]  # used only if other rows are few
         places[self._now] = -np.inf
         places[dice.permutation(np.flatnonzero(self._tried == 0))[num_groups:]] = -np.inf
         return [int(row) for row in np.argsort(-places, kind="stable")[:num_groups]]
@@ -139,7 +140,7 @@ class Curriculum(RolloutPart):
         return self._rests_until > self._num_drawn
 
     def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
-        """Learn from the rewards of what was drawn; a completion that nothing scored has not passed."""
+        """Update the pass rates of the drawn rows; a completion without a score has not passed."""
         passed = (totals.view(len(self._now), -1) >= self._settings.threshold).cpu().numpy()
         rows, self._now = np.array(self._now), []
         unseen_frac = float((self._tried[rows] == 0).mean())
@@ -160,13 +161,13 @@ class Curriculum(RolloutPart):
     _STATE = ("passed", "tried", "solved", "rests_until", "num_drawn", "ahead")
 
     def save(self, trainer: Any, folder: str) -> None:
-        """Write what is known of the rows into a checkpoint, on the processes that save."""
+        """Write the state into a checkpoint, on the processes that save."""
         if self._args.should_save:
             state: Any = {name: np.array(getattr(self, f"_{name}")) for name in self._STATE}
             np.savez(Path(folder, FILE), **state)
 
     def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
-        """Go on with what a checkpoint knows; raise ConfigError where that is of another number of rows."""
+        """Load the state of a checkpoint; raise ConfigError if it has another number of rows."""
         if (folder := checkpoint) is None:
             return
         if not Path(folder, FILE).is_file():

@@ -1,4 +1,4 @@
-"""Features of a GRPO trainer's rollouts, each of which implements the hooks that it needs."""
+"""Features of a GRPO trainer's rollouts; each implements the hooks that it needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,9 @@ Rows = list[dict[str, Any]]
 
 
 class RolloutPart:
-    """A feature that the trainer has in its list of parts, and calls in the list's order. Here no hook does anything.
+    """A feature in the trainer's list of parts, called in the list's order. The hooks here do nothing.
 
-    Args of hooks:
-        trainer: Whose part it is. `trainer.model.training` is False in an evaluation.
+    `trainer.model.training` is False in an evaluation.
     """
 
     def before_generation(self, trainer: Any, rows: Rows) -> Rows:
@@ -22,31 +21,25 @@ class RolloutPart:
 
     @contextmanager
     def generating(self, trainer: Any) -> Iterator[None]:
-        """Surround TRL's generation."""
+        """Enclose TRL's generation."""
         yield
 
     def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
-        """Look at the total rewards of a generation in training, [rows of all ranks], NaN where nothing scored."""
+        """Read the total rewards of a training generation, [rows of all ranks], NaN where nothing was scored."""
 
     def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
-        """Return TRL's scored rollouts, or what is trained on in their place. Collective."""
+        """Return TRL's scored rollouts, or the rollouts to train on instead. Collective."""
         return rollouts
 
     def after_loss(self, trainer: Any, inputs: dict[str, Any]) -> None:
-        """Look at the rows of a forward whose loss was computed."""
+        """Read the rows of a forward whose loss was computed."""
 
     def step_metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an optimizer step, with this part's."""
+        """Return the metrics of an optimizer step, including this part's."""
         return values
 
     def save(self, trainer: Any, folder: str) -> None:
         """Write the part's state into a checkpoint."""
 
     def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
-        """Begin a run, or go on with one.
-
-        Args:
-            trainer: As above.
-            checkpoint: None for a run from the start.
-            has_rollouts: Whether rollouts that are not used up were restored from it.
-        """
+        """Start a run, or resume it from a checkpoint; `has_rollouts`: unused rollouts were restored from it."""

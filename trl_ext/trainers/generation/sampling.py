@@ -1,4 +1,4 @@
-"""Generation between training steps: how it samples, what it leaves behind, and whether its rows can be scored."""
+"""Generation between training steps: how it samples, how it restores the model, and whether its rows can be scored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,9 +30,9 @@ _EXPERTS = (
 
 @contextmanager
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
-    """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and train as before after it.
+    """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    On a processor, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
+    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
@@ -46,7 +46,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
 
 
 def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]:
-    """Let weights with LoRA go to vLLM layer by layer; return what generates ahead, if it is asked for."""
+    """Push weights with LoRA to vLLM layer by layer; return the part that generates ahead if the config has it."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)
         config = base_model(trainer.model).config.get_text_config()
@@ -57,19 +57,16 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """True where `generate` of transformers runs whole weights on a processor."""
+    """Return True if `generate` of transformers runs with unsharded weights on a CPU."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
     is_whole = not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled)
     return trainer.args.device.type == "cpu" and is_whole and not by_others
 
 
 def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:
-    """Raise DataError on all ranks for rows of this rank that cannot be scored. Collective.
+    """Raise DataError on all ranks if rows of a rank cannot be scored. Collective.
 
-    Args:
-        trainer: It has just generated.
-        prompt_ids, completion_ids: Of each row.
-        logps: Of the completions' tokens under the policy that sampled them; None where nobody knows.
+    `logps` are the sampling policy's log-probabilities of each row's completion tokens; None if unknown.
     """
     problem = rows_without_prompt(list(map(len, prompt_ids)), list(map(len, completion_ids)))
     if not problem and (trainer.use_vllm or trainer.rollout_func is not None):
@@ -80,16 +77,16 @@ def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Seq
 
 
 def can_log_images(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return False, with a warning, where a generation shows images on one rank and none on another. Collective.
+    """Return False, with a warning, if some ranks' rows have images and other ranks' rows have none. Collective.
 
-    Issue: TRL gathers the images of a generation where a rank has some, so that its other ranks wait elsewhere.
+    Issue: TRL gathers the images of a generation only on ranks that have some, and its other ranks wait elsewhere.
     Fixed in: no version of TRL up to 1.16.
     Remove when: all ranks gather, with images or without.
 
     Args:
         trainer: It has just generated.
-        images: Of the prompts as they were generated from; None where no row shows any, or a rollout_func answered.
-        rows: Of this rank, with their columns.
+        images: Images of the generation's prompts; None if no row has any, or a rollout_func generated.
+        rows: This rank's rows with their columns.
     """
     if not trainer.log_multimodal or trainer.accelerator.num_processes == 1:
         return bool(trainer.log_multimodal)
@@ -104,9 +101,9 @@ def can_log_images(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]])
 
 
 def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, needed: bool) -> str:
-    """Return a sentence where a completion has not one log-probability of its sampling for each token.
+    """Return a sentence about a completion without a sampling log-probability for each token; "" if there is none.
 
-    TRL pads what is missing, and would compare tokens with numbers of others.
+    TRL pads missing values, and would compare tokens with the numbers of other tokens.
     """
     found = ""
     if logps is None:
@@ -127,10 +124,10 @@ def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, need
 
 @contextmanager
 def _dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put parameters and buffers back that were cast inside the block; until then both copies stand in memory.
+    """Restore parameters and buffers that were cast inside the block; until then both copies are in memory.
 
-    TRL casts the whole model to `bf16` or `fp16` for continuous batching and leaves it so: weights that were loaded in
-    float32 are trained in half precision from then on, and the frequencies of rotary embeddings lose their digits.
+    TRL casts the whole model to `bf16` or `fp16` for continuous batching and leaves it so: weights loaded in float32
+    would be trained in half precision from then on, and the frequencies of rotary embeddings would lose precision.
     """
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
@@ -148,19 +145,19 @@ def _dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _outputs_uncast(model: torch.nn.Module, accelerator: Any) -> Iterator[None]:
-    """Leave out accelerate's cast of outputs to float32 inside the block; mixed precision stays.
+    """Skip accelerate's cast of outputs to float32 inside the block; mixed precision stays on.
 
     Issue: the outputs of transformers 5.24 hold the paged cache, which accelerate takes for a half-precision tensor.
     Fixed in: no version of accelerate up to 1.15.
-    Remove when: accelerate casts tensors alone, or transformers keeps the cache out of the outputs.
+    Remove when: accelerate casts tensors only, or transformers keeps the cache out of the outputs.
     """
     forward = vars(model).get("_original_forward")
-    if forward is None:  # accelerate has wrapped nothing: no mixed precision, or an adapter's model around this one
+    if forward is None:  # accelerate wrapped nothing: no mixed precision, or an adapter's model around this model
         yield
         return
 
     def uncast(*args: Any, **kwargs: Any) -> Any:
-        with accelerator.autocast():  # of the thread that generates
+        with accelerator.autocast():  # for the thread that generates
             return forward(*args, **kwargs)
 
     with swapped(model, forward=uncast):

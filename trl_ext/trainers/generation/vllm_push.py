@@ -1,8 +1,8 @@
-"""Weights with LoRA on their way to vLLM, one layer at a time.
+"""Push weights with LoRA to vLLM, one layer at a time.
 
-TRL merges adapters into the base, sends the weights and takes the adapters out again, which moves a base in bfloat16;
-under ZeRO-3 it gathers the whole model on every card for that. Here each layer is gathered, merged in copies of its
-weights and sent by itself: a card holds one layer beside its own part, and the base is never written.
+TRL merges adapters into the base, sends the weights and unmerges, which changes a base in bfloat16; under ZeRO-3 it
+gathers the whole model on every card for this. Here each layer is gathered, merged in copies of its weights and sent
+separately: a card holds one layer in addition to its shard, and the base is never written.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from trl_ext.compat.peft import adapter_layers
 
 
 def push_by_layers(vllm_generation: Any) -> None:
-    """Let TRL's VLLMGeneration send merged weights layer by layer, but under FSDP and of a quantised base.
+    """Make TRL's VLLMGeneration send merged weights layer by layer, except under FSDP or with a quantized base.
 
-    Issue: TRL merges in place, which moves a base in bfloat16 (6688).
+    Issue: TRL merges in place, which changes a base in bfloat16 (6688).
     Fixed in: no version of TRL up to 1.16.
     Remove when: TRL merges in copies, a layer at a time.
     """
@@ -31,7 +31,7 @@ def push_by_layers(vllm_generation: Any) -> None:
 
 
 def merged_layers(vllm_generation: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each weight under vLLM's name, merged with its adapter. Collective: every process has to take all.
+    """Yield each weight under vLLM's name, merged with its adapter. Collective: every process has to consume all.
 
     Replaces trl.generation.vllm_generation.VLLMGeneration._iter_named_params.
     """
@@ -41,7 +41,7 @@ def merged_layers(vllm_generation: Any) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = dict(module.named_parameters(recurse=is_tuned))
         if not parameters:
             continue
-        layers: list[Any] = adapter_layers(module) if is_tuned else []  # several of a module lie one within another
+        layers: list[Any] = adapter_layers(module) if is_tuned else []  # several layers of a module may be nested
         with vllm_generation._dist.gather_params(list(parameters.values())):
             own = [(parameter, parameter.data) for parameter in parameters.values() if is_tuned]
             try:
@@ -60,12 +60,11 @@ def merged_layers(vllm_generation: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 for parameter, values in own:
                     parameter.data = values
                 for layer in layers:
-                    layer.merged_adapters.clear()  # `unmerge` would subtract from what is on its way
+                    layer.merged_adapters.clear()  # `unmerge` would subtract from the weights being sent
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with their paths: one with adapters for all that is in it, and no original of a module that PEFT
-    trains as a copy."""
+    """Yield modules with their paths, without modules inside a tuned layer and without originals that PEFT copied."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if inside and f"{path}.".startswith(inside):

@@ -1,7 +1,7 @@
-"""One client for several vLLM servers with the same weights: prompts are divided among them, all else goes to all.
+"""One client for several vLLM servers with the same weights: prompts are divided among them, other calls go to all.
 
-`vllm_server_base_url` names them with commas between. The trainer and the workers of all servers are one NCCL group,
-so that a weight is broadcast once. The client can be asked for completions ahead, which it gives when TRL asks.
+`vllm_server_base_url` names them, separated by commas. The trainer and the workers of all servers are one NCCL group,
+so that a weight is broadcast once. The client can request completions ahead and return them when TRL asks for them.
 """
 
 import time
@@ -20,20 +20,20 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import starts
 from trl_ext.errors import ConfigError, DataError
 
-_HEALTH_S = 5.0  # within which a server says that it is there
+_HEALTH_S = 5.0  # timeout of a server's health check
 _POLL_S = 0.5
-# Gets the number of a prompt and the token ids of its completions.
+# Called with the number of a prompt and the token ids of its completions.
 OnAnswer = Callable[[int, list[list[int]]], None]
-_AT_ONCE = 64  # requests of one prompt each; TRL's number for chats
-# Requests of one prompt each: a server answers alone.
+_AT_ONCE = 64  # simultaneous requests of one prompt each; TRL's number for chats
+# Paths whose requests hold one prompt each, so that a single server answers.
 _OF_ONE_PROMPT = ("/inference/v1/generate", "/v1/chat/completions")
 
 
 def client_of(args: Any) -> AbstractContextManager[None]:
-    """Let TRL make our client inside the block, if the config names several servers or generates ahead.
+    """Make TRL use our client inside the block, if the config names several servers or generates ahead.
 
     Raises:
-        ConfigError: A name is empty, or given twice.
+        ConfigError: An address is empty or given twice.
     """
     urls = (getattr(args, "vllm_server_base_url", None) or "").split(",")
     if not args.use_vllm or args.vllm_mode != "server":
@@ -50,16 +50,16 @@ def client_of(args: Any) -> AbstractContextManager[None]:
 
 
 class PendingGeneration:
-    """Completions that servers make while something else runs.
+    """Completions that servers generate while something else runs.
 
     Args:
-        prompts: Token ids of each prompt, which stands here once.
+        prompts: Token ids of each prompt, once per prompt.
         sampling: The other arguments of `VLLMClient.generate`.
         version: Optimizer steps before the weights that sample.
 
     Attributes:
-        seconds: That the answers took; None while they are under way, or where they came out of a checkpoint.
-        answers: What `VLLMClient.generate` returns, or its exception.
+        seconds: Duration of the generation; None until it ends, and after loading from a checkpoint.
+        answers: The result of `VLLMClient.generate`, or its exception.
     """
 
     def __init__(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: int):
@@ -69,20 +69,20 @@ class PendingGeneration:
         self.answers: Future[dict[str, Any]] = Future()
 
     def is_for(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> bool:
-        """True where these prompts were asked for, with this sampling."""
+        """Return True if the request had these prompts and this sampling."""
         return self.prompts == list(map(list, prompts)) and self.sampling == dict(sampling)
 
     def is_there(self, timeout_s: float) -> bool:
-        """Wait so long at most; True where the answers are there, or are known not to come."""
+        """Wait at most `timeout_s` seconds; return True if the answers have arrived or failed."""
         return bool(wait([self.answers], timeout_s).done)
 
     @property
     def has_failed(self) -> bool:
-        """True where the answers are known not to come."""
+        """True if the request has failed."""
         return self.answers.done() and self.answers.exception() is not None
 
     def end(self, answers: dict[str, Any] | None, error: BaseException | None = None) -> None:
-        """Set the answers, or why they do not come, unless that has been done."""
+        """Set the answers or the error, unless it was set before."""
         with suppress(InvalidStateError):
             if error is not None:
                 self.answers.set_exception(error)
@@ -91,13 +91,13 @@ class PendingGeneration:
                 self.seconds = time.monotonic() - self._began_s
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds. Waits for the answers."""
+        """Return the state for a checkpoint. Waits for the answers."""
         state = {"prompts": self.prompts, "sampling": self.sampling, "version": self.version}
         return state | {"answers": self.answers.result()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "PendingGeneration":
-        """Return what `state_dict` describes."""
+        """Return the request that `state_dict` describes."""
         asked = PendingGeneration(state["prompts"], state["sampling"], state["version"])
         asked.end(state["answers"])
         asked.seconds = None
@@ -105,16 +105,16 @@ class PendingGeneration:
 
 
 class VLLMClients(VLLMClient):
-    """TRL's client, of several servers.
+    """TRL's client for several servers.
 
     Args:
-        base_url: Their addresses, with commas between.
+        base_url: Their addresses, separated by commas.
 
     Attributes:
-        pending: Completions that are under way.
-        is_lost: True where a server has gone whose weights were to be pushed.
-        takes_pending: True while TRL asks for what was asked for ahead; an evaluation may ask for the same prompts.
-        last_result: What was asked for ahead, and given last; None where the servers' weights of then sampled.
+        pending: The request for completions ahead.
+        is_lost: True if a server was lost before it had the new weights.
+        takes_pending: True while TRL asks for the completions ahead; an evaluation may ask for the same prompts.
+        last_result: The request ahead that `generate` returned last; None if it sampled with the current weights.
     """
 
     pending: PendingGeneration | None = None
@@ -133,13 +133,13 @@ class VLLMClients(VLLMClient):
         super().__init__(base_url=self.base_urls[0], **kwargs)
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
-        """Overrides trl.generation.vllm_client.VLLMClient.check_server: all of them."""
+        """Overrides trl.generation.vllm_client.VLLMClient.check_server: checks all servers."""
         for url in self.base_urls:
             with swapped(self, base_url=url):
                 super().check_server(total_timeout, retry_interval)
 
     def get_world_size(self) -> int:
-        """Overrides trl.generation.vllm_client.VLLMClient.get_world_size: the workers of all servers."""
+        """Overrides trl.generation.vllm_client.VLLMClient.get_world_size: counts the workers of all servers."""
         self._workers = []
         for url in self.base_urls:
             with swapped(self, base_url=url):
@@ -149,7 +149,7 @@ class VLLMClients(VLLMClient):
     def generate(  # type: ignore[override]  # TRL names each argument of the sampling
         self, prompts: Any, features: Any = None, **sampling: Any
     ) -> dict[str, Any]:
-        """Overrides trl.generation.vllm_client.VLLMClient.generate: gives what was asked for ahead, if it is this."""
+        """Overrides trl.generation.vllm_client.VLLMClient.generate: returns the request ahead if it matches."""
         asked, self._sampling, self.last_result = self.pending, sampling, None
         if asked is None or not self.takes_pending or not asked.is_for(prompts, sampling):
             answers = super().generate(prompts, features, **sampling)
@@ -163,7 +163,7 @@ class VLLMClients(VLLMClient):
     def _check_answers(
         self, prompts: Sequence[Sequence[int]], answers: Mapping[str, Any], sampling: Mapping[str, Any]
     ) -> None:
-        """Raise DataError where completions are of other prompts than were asked, of another number, or bare."""
+        """Raise DataError if completions have other prompts, another number, or lack their log-probabilities."""
         asked, got = len(prompts) * sampling.get("n", 1), len(answers["completion_ids"])
         problem = ""
         if got != asked:
@@ -176,21 +176,21 @@ class VLLMClients(VLLMClient):
             raise DataError(f"vLLM at {' or '.join(self.base_urls)} gave {problem}.")
 
     def submit(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
-        """Let the servers begin with prompts, with the sampling of the last `generate`.
+        """Start generating for these prompts, with the sampling of the last `generate`.
 
         Args:
-            prompts: Token ids of each.
+            prompts: Token ids of each prompt.
             version: Optimizer steps before the weights that the servers have.
-            on_answer: Called in a thread with the number of a prompt and its completions, as they come.
+            on_answer: Called in a thread with the number of a prompt and its completions, as they arrive.
         """
-        from requests import Session  # comes with vLLM's clients, and not with TRL alone
+        from requests import Session  # installed with vLLM's clients, not with TRL alone
 
         asked = self.pending = PendingGeneration(prompts, self._sampling, version)
         parts = divided(range(len(prompts)), len(self.base_urls))
         url_of = {number: url for url, part in zip(self.base_urls, parts, strict=False) for number in part}
 
         def answer(number: int) -> dict[str, Any]:
-            # A retry could reach a server that has started again, with other weights.
+            # A retry could reach a server that was restarted with other weights.
             self._of_thread.url, self._of_thread.session = url_of[number], Session()
             answers = VLLMClient.generate(self, [prompts[number]], **asked.sampling)
             if on_answer is not None:
@@ -202,15 +202,15 @@ class VLLMClients(VLLMClient):
                 with ThreadPoolExecutor(min(len(prompts), _AT_ONCE)) as threads:
                     answers = list(threads.map(answer, range(len(prompts))))
                 asked.end({name: joined(one[name] for one in answers) for name in answers[0]})
-            except BaseException as error:  # looked at where the answers are taken
+            except BaseException as error:  # raised again where the answers are used
                 asked.end(None, error)
 
         Thread(target=all_answers, name="generation_ahead", daemon=True).start()
 
-    # Servers that are lost -----------------------------------------------------------------------------------------
+    # Lost servers -------------------------------------------------------------------------------------------------
 
     def is_up(self) -> bool:
-        """True where all servers answer, and none has been started again since the weights were pushed."""
+        """Return True if all servers answer and none was restarted since the weights were pushed."""
         try:
             answers = (urlopen(f"{url}/health", timeout=_HEALTH_S) for url in self.base_urls)
             return self._starts == starts() and all(answer.status == 200 for answer in answers)
@@ -218,14 +218,14 @@ class VLLMClients(VLLMClient):
             return False
 
     def connect_again(self, device: Any, patience_s: float) -> str:
-        """Join all servers in a new group; they have other weights than ours then.
+        """Join all servers in a new group; their weights are then not ours.
 
         Args:
-            device: Of the trainer, for the group.
-            patience_s: Seconds within which all must answer.
+            device: The trainer's device, for the group.
+            patience_s: Seconds within which all servers must answer.
 
         Returns:
-            Why that cannot be; "" where it is done.
+            Why it failed; "" if it succeeded.
         """
         until_s = time.monotonic() + patience_s
         self.close_communicator()
@@ -241,8 +241,10 @@ class VLLMClients(VLLMClient):
         return ""
 
     def update_named_params(self, metadata: Any, named_params: Iterator[Any]) -> None:
-        """Overrides trl.generation.vllm_client.VLLMClient.update_named_params: with samples ahead at hand, a server
-        that is lost meanwhile is joined again later."""
+        """Overrides trl.generation.vllm_client.VLLMClient.update_named_params.
+
+        If completions ahead are available, a server that is lost meanwhile is joined again later.
+        """
         try:
             super().update_named_params(metadata, named_params)
             self._has_pushed = True
@@ -256,17 +258,17 @@ class VLLMClients(VLLMClient):
             if not self.takes_pending or self.pending is None:
                 raise
             self.is_lost = True
-            for _ in named_params:  # the other processes gather them, too
+            for _ in named_params:  # the other processes gather them too
                 pass
         self.is_lost = self.is_lost or self._starts != starts()
 
     def reset_prefix_cache(self) -> None:
-        """Overrides trl.generation.vllm_client.VLLMClient.reset_prefix_cache: of servers that are there."""
+        """Overrides trl.generation.vllm_client.VLLMClient.reset_prefix_cache: skips it if a server is lost."""
         if not self.is_lost:
             super().reset_prefix_cache()
 
     def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        """Overrides trl.generation.vllm_client.VLLMClient._post: each server gets its part."""
+        """Overrides trl.generation.vllm_client.VLLMClient._post: sends each server its part."""
         path = url.removeprefix(self.base_url)
         post = super()._post
         own = vars(self._of_thread)
@@ -285,7 +287,7 @@ class VLLMClients(VLLMClient):
         return answers[0]
 
     def _bodies(self, path: str, body: dict[str, Any] | None) -> list[tuple[str, dict[str, Any]]]:
-        """The body for each server that takes part, by its address."""
+        """Return the address and the request body of each server that takes part."""
         urls = self.base_urls
         if body is None:
             return [(url, {}) for url in urls]
@@ -301,13 +303,13 @@ class VLLMClients(VLLMClient):
 
 
 def joined(lists: Iterable[list[Any] | None]) -> list[Any] | None:
-    """Return the lists as one; None where one is None, as log-probabilities are that were not asked for."""
+    """Concatenate the lists; None if any of them is None, as log-probabilities are when not requested."""
     parts = list(lists)
     return None if any(part is None for part in parts) else list(chain.from_iterable(filter(None, parts)))
 
 
 def divided(rows: Sequence[Any], num_parts: int) -> list[Sequence[Any]]:
-    """Divide rows into at most so many parts in order, none of them empty, whose lengths differ by one at most."""
+    """Divide rows in order into at most `num_parts` non-empty parts, whose lengths differ by at most 1."""
     num_parts = min(num_parts, len(rows))
     ends = [len(rows) * (part + 1) // num_parts for part in range(num_parts)]
     return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]

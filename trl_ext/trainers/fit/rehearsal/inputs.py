@@ -1,4 +1,4 @@
-"""The largest micro-batch that may come: what the rehearsal forwards.
+"""The largest micro-batch that may occur, for the rehearsal.
 
 Legend: B rows, P prompt tokens, C completion tokens, N pairs.
 """
@@ -14,18 +14,13 @@ import torch
 from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, num_tokens_of_pair
 from trl_ext.trainers.step.settings import StepSettings
 
-# Prompts that are tokenized to find the longest: those of the most characters.
+# Number of prompts, the ones of the most characters, that are tokenized to find the longest.
 MAX_TOKENIZED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch as the trainer's loss takes it.
-
-    Args:
-        inputs: What `training_step` gets.
-        what: For the reader: "4 rows of 2,048 tokens".
-    """
+    """The inputs of `training_step`, and their description for messages: "4 rows of 2,048 tokens"."""
 
     inputs: dict[str, Any]
     what: str
@@ -35,15 +30,15 @@ class MicroBatch:
 
 
 def rollout_batch(trainer: Any, longest_prompt: int | None) -> MicroBatch:
-    """Rows of the longest prompt with random completions of `max_completion_length` tokens, for GRPO's loss.
+    """Return rows of the longest prompt with random completions of `max_completion_length` tokens, for GRPO's loss.
 
-    As many prompts are different as may meet in one micro-batch: only where the trainer puts group mates side by side
-    is a prompt shared here, too.
+    The rows have as many different prompts as may meet in one micro-batch: they share a prompt only if the trainer
+    places the rows of a group together.
 
     Args:
         trainer: The trainer.
-        longest_prompt: Tokens of the longest prompt in the training set; None where that is not known. A plan may know
-            a longer one.
+        longest_prompt: Tokens of the longest prompt of the training set; None if unknown. A plan may have a longer
+            prompt.
     """
     args, width = trainer.args, trainer.max_completion_length
     config = trainer.model.config.get_text_config()
@@ -56,7 +51,7 @@ def rollout_batch(trainer: Any, longest_prompt: int | None) -> MicroBatch:
     groups = torch.tensor(_groups(trainer, prompt, prompt + width))
     num_rows = len(groups)
     prompt_ids = torch.randint(config.vocab_size, (int(groups.max()) + 1, prompt), generator=dice)
-    # Different even where they are one token long.
+    # Make them different even if they are one token long.
     prompt_ids[:, 0] = torch.arange(len(prompt_ids)) % config.vocab_size
     completion_ids = torch.randint(config.vocab_size, (num_rows, width), generator=dice)
     rows_of_generation = (
@@ -78,7 +73,7 @@ def rollout_batch(trainer: Any, longest_prompt: int | None) -> MicroBatch:
 
 
 def with_targets(batch: MicroBatch, *, has_values: bool = True) -> MicroBatch:
-    """Add PPO's advantages, returns and values, [B, C], to rollouts of GRPO; without a critic the first alone."""
+    """Add PPO's advantages, returns and values, [B, C], to GRPO rollouts; without a critic only advantages."""
     mask = batch.inputs["completion_mask"].float()
     own = {
         "advantages": batch.inputs["advantages"][:, None] * mask,
@@ -91,8 +86,7 @@ def with_targets(batch: MicroBatch, *, has_values: bool = True) -> MicroBatch:
 
 
 def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Log-probabilities of earlier forwards, [B, C], where the trainer's own rollouts have them; those of a uniform
-    model."""
+    """Return a uniform model's log-probabilities, [B, C], under each name that the trainer's rollouts have."""
     args = trainer.args
     guessed = torch.full((num_rows, width), -math.log(vocab_size))
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
@@ -109,15 +103,13 @@ def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict
 
 
 def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
-    """The prompt's number for every row of a forward: of as many rows as a budget holds, or else of the micro-batch
-    in which most different prompts meet.
+    """Return the prompt's number of each row of a forward.
 
-    Args:
-        trainer: The trainer.
-        prompt, length: Tokens of the longest prompt, and of the longest row.
+    With a budget, the forward has as many rows as fit; else it is the micro-batch with the most different prompts.
+    `prompt` and `length` are the tokens of the longest prompt and the longest row.
     """
     args, size, settings = trainer.args, trainer.num_generations, trainer.step_settings
-    # All rows are in one optimizer step, so that all of a group stand side by side.
+    # With all rows in one optimizer step, the rows of a group are next to each other.
     is_one_step = args.steps_per_generation == args.gradient_accumulation_steps
     mates = settings.rows_move and settings.share_prompt and is_one_step
     num_rows = args.per_device_train_batch_size
@@ -142,12 +134,10 @@ def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
 
 
 def pair_batch(trainer: Any, sizes: Sequence[int] | None) -> MicroBatch:
-    """The longest pairs of the training set; of a stream, pairs whose both sides have `max_length` tokens. Under a
-    token budget one full row.
+    """Return the longest pairs of the training set or, for a stream, pairs whose sides have `max_length` tokens.
 
-    Args:
-        trainer: The trainer.
-        sizes: Tokens of each pair of the training set; None for a stream.
+    `sizes` are the tokens of each pair of the training set; None for a stream. Under a token budget, return one full
+    row.
     """
     num_pairs, settings = trainer.args.per_device_train_batch_size, trainer.step_settings
     if sizes is not None:
@@ -163,7 +153,7 @@ def pair_batch(trainer: Any, sizes: Sequence[int] | None) -> MicroBatch:
 
 
 def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepSettings) -> list[dict[str, Any]]:
-    """Fill the budget: as many of the pairs as fit, at least one, and a pair of random tokens for the rest."""
+    """Fill the budget with as many pairs as fit, at least one, and a pair of random tokens for the rest."""
     pairs, share = longest_first[:1], settings.share_prompt
     room = (settings.max_tokens or 0) - num_tokens_of_pair(pairs[0], share)
     for pair in longest_first[1:]:
@@ -175,7 +165,7 @@ def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepS
 
 
 def _random_pairs(trainer: Any, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
-    """Pairs that begin with nothing in common; with a margin where the dataset's have one."""
+    """Return pairs without a common prefix, with a margin if the dataset's pairs have margins."""
     config = trainer.model.config.get_text_config()
     dice = random.Random(0)
     words = [token for token in range(min(config.vocab_size, 1000)) if token != config.pad_token_id]

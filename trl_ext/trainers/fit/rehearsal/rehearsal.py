@@ -1,7 +1,7 @@
-"""The rehearsal: before step 1 the largest micro-batch goes forward and backward, and its gradients are dropped.
+"""Rehearsal: before step 1 the largest micro-batch goes forward and backward, and its gradients are dropped.
 
-What would run out of memory after hours, when the longest rows happen to meet, does so at second 20. Training goes on
-as if nothing had been: weights, optimizer, random numbers, metrics and counters are as they were.
+A run that would be out of memory after hours, when the longest rows meet, fails after 20 seconds instead. Training
+then continues with unchanged weights, optimizer, random numbers, metrics and counters.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,14 @@ from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 logger = logging.get_logger(__name__)
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.DEEPSPEED)
-# Optimizers that step within backward.
+# Optimizers that step within the backward.
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
 
 
 def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
-    """Rehearse before step 1 and, on a card, audit every step; called at the end of the trainer's constructor.
+    """Add callbacks that rehearse before step 1 and, on a card, compare each step's memory with the plan.
 
-    Args:
-        trainer: The trainer.
-        phases: The planner's phases that this trainer goes through.
+    Called at the end of the trainer's constructor. `phases` are the planner's phases of this trainer.
     """
     trainer.add_callback(Rehearsal(trainer))
     source = source_of(trainer.accelerator.device)
@@ -59,8 +57,10 @@ def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
 
 
 class Rehearsal(TrainerCallback):
-    """Rehearses once, when model and optimizer are wrapped and no batch is drawn yet. Added after all callbacks that
-    prepare something to be trained."""
+    """Rehearses once, when model and optimizer are wrapped and no batch is drawn yet.
+
+    Added after all callbacks that prepare something to be trained.
+    """
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -80,14 +80,14 @@ class Rehearsal(TrainerCallback):
 
 
 def rehearse(trainer: Any, source: MemorySource | None) -> None:
-    """One micro-batch, two where gradients are accumulated: the second finds those of the first. Collective.
+    """Run one micro-batch, or two if gradients are accumulated, as the second adds to existing ones. Collective.
 
-    A forward that does not fit is taken again in chunks as in training, and training begins with these chunks.
+    A forward that does not fit is run again in chunks as in training, and training starts with these chunks.
 
     Raises:
-        OutOfMemoryError: It does not fit, and cannot be taken in chunks.
+        OutOfMemoryError: It does not fit, and cannot be cut into chunks.
     """
-    trainer.check_packing(trainer.model_wrapped)  # due now under DeepSpeed, and it decides what is forwarded
+    trainer.check_packing(trainer.model_wrapped)  # needed now under DeepSpeed: it decides how rows are forwarded
     batch = trainer.largest_micro_batch()
     if source is not None:
         source.reset()
@@ -110,7 +110,7 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
 
 
 def _why_not(trainer: Any) -> str:
-    """A reason not to rehearse, the same on all ranks; "" if there is none."""
+    """Return a reason not to rehearse, the same on all ranks; "" if there is none."""
     kind = trainer.accelerator.distributed_type
     if kind not in _PLAIN:
         return f"under {kind.value} it is not known how to drop gradients"
@@ -122,7 +122,7 @@ def _why_not(trainer: Any) -> str:
 
 
 def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
-    """Say what was rehearsed with which settings, what the plan predicted, and what would fit."""
+    """Return an error that names the batch, its settings, the plan's prediction and settings that would fit."""
     args, plan = trainer.args, getattr(trainer.args, "memory_plan", None)
     text = (
         f"Out of memory in the rehearsal, before step 1: {batch.what}, the largest micro-batch that may come, do not "
@@ -136,7 +136,7 @@ def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemo
 
 
 def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> None:
-    """Print a line, and a warning where step 1 will leave next to nothing."""
+    """Log the peak, and a warning if step 1 will leave almost no memory."""
     if source is None:
         _say(trainer, f"Rehearsal: {batch.what} went forward and backward.")
         return
@@ -154,14 +154,15 @@ def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> Non
         hint = cheapest_change(trainer)
         _say(trainer, f"That leaves {in_gib(max(left, 0))} of {in_gib(total)}. {hint[:1].upper()}{hint[1:]}")
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # blocks of the largest micro-batch's shapes are of little use to others
+        torch.cuda.empty_cache()  # blocks of the largest micro-batch's shapes are of little use to other shapes
     source.reset()
 
 
 def state_bytes_to_come(trainer: Any) -> float:
-    """Adam's two values for each weight trained on this rank, by formula; 0 if they are there or on the host.
+    """Return the bytes of Adam's two values per weight trained on this rank; 0 if they exist or are on the host.
 
-    They have the type of what is trained: float32 under DeepSpeed, which trains a master copy, split over the ranks.
+    Estimated by formula, in the dtype of the trained weights: float32 under DeepSpeed, which trains a master copy
+    sharded over the ranks.
     """
     args = trainer.args
     optim = str(getattr(args.optim, "value", args.optim))
@@ -179,15 +180,15 @@ def state_bytes_to_come(trainer: Any) -> float:
 
 
 def _largest(trainer: Any, numbers: list[float]) -> list[float]:
-    """The largest value of each number over ranks. Collective."""
+    """Return the largest value of each number over ranks. Collective."""
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:
         return numbers
-    # float64 as bytes go beyond what float32 counts.
+    # float64, as byte counts exceed what float32 holds exactly.
     local = torch.tensor([numbers], dtype=torch.float64, device=accelerator.device)
     return accelerator.gather(local).amax(dim=0).tolist()
 
 
 def _say(trainer: Any, sentence: str) -> None:
     if trainer.accelerator.is_main_process:
-        logger.warning(sentence)  # the level that is shown by default
+        logger.warning(sentence)  # warnings are shown by default

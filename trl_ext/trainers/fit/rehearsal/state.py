@@ -1,7 +1,7 @@
-"""Everything that a forward and a backward of a trainer change, put back afterwards.
+"""Restore everything that a forward and a backward of a trainer change.
 
-Metrics, token counts and clock of the trainer are replaced by ones that are thrown away; numbers are noted and
-restored; gradients are dropped; the generators of random numbers go on where they were.
+The trainer's metrics, token counts and clock are replaced by temporary objects; numbers are stored and restored;
+gradients are dropped; random number generators return to their previous state.
 """
 
 import random
@@ -18,7 +18,7 @@ from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.trainers.step.settings import StepCounts
 
-# Numbers that a training step of TRL's trainers or ours counts up, where the trainer has them.
+# Numbers that a training step of TRL's trainers or ours counts, if the trainer has them.
 _COUNTERS = (
     "_step",
     "_current_train_step_time",
@@ -31,19 +31,19 @@ _COUNTERS = (
 
 
 def _own_critic(trainer: Any) -> Any:
-    """PPO's critic if it has an optimizer of its own, else None."""
+    """Return PPO's critic if it has a separate optimizer, else None."""
     critic = getattr(trainer, "_critic", None)
     return None if critic is None or critic.is_trained_with_actor else critic
 
 
 def trained_models(trainer: Any) -> list[Any]:
-    """The models that are trained, as wrapped for training: the policy, and a critic of its own if there is one."""
+    """Return the trained models, as wrapped for training: the policy, and the critic if it is separate."""
     critic = _own_critic(trainer)
     return [trainer.model_wrapped, *([] if critic is None else [critic.wrapped])]
 
 
 def steppers(trainer: Any) -> list[Any]:
-    """Objects whose `step` is the optimizer step of a trained model: DeepSpeed's engines, or torch's optimizers."""
+    """Return the objects whose `step` is a trained model's optimizer step: DeepSpeed engines or torch optimizers."""
     if trainer.is_deepspeed_enabled:
         return trained_models(trainer)
     critic = _own_critic(trainer)
@@ -52,7 +52,7 @@ def steppers(trainer: Any) -> list[Any]:
 
 @contextmanager
 def random_numbers_restored() -> Iterator[None]:
-    """Let the generators of random numbers go on after the block where they were before it."""
+    """Restore the state of the random number generators after the block."""
     cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
@@ -63,7 +63,7 @@ def random_numbers_restored() -> Iterator[None]:
 
 @contextmanager
 def nothing_remains(trainer: Any) -> Iterator[None]:
-    """Let the trainer go forward and backward inside the block, and restore it after."""
+    """Let the trainer run forwards and backwards inside the block, and restore it afterwards."""
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
     models, critic = trained_models(trainer), _own_critic(trainer)
     gradient_state = trainer.accelerator.gradient_state
@@ -91,25 +91,25 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
 
 
 def _thrown_away(trainer: Any) -> dict[str, Any]:
-    """Return what stands in for metrics, counters and inputs of the trainer, and is thrown away."""
+    """Return temporary replacements for metrics, counters and inputs of the trainer."""
     return {
         "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")},
         "clock": PhaseClock(),
         "counts": StepCounts(),
-        # Inputs are made by hand: nothing is generated, and no rollout is taken.
+        # The rehearsal makes its inputs: nothing is generated, and no rollout is used.
         "_prepare_inputs": lambda inputs: inputs,
         "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
         "_is_rehearsing": True,
     }
 
 
-# What is called or cleared below. Its optimizer for bf16 gradients that are added in fp32 has none of it.
+# Attributes used below. DeepSpeed's optimizer for bf16 gradients accumulated in fp32 has none of them.
 _STAGE_1_OR_2 = ("averaged_gradients", "all_grad_tensors", "_release_preflattened_grad_buffers", "micro_step_id")
 _STAGE_3 = ("averaged_gradients", "grad_partitions_flat_buffer", "_offload_boundary_param_ids", "micro_step_id")
 
 
 def drop_gradients(engine: Any) -> None:
-    """Leave the engine as it was before its backwards."""
+    """Restore the engine's state from before its backwards."""
     if engine.zero_optimization_partition_weights():
         _drop_stage_3(engine.optimizer)
     else:
@@ -118,7 +118,7 @@ def drop_gradients(engine: Any) -> None:
 
 
 def why_not(engine: Any) -> str:
-    """A reason why this engine's gradients cannot be dropped; "" if they can."""
+    """Return why this engine's gradients cannot be dropped; "" if they can."""
     needed = _STAGE_3 if engine.zero_optimization_partition_weights() else _STAGE_1_OR_2
     if not engine.zero_optimization() or not all(hasattr(engine.optimizer, name) for name in needed):
         return f"DeepSpeed's {type(engine.optimizer).__name__} keeps gradients where only its step clears them"
@@ -145,9 +145,9 @@ def _drop_stage_1_or_2(optimizer: Any) -> None:
 
 
 def _drop_stage_3(optimizer: Any) -> None:
-    optimizer.zero_grad(set_to_none=True)  # and the micro-step is 0 again, which overwrites instead of adding
+    optimizer.zero_grad(set_to_none=True)  # also sets the micro-step to 0, which overwrites instead of adding
     optimizer.averaged_gradients.clear()
-    # A weight without gradient in the first real backward must find none.
+    # A weight without a gradient in the first real backward must have zeros here.
     optimizer.grad_partitions_flat_buffer.zero_()
     optimizer._offload_boundary_param_ids.clear()
     if optimizer.offload_optimizer:

@@ -1,9 +1,9 @@
-"""Attention over the segments of a flat row, served under the names of transformers' own implementations.
+"""Attention over the segments of a flat row, registered under the names of transformers' implementations.
 
-An implementation ("sdpa", "flash_attention_2", "kernels-community/flash-attn3", ...) is registered again under its own
-name: a forward with the keyword `segments` attends within the segment table, every other one gets what was registered
-before. The table travels as an argument, never as global state, so a recompute under gradient checkpointing sees the
-segments of its own batch.
+An implementation ("sdpa", "flash_attention_2", "kernels-community/flash-attn3", ...) is replaced under its name: a
+forward with the keyword `segments` attends within the segment table, every other forward calls the previous function.
+The table is an argument, never global state, so a recompute under gradient checkpointing gets the segments of its
+batch.
 
 Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
@@ -31,31 +31,25 @@ from trl_ext.packing.recompute import keeping_operations
 from trl_ext.packing.table import SegmentTable
 from trl_ext.packing.ulysses import heads_to_tokens, keys_to_heads, queries_to_heads
 
-# Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
-# the segments and the window say everything. PyTorch's compiler reads the number instead, since it cannot read the
-# variable, which tells this thread's forward from another's.
+# Set only during a packed forward, and read only where transformers builds masks: it saves [T, T] booleans that the
+# segments and the window replace. The variable separates this thread's forward from other threads'. PyTorch's compiler
+# cannot read it and reads the number instead.
 _packed: ContextVar[bool] = ContextVar("packed", default=False)
 _num_packed = 0
 
 
 @dataclass(frozen=True)
 class WindowMask:
-    """Stands for the [T, T] mask of a sliding window in a packed forward.
-
-    Args:
-        size: Keys that a query sees, itself the last.
-    """
+    """Replaces the [T, T] mask of a sliding window in a packed forward; a query sees `size` keys, itself the last."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class AttentionDispatch:
-    """An attention implementation that attends within segments where a forward brings some.
+    """The attention implementation `base`, which attends within segments if a forward has them.
 
-    Args:
-        base: The implementation's name.
-        plain: What was registered under it: it serves forwards without segments.
+    `plain` is the function registered before; it serves forwards without segments.
     """
 
     base: str
@@ -64,17 +58,15 @@ class AttentionDispatch:
     def __call__(self, *args: Any, segments: Any = None, **kwargs: Any) -> Any:
         if isinstance(segments, SegmentTable):
             return attend(*args, base=self.base, segments=segments, **kwargs)
-        # Another project's models may know a keyword of this name.
+        # Models of other projects may have a keyword of this name.
         return self.plain(*args, **kwargs, **({} if segments is None else {"segments": segments}))
 
 
 @dataclass(frozen=True)
 class MaskDispatch:
-    """A mask function that makes no [T, T] mask in a packed forward.
+    """The mask function of implementation `base`, which makes no [T, T] mask in a packed forward.
 
-    Args:
-        base: The attention implementation's name.
-        plain: What was registered under it, if anything: it serves all other forwards.
+    `plain` is the function registered before, if any; it serves all other forwards.
     """
 
     base: str
@@ -86,24 +78,23 @@ class MaskDispatch:
         return None if self.plain is None else self.plain(*args, **kwargs)
 
 
-# The names that `dispatch_on_segments` was called for.
+# The names that `dispatch_on_segments` was called with.
 _dispatched: set[str] = set()
 
 
 def take_segments(config: Any) -> str | None:
-    """Let a model attend within segments whenever a forward brings some; idempotent.
+    """Make a model attend within segments if a forward has them; idempotent.
 
-    Eager attention lives in each model's own file, out of our reach: sdpa takes its place, which computes the same, or
-    refuses.
+    Eager attention is in each model's file and cannot be replaced, so sdpa is used instead, which computes the same.
 
     Args:
         config: The model's config.
 
     Returns:
-        The name of the model's attention implementation before, for the case that it is not packed after all.
+        The name of the model's previous attention implementation, to restore it if the model is not packed.
 
     Raises:
-        PackingError: its implementation cannot be packed.
+        PackingError: The implementation cannot be packed.
     """
     before: str | None = config._attn_implementation
     base = config.get_text_config()._attn_implementation
@@ -116,10 +107,10 @@ def take_segments(config: Any) -> str | None:
 
 
 def dispatch_on_segments(base: str) -> None:
-    """Register an attention implementation of transformers again, under its own name; idempotent, for all models.
+    """Replace an attention implementation of transformers under its name, for all models; idempotent.
 
     Raises:
-        PackingError: the implementation is a kernel from the hub that cannot be loaded, or is not flash-attention's.
+        PackingError: The implementation is a hub kernel that cannot be loaded or is not flash-attention.
     """
     if "/" in base:
         try:
@@ -138,8 +129,8 @@ def dispatch_on_segments(base: str) -> None:
 
 @contextmanager
 def packed_forward() -> Iterator[None]:
-    """Around a model call with `segments`: transformers need not build an attention mask."""
-    # transformers registers a kernel from the hub anew when it loads it again, and so may a user.
+    """Mark a model call with `segments`: transformers need not build an attention mask."""
+    # transformers registers a hub kernel again when it loads it again, and a user may do so too.
     for base in _dispatched:
         dispatch_on_segments(base)
     global _num_packed
@@ -152,7 +143,7 @@ def packed_forward() -> Iterator[None]:
         _packed.reset(token)
 
 
-# Compiled, it would be compiled again for every table; without it the rest of a layer has one graph for all lengths.
+# If compiled, it would be compiled again for every table; without it a layer's rest has one graph for all lengths.
 @torch.compiler.disable
 def attend(
     module: torch.nn.Module,
@@ -165,21 +156,21 @@ def attend(
     segments: SegmentTable,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One attention layer of a packed forward, in the shape that transformers' `AttentionInterface` wants.
+    """Compute one attention layer of a packed forward, with the signature of transformers' `AttentionInterface`.
 
     Args:
-        query: [1, H, T, D]; where processes share the row, the tokens of this process's part only.
+        query: [1, H, T, D]; if processes share the row, only the tokens of this process's part.
         key, value: [1, Hkv, T, D], as `query`.
-        attention_mask: A window or None; a model that brings any other mask cannot be packed.
-        base: The model's attention implementation, which picks the kernel.
-        segments: Who attends to whom in the flat row.
+        attention_mask: A window or None; a model with any other mask cannot be packed.
+        base: The model's attention implementation, which decides the kernel.
+        segments: The segment table of the flat row.
 
     Returns:
-        [1, T, H, D], and None in place of attention weights.
+        [1, T, H, D], and None instead of attention weights.
 
     Raises:
-        PackingError: the layer asks for something that segments do not cover (a mask of its own, soft-capping, sinks,
-            position bias).
+        PackingError: The layer uses something that segments do not cover (another mask, soft-capping, sinks, position
+            bias).
     """
     _refuse_extras(module, kwargs)
     group, num_heads = segments.group, query.shape[1]
@@ -192,12 +183,12 @@ def attend(
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
-    # Kernels know one head size, and multi-head latent attention has two. Zeros add nothing to scores or values.
+    # Kernels support one head size; multi-head latent attention has two. Zeros change neither scores nor values.
     own_size, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
     query, key, value = (_fitted(x, size) for x in (query, key, value))
     pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, size, dropout, merging_pays=pays)
-    is_merged = getattr(kernel, "func", None) is merged_attention  # which keeps the merged output itself
+    is_merged = getattr(kernel, "func", None) is merged_attention  # it stores the merged output itself
     with nullcontext() if is_merged else keeping_operations():
         out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
     out = out if own_size == size else out[..., :own_size]
@@ -205,7 +196,7 @@ def attend(
 
 
 def _fitted(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the heads padded to a size, the numbers of each side by side in memory as kernels want them."""
+    """Return the heads padded to a size, contiguous in the last dimension as kernels need it."""
     if x.shape[-1] < size:
         return torch.nn.functional.pad(x, (0, size - x.shape[-1]))
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -229,9 +220,9 @@ def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 def _window(
     module: torch.nn.Module, base: str, attention_mask: torch.Tensor | WindowMask | None, kwargs: dict[str, Any]
 ) -> int | None:
-    """Return how many keys a query of this layer sees where transformers attends with `base`; None for all.
+    """Return the number of keys that a query of this layer sees with implementation `base`; None for all.
 
-    flash-attn reads the keyword `sliding_window`, all others the mask; some models (PhiMoE) set only one of them.
+    flash-attn reads the keyword `sliding_window`, others the mask; some models (PhiMoE) set only one of them.
     """
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise PackingError(
@@ -244,18 +235,18 @@ def _window(
 
 
 def window_of_mask(base: str, **kwargs: Any) -> WindowMask | None:
-    """Return what a packed forward needs of the mask that a model asks for: its window, or None for a causal one.
+    """Return the window of the mask that a model requests; None for a causal mask.
 
     Args:
         base: The model's attention implementation.
         kwargs: The arguments of transformers' mask functions.
 
     Raises:
-        PackingError: the mask is neither causal nor a causal sliding window.
+        PackingError: The mask is neither causal nor a causal sliding window.
     """
     size = kwargs.get("local_size")
     is_chunked = size is not None and size == getattr(kwargs["config"], "attention_chunk_size", None)
-    # transformers turns to vmap where a model lays functions of its own over the mask.
+    # transformers uses vmap if a model combines the mask with functions of its file.
     if is_chunked or kwargs.get("use_vmap"):
         raise PackingError(
             f"The attention mask of {type(kwargs['config']).__name__} is neither causal nor a sliding window. Set "

@@ -1,12 +1,13 @@
-"""The start-up self-check: does this model give the same numbers packed as alone?
+"""Self-check at start-up: does this model compute the same numbers packed as alone?
 
 Layers that carry state along the row (Mamba, gated delta nets, short convolutions), attention that ignores unknown
 keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
-short rows go through the real model, alone and packed, and the log-probabilities or scores are compared. Where the
-config names a short window or chunk, two rows go beyond it.
+short rows go through the real model, alone and packed, and the log-probabilities or scores are compared. If the config
+names a short window or chunk, two rows are longer than it.
 
-Half precision rounds each forward by its shape. So what a neighbour changes is looked for between forwards of equal
-shape, where it is exactly 0 in a sound model; and the error against each row alone is held against that of padding.
+Half precision rounds each forward by its shape. So a neighbour's influence is measured between forwards of equal
+shape, where it is exactly 0 in a correct model, and the error against each row alone is compared with
+the error of padding.
 """
 
 import random
@@ -19,19 +20,19 @@ from typing import Any
 import torch
 
 FLOAT32_TOLERANCE = 1e-4
-# Below it half precision is not looked at more closely: a prefix that is missed costs nats, not hundredths.
+# Errors below it are accepted in half precision: a missing prefix costs nats, not hundredths.
 HALF_TOLERANCE = 0.03
-# A single token may move by nats through rounding alone, where attention's sink just forms or just does not. So in
-# half precision the largest of the packed differences are left out, and none of padding counts for more than this.
+# Rounding alone may move a single token by nats, where attention's sink just forms or just does not. So in half
+# precision the largest packed differences are left out, and no difference of padding counts more than this.
 _TRIMMED_FRAC, _MOST_OF_PADDING = 0.1, 0.25
 
-# A group that shares a prompt, a prompt of one token, a completion of one token, a lone row; and a group behind a
+# A group that shares a prompt, a prompt of one token, a completion of one token, a single row; and a group with a
 # prompt so long that its keys are not copied (`kernels.merging_pays`), for completions and for pairs.
 _LONG_PROMPT = 40
 _SHAPES = ((9, 5), (9, 1), (9, 7), (1, 4), (6, 3), (14, 6), *((_LONG_PROMPT, own) for own in (2, 1, 3, 2)))
 # Fields of transformers' configs that bound how far a token sees, or cut a row into parts.
 _WINDOWS = re.compile(r"window(?!_layers|_pattern)|chunk|block_size|local_attention|index_topk")
-# Longer windows would make the check too slow on a CPU; attention takes them from transformers' own masks.
+# Longer windows would make the check too slow on a CPU; attention reads them from transformers' masks.
 _LONGEST_WINDOW = 600
 
 
@@ -43,22 +44,22 @@ class Probe:
     completion: tuple[int, ...]
 
 
-# The numbers of each of some rows, [n] of one row.
+# Returns the numbers of each given row, [n] per row.
 Numbers = Callable[[list[Probe]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How far packed numbers are from those of each row alone.
+    """The distance between packed numbers and each row's numbers alone.
 
     Args:
-        error: Root mean square difference, of the plan of rows that is further off.
+        error: Root mean square difference, the larger one of two plans.
         leak: Largest change of the other rows' numbers when some rows' tokens are replaced.
-        tolerance: Of the error. In half precision: three times the error that padding makes, by root mean square.
-        leak_tolerance: Of the leak. Above that of float32 only where rows change each other in a padded batch, too.
-        failure: The exception that stopped the check, as text; empty when it ran.
-        what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
-        alone: The numbers of each row by itself, one after the other.
+        tolerance: For the error. In half precision three times the root mean square error of padding.
+        leak_tolerance: For the leak. Larger than in float32 only if rows change each other in a padded batch too.
+        failure: The exception that stopped the check, as text; "" if it ran.
+        what: The compared numbers: log-probabilities in nats, or scores.
+        alone: The numbers of each row alone, concatenated.
     """
 
     error: float
@@ -82,7 +83,7 @@ class CheckResult:
         )
 
     def why_not(self, plain: "CheckResult") -> str:
-        """Return why layers that were replaced since the check `plain` do not compute the same; "" where they do."""
+        """Return why layers replaced since the check `plain` compute other numbers; "" if they do not."""
         if not self.is_exact:
             return str(self)
         sizes = (self.alone - plain.alone).abs().nan_to_num(nan=torch.inf).sort().values
@@ -93,15 +94,11 @@ class CheckResult:
 
 
 def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
-    """The rows of the check: random tokens, equal on every rank.
+    """Return the rows of the check: random tokens below `vocab_size`, equal on every rank.
 
-    No two prompts, and no two completions, begin with the same token or with neighbours in the vocabulary: replaced
-    rows share as many tokens as before.
-
-    Args:
-        vocab_size: Tokens are drawn below it.
-        window: Two more rows go beyond so many tokens, with their common prompt and behind it; 0 for none.
-        seed: Of the tokens.
+    No two prompts, and no two completions, begin with the same token or with neighbours in the vocabulary: rows with
+    replaced tokens share as many tokens as before. If `window` is not 0, two more rows have a common prompt longer
+    than it.
     """
     draw = random.Random(seed)
     shapes = (*_SHAPES, (window + 2, 7), (window + 2, 4)) if window else _SHAPES
@@ -115,7 +112,7 @@ def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
 
 
 def longest_window(config: Any) -> int:
-    """Return the longest window or chunk that a model's config names and that the check can go beyond; 0 for none."""
+    """Return the longest window or chunk in a model's config that the check's rows can exceed; 0 if there is none."""
     fields = [value for name, value in config.to_dict().items() if _WINDOWS.search(name)]
     values = [one for field in fields for one in (field if isinstance(field, list) else [field])]
     positions = getattr(config, "max_position_embeddings", None)
@@ -131,18 +128,18 @@ def check(
     half_precision: bool,
     what: str = "log-probabilities",
 ) -> CheckResult:
-    """Compare the two ways on a few rows. Collective under ZeRO-3: every rank makes the same forwards.
+    """Compare packed rows with rows alone. Collective under ZeRO-3: every rank makes the same forwards.
 
     Args:
-        alone: The numbers of one row, forwarded by itself without padding: its tokens' log-probabilities, say.
-        padded: The same for several rows in one padded batch: how much rounding is usual for this model.
+        alone: Returns the numbers of one row, forwarded without padding, such as its tokens' log-probabilities.
+        padded: The same for several rows in one padded batch, to measure the model's usual rounding.
         packed: The same for several rows in one flat forward.
-        config: The model's, of its text part: tokens are of its vocabulary, and rows go beyond its windows.
+        config: Config of the model's text part: its vocabulary, and windows to exceed.
         half_precision: Allow for the rounding of bfloat16, float16 or TF32.
-        what: What the numbers are, for the message.
+        what: Name of the numbers in the message.
     """
     rows = probes(config.vocab_size, longest_window(config))
-    # Without the long prompt keys are copied, so that both kernels are tried.
+    # Without the long prompt keys are copied, so that both kernels are tested.
     short = [row for row in rows if len(row.prompt) != _LONG_PROMPT]
     tolerance, leak_tolerance = FLOAT32_TOLERANCE, FLOAT32_TOLERANCE
     errors, leaks = [], []
@@ -151,7 +148,7 @@ def check(
             reference = {row: alone(row).float() for row in rows}
 
             def compared(numbers: Numbers, tried: list[Probe]) -> tuple[torch.Tensor, float]:
-                """Return the sizes of the differences to rows alone, [n], the largest last; and the leak."""
+                """Return the absolute differences to rows alone, [n] ascending, and the leak."""
                 found = dict(zip(tried, numbers(tried), strict=True))
                 differences = torch.cat([found[row].float() - reference[row] for row in tried])
                 sizes = differences.abs().nan_to_num(nan=torch.inf).sort().values
@@ -160,7 +157,7 @@ def check(
             if half_precision:
                 of_padding, change = compared(padded, rows)
                 tolerance = max(HALF_TOLERANCE, 3 * _rms(of_padding.clamp(max=_MOST_OF_PADDING)))
-                # Nothing can leak there. A mixture's experts may round by the number of their tokens.
+                # Padded rows cannot leak, but a mixture's experts may round by their number of tokens.
                 if change > 0:
                     leak_tolerance = max(leak_tolerance, 3 * of_padding[-1].item())
             for tried in (rows, short):
@@ -168,8 +165,8 @@ def check(
                 errors.append(_rms(_trimmed(sizes, half_precision)))
                 leaks.append(leak)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
-        # Whatever a foreign model raises on a packed row means the same: this model cannot be packed. So does a
-        # kernel that the hub does not give.
+        # Any exception of a foreign model on a packed row, or of a hub kernel that cannot be loaded, means that this
+        # model cannot be packed.
         failure = f"{type(error).__name__}: {error}"
         return CheckResult(float("nan"), float("nan"), tolerance, failure=failure, what=what)
     numbers_alone = torch.cat(list(reference.values()))
@@ -177,15 +174,10 @@ def check(
 
 
 def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_size: int) -> float:
-    """Return the largest change of rows' numbers when tokens of others are replaced, in forwards of equal shape.
+    """Return the largest change of rows' numbers when other rows' tokens are replaced, in forwards of equal shape.
 
-    Replaced are the first row's completion, which no other row may see; all of the first group, which no other group
-    may see; the last row's completion, which none before it may see.
-
-    Args:
-        found: The numbers of each row.
-        numbers: What they come from.
-        vocab_size: Tokens are replaced below it.
+    Replaced are the first row's completion, which no other row may see; the whole first group, which no other group
+    may see; the last row's completion, which no earlier row may see. `found` has the numbers before.
     """
 
     def other(tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,7 +197,7 @@ def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_si
 
 
 def _trimmed(sizes: torch.Tensor, half_precision: bool) -> torch.Tensor:
-    """Return sorted sizes of differences, in half precision without the largest."""
+    """Return the sorted differences, in half precision without the largest."""
     is_kept = not half_precision or not sizes.isfinite().all()
     return sizes if is_kept else sizes[: -max(int(_TRIMMED_FRAC * len(sizes)), 1)]
 

@@ -1,6 +1,6 @@
-"""Kernels of attention over the segments of a flat row, and which of them serves.
+"""Attention kernels for the segments of a flat row, and the choice between them.
 
-Legend: T tokens of the flat row, all of them queries but where processes share the row, K keys after the prefixes are
+Legend: T tokens of the flat row, all of them queries unless processes share the row, K keys after the prefixes are
 repeated, H query heads, Hkv key heads, D head size.
 """
 
@@ -35,12 +35,12 @@ def choose_kernel(
     dropout: float = 0.0,
     merging_pays: bool = False,
 ) -> Callable[..., torch.Tensor]:
-    """The function that computes packed attention for these inputs.
+    """Return the function that computes packed attention for these inputs.
 
-    On CUDA in half precision the model's own flash-attention where it asks for one, else PyTorch's varlen kernel;
-    `scaled_dot_product_attention` segment by segment everywhere else. These copy the keys of prefixes. Where merging
-    pays, attention is merged instead, by the same kernel. Float32 on CUDA stays with copies: its backward is not to be
-    had by itself.
+    On CUDA in half precision it is the model's flash-attention if it has any, else PyTorch's varlen kernel; everywhere
+    else it is `scaled_dot_product_attention` segment by segment. These copy the keys of prefixes. If merging pays,
+    attention is merged instead, by the same kernel. Float32 on CUDA keeps the copies: its backward cannot be called
+    separately.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     kernel: Kernel
@@ -61,7 +61,7 @@ def choose_kernel(
 
 
 def kernels_in_words(base: str, device: torch.device, dtype: torch.dtype, head_size: int, *, packs: bool) -> str:
-    """Return which kernels compute attention in packed rows, or in padded ones, where a mask hides the padding."""
+    """Return the names of the kernels for packed rows, or for padded rows, where a mask hides the padding."""
     choice, other = (choose_kernel(base, device, dtype, head_size, merging_pays=pays) for pays in (False, True))
     known = {sdpa_attention: "sdpa by segments", varlen_attention: "PyTorch's varlen kernel"} if packs else {}
     words = known.get(choice, base)
@@ -75,11 +75,11 @@ def kernels_in_words(base: str, device: torch.device, dtype: torch.dtype, head_s
 
 
 def merging_pays(num_tokens: int, num_keys: int, longest: int, window: int | None) -> bool:
-    """Return True where attention without copies of keys is exact and worth its calls.
+    """Return True if attention without copies of keys is exact and worth its calls.
 
-    A call a level costs time, and so does putting the outputs together: measured on one CPU core, merging is slower
-    than copying 0.5 keys a token and faster where 2.7 are copied (0.7 and 1.25 times as fast, bfloat16). Copies of at
-    least as many keys as there are tokens are also what is felt in memory.
+    Each level costs a call, and combining the outputs takes time: measured on one CPU core, merging is slower than
+    copying 0.5 keys per token and faster than copying 2.7 (0.7 and 1.25 times as fast, bfloat16). Copies of at least
+    as many keys as tokens also matter for memory.
 
     Args:
         num_tokens: T.
@@ -100,7 +100,7 @@ def sdpa_attention(
     window: int | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
+    """Compute the reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
     # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
     queries = query.split(segments.query_lengths, dim=2)
     keys, values = (x.split(segments.lengths, dim=2) for x in (key, value))
@@ -108,7 +108,7 @@ def sdpa_attention(
     for (number, segment), q in zip(segments.queries.items(), queries, strict=True):
         chain = segments.chains[number]
         k, v = (x[chain[0]] if len(chain) == 1 else torch.cat([x[i] for i in chain], dim=2) for x in (keys, values))
-        # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
+        # A root within its window is simply causal: it needs no mask, and gets the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
         mask = None if plain else segments.mask(segment, window)
         shares_keys = query.shape[1] != key.shape[1]
@@ -156,7 +156,7 @@ def varlen_attention(
     window: int | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
+    """Call `torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
     ragged = _ragged(query, key, value, segments)
     before = -1 if window is None else window - 1  # keys before itself that a query sees; -1 for all
     return call_varlen_attn(*ragged, scale=scale, window_left=before)[None]
@@ -173,7 +173,7 @@ def flash_attention(
     dropout: float = 0.0,
     base: str,
 ) -> torch.Tensor:
-    """flash-attention of the version that `attn_implementation` asks for."""
+    """Call flash-attention of the version that `attn_implementation` names."""
     q, k, v, cu_q, cu_k, max_q, max_k = _ragged(query, key, value, segments)
     kernel = flash_varlen_function(base)
     assert kernel is not None, "Kernels without a varlen function are refused when packing starts."
@@ -190,9 +190,9 @@ def flash_attention(
 def _ragged(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """The arguments that varlen kernels share: [T, heads, D] in one half precision, keys gathered by segment."""
+    """Return the arguments of varlen kernels: [T, heads, D] in one half precision, keys gathered by segment."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
+    # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
     q, k = q.to(v.dtype), k.to(v.dtype)
     copies = segments.copies
     if copies.index is not None:

@@ -1,4 +1,4 @@
-"""A planned row as tensors: what the model is called with.
+"""A planned row as tensors, the inputs of the model.
 
 Legend: T tokens of the flat row, S of them scored, R scored tokens of all sequences.
 """
@@ -22,13 +22,13 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, eq=False)
 class FlatRow:
-    """What the model is called with, but for what is asked of the result.
+    """The inputs of a model call, without the tokens to score.
 
     Args:
-        input_ids, position_ids: [1, T]; of a part of a row, the tokens of the part. Positions of rows with images are
+        input_ids, position_ids: [1, T]; for a part of a row, the tokens of the part. Positions of rows with images are
             [3, 1, T].
-        table: Who attends to whom, in the whole row.
-        inputs: What else the model is called with, by name: images.
+        table: Segment table of the whole row.
+        inputs: Other inputs by name: images.
     """
 
     input_ids: torch.Tensor
@@ -41,7 +41,7 @@ class FlatRow:
         return self.input_ids.shape[1]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "FlatRow":
-        """The same row on `device`."""
+        """Return the same row on `device`."""
         return FlatRow(
             self.input_ids.to(device, non_blocking=non_blocking),
             self.position_ids.to(device, non_blocking=non_blocking),
@@ -50,9 +50,9 @@ class FlatRow:
         )
 
     def part(self, group: SequenceGroup | None) -> Self:
-        """Return what this process of a group forwards of the row, whose table then names the group.
+        """Return this process's part of the row, with the group in its table; without a group, the row itself.
 
-        The row is padded to a multiple of the group's size by a segment of its own. Without a group, the row itself.
+        The row is padded to a multiple of the group's size by a separate segment.
         """
         if group is None:
             return self
@@ -73,15 +73,15 @@ class FlatRow:
 
 @dataclass(frozen=True, eq=False)
 class PackedRow(FlatRow):
-    """A flat row whose tokens are scored. One that stands there for several sequences is scored once.
+    """A flat row whose tokens are scored. A token that several sequences share is scored once.
 
     Args:
-        before: [S] row index of the token before every scored one, which predicts it; ascending.
+        before: [S] row index of the token before every scored token, which predicts it; ascending.
         before_index: The same, as a tensor.
         labels: [S] the scored tokens.
-        source: [R] for every scored token of every sequence, which of the S it is; ascending.
+        source: [R] index among the S of every scored token of every sequence; ascending.
         source_index: The same, as a tensor.
-        scored_item, scored_offset: [R] the sequence of each of these, and its place among the scored ones of it.
+        scored_item, scored_offset: [R] their sequence, and their place among its scored tokens.
     """
 
     before: np.ndarray
@@ -98,7 +98,7 @@ class PackedRow(FlatRow):
         if group is None:
             return part
         begin = part.num_tokens * group.rank
-        # Looked up on the host: a mask on the card would have to be waited for.
+        # Searched on the host: a mask on the card would have to be waited for.
         first, end = np.searchsorted(self.before, (begin, begin + part.num_tokens))
         here, used = slice(first, end), slice(*np.searchsorted(self.source, (first, end)))
         return replace(
@@ -121,8 +121,8 @@ def flatten(
     Args:
         row: One row of `plan_rows`.
         sequences: Token ids of the batch, shared tokens included.
-        device: Where the tensors go.
-        cache: Where the keys of the row go, or where its first segments' keys are from.
+        device: Device of the tensors.
+        cache: Stores the keys of the row, or has the keys of its first segments.
     """
     own = row.forwarded
     lengths = np.array([segment.length for segment in own])
@@ -143,14 +143,12 @@ def lay_out(
     device: torch.device | str = "cpu",
     cache: PrefixCache | None = None,
 ) -> PackedRow:
-    """Turn a planned row into tensors, with the places of the trailing tokens of every sequence.
+    """Turn a planned row into tensors, with the places of the `num_scored` trailing tokens of every sequence.
 
-    Args:
-        row, sequences, device, cache: As in `flatten`.
-        num_scored: How many trailing tokens of each sequence are scored.
+    Other arguments as in `flatten`.
     """
     flat = flatten(row, sequences, device, cache)
-    # Where the tokens before scored ones lie, piece by piece: sequence, place in it, place in the row, length.
+    # Places of the tokens before scored tokens, in pieces: sequence, place in it, place in the row, length.
     pieces: list[tuple[int, int, int, int]] = []
     firsts = sequences.lengths - num_scored - 1
     for own in (segment for segment in row.segments if not segment.is_prefix):

@@ -1,8 +1,8 @@
-"""Attention over a flat row without a copy of keys: a call for the segments themselves, one a level of prefixes.
+"""Attention over a flat row without copies of keys: one call for the segments, and one for each level of prefixes.
 
-Every query's softmax over all its keys is put together from those over the keys of each call, by their log-sum-exp. In
-the backward each call gets the whole output and log-sum-exp: the gradient of a softmax needs no more (ring attention
-does the same, arXiv:2310.01889).
+Every query's softmax over all its keys is combined from the calls' softmaxes by their log-sum-exp. In the backward
+each call gets the combined output and log-sum-exp, which is all that the gradient of a softmax needs (as in ring
+attention, arXiv:2310.01889).
 
 Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
@@ -24,7 +24,7 @@ from trl_ext.packing.table import AttentionCall, SegmentTable
 
 logger = logging.get_logger(__name__)
 
-# What belongs to queries, keys and values: q [T, H, D], k and v [T, Hkv, D], or their gradients.
+# Queries, keys and values: q [T, H, D], k and v [T, Hkv, D]; or their gradients.
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -37,14 +37,14 @@ class Kernel(Protocol):
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
-        """Return the gradients of q, k and v, given the output and log-sum-exp over all keys, not these alone."""
+        """Return the gradients of q, k and v, from the output and log-sum-exp over all keys, not only these keys."""
 
 
 @dataclass(frozen=True)
 class VarlenKernel:
-    """PyTorch's flash-attention on CUDA, in half precision, below `varlen_attn`: all runs in one call.
+    """PyTorch's flash-attention on CUDA in half precision: all runs in one call.
 
-    `varlen_attn` hands out the log-sum-exp, too, but its backward would not take another one in.
+    It calls the operations below `varlen_attn`, whose backward does not accept another log-sum-exp.
     """
 
     def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +56,7 @@ class VarlenKernel:
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
         lengths, options = _call(part, scale)
-        random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of dropout, of which there is none
+        random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # for dropout, which is 0
         unused = torch.empty(0, device=out.device)
         given = grad, *qkv, out, lse.contiguous(), *lengths, 0.0, part.is_causal, random_state, unused
         dq, dk, dv = torch.ops.aten._flash_attention_backward(*given, **options)
@@ -65,12 +65,12 @@ class VarlenKernel:
 
 @dataclass(frozen=True)
 class FlashKernel:
-    """flash-attention of the version that a model asks for by the name `base`: all runs in one call."""
+    """flash-attention of the version that the implementation `base` names: all runs in one call."""
 
     base: str
 
     def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-        returns = {"return_attn_probs": True, "return_lse": True}  # of versions 2 and 3; 4
+        returns = {"return_attn_probs": True, "return_lse": True}  # for versions 2 and 3; for version 4
         function = flash_varlen_function(self.base)
         assert function is not None, "Kernels without a varlen function are refused when packing starts."
         out, lse, *_ = call_flash(function, *qkv, **_flash_call(part, scale), **returns)
@@ -88,20 +88,20 @@ class FlashKernel:
         return dq, dk, dv
 
 
-# Below so many queries the CPU's kernel goes through them in blocks of 32, above in larger ones. Its backward of small
-# blocks in half precision takes 2.7 times as long as in float32, where it does not round the gradients of keys once a
-# block either (measured with bfloat16 of AMX, 137 queries, 200 keys; from 192 queries on they take as long).
+# Below this number of queries the CPU kernel uses blocks of 32, above it larger blocks. With small blocks its backward
+# takes 2.7 times as long in half precision as in float32, where it also does not round the gradients of keys once per
+# block (measured with bfloat16 of AMX, 137 queries, 200 keys; from 192 queries on both take equally long).
 SHORT = 192
 
 
 def backward_type(num_queries: int, dtype: torch.dtype) -> torch.dtype:
-    """Return the precision in which the CPU's kernel takes its backward soonest."""
+    """Return the precision in which the CPU kernel's backward is fastest."""
     return torch.promote_types(dtype, torch.float32) if num_queries < SHORT else dtype
 
 
 @dataclass(frozen=True)
 class CpuKernel:
-    """PyTorch's flash-attention on the CPU: a call a run."""
+    """PyTorch's flash-attention on the CPU: one call per run."""
 
     def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = qkv
@@ -126,20 +126,20 @@ class CpuKernel:
                 grad1, q1, k1, v1, out1, lse1, 0.0, part.is_causal, scale=scale
             )
             for whole, here, (more,) in zip(grads, (queries, keys, keys), found, strict=True):
-                if len(more) != whole.shape[1]:  # of every query head, where some share a key head
+                if len(more) != whole.shape[1]:  # one gradient per query head, where several share a key head
                     more = more.unflatten(0, (whole.shape[1], -1)).sum(1)
                 whole[here] = more.transpose(0, 1)
         return dq, dk, dv
 
 
-# torch.compile leaves it out: it would compile it again for every table.
+# torch.compile skips it: it would compile it again for every table.
 @torch.compiler.disable
 def merged_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable, *, kernel: Kernel, **how: Any
 ) -> torch.Tensor:
-    """Attention where every prefix's keys stand once; `kernels.choose_kernel` decides when, and what `how` holds."""
+    """Attend with each prefix's keys in memory once; `kernels.choose_kernel` decides when, `how` has its options."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
+    # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
     return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, segments.parts, kernel, how["scale"])[None]
 
 
@@ -181,10 +181,10 @@ def backward(
     kernel: Kernel,
     scale: float | None,
 ) -> Triple:
-    """Return the gradients of q, k and v: the sums of those over the keys of each part."""
+    """Return the gradients of q, k and v, summed over the keys of all parts."""
     own, *levels = parts
     dq, dk, dv = kernel.backward(grad, _of(own, qkv), out, lse, own, scale)
-    if len(dk) < len(qkv[1]):  # the queries are not of the whole row
+    if len(dk) < len(qkv[1]):  # the queries are a part of the row
         of_own, (dk, dv) = (dk, dv), map(torch.zeros_like, qkv[1:])
         for total, more in zip((dk, dv), of_own, strict=True):
             _add(total, own.keys, more)
@@ -229,31 +229,30 @@ def _runs(part: AttentionCall) -> list[tuple[slice, slice]]:
 
 
 def _batch(x: torch.Tensor) -> torch.Tensor:
-    """[T, H, D] as [1, H, T, D], without a copy."""
+    """Return [T, H, D] as [1, H, T, D], without a copy."""
     return x.transpose(0, 1)[None]
 
 
 def _keys(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[T, Hkv, D] as [1, Hkv, T, D], or as [1, H, T, D] where the kernel wants a key head for every query head."""
+    """Return [T, Hkv, D] as [1, Hkv, T, D], or as [1, H, T, D] if the kernel needs a key head for every query head."""
     return _batch(x if cpu_attention_shares_keys() else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1))
 
 
-# Whether it gives the right numbers on this machine, asked once before it is used: it rests on functions of PyTorch
-# that are not documented, and on a backward that takes another call's output. So a small row goes through it, forward
-# and backward, beside attention written out. These are relative errors that rounding explains. A prefix that is missed
-# costs more than half.
+# Merged attention uses undocumented functions of PyTorch, and a backward with another call's output. So before its
+# first use on a machine a small row goes through it, forward and backward, and through attention written out. Rounding
+# explains relative errors up to these; a missing prefix gives more than half.
 _TOLERANCE, _HALF_TOLERANCE = 1e-4, 3e-2
 
 
 @torch.compiler.disable
 @cache
 def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return True where merged attention agrees with attention written out; warn where it does not."""
+    """Return True if merged attention agrees with attention written out; warn if it does not."""
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             error = _error(kernel, device, dtype, head_size)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, AssertionError) as failure:
-        # Whatever another version of PyTorch or flash-attention makes of the call means the same.
+        # Any failure in another version of PyTorch or flash-attention means that it cannot be used.
         reason = f"{type(failure).__name__}: {failure}".partition("\n")[0].removesuffix(".")
     else:
         if error <= (_HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else _TOLERANCE):
@@ -267,9 +266,9 @@ def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size
 
 
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
-    """Return the largest relative error of output and gradients, on a row with prefixes of prefixes."""
+    """Return the largest relative error of output and gradients, on a row with nested prefixes."""
     beginnings = {0: [*range(40)], 1: [*range(21), 3, 4], 2: [*range(21), *range(9)]}
-    # One completion is so long that a kernel takes larger blocks, and other precision in the backward.
+    # One completion is long enough for larger blocks and the other precision in the backward.
     owns = {0: (3, 9, 1), 1: (3, 9, 1), 2: (3, SHORT, 1)}
     items = [RowSize(group, len(tokens), own) for group, tokens in beginnings.items() for own in owns[group]]
     (row,) = plan_rows(items, None, [np.array(beginnings[item.group]) for item in items])
@@ -288,7 +287,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
 def _written_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, table: SegmentTable, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the output of attention and the gradients of q, k and v, by a mask over all pairs of tokens."""
+    """Return the output of attention and the gradients of q, k and v, with a mask over all pairs of tokens."""
     sees = torch.zeros(len(q), len(q), dtype=torch.bool, device=q.device)
     for segment, chain in zip(table.segments, table.chains, strict=True):
         for prefix in (table.segments[number] for number in chain[:-1]):

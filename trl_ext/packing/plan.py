@@ -1,14 +1,14 @@
-"""Which sequences share a flat row, and where every token of them lies. Integers only, no tensors.
+"""Plan the flat rows of sequences, and the place of every token in them. Integers only, no tensors.
 
-A flat row is made of *segments*. A segment attends to itself, causally, and to a chain of earlier segments of the same
-row, its *prefixes*: what several sequences begin with stands there once.
+A flat row consists of *segments*. A segment attends to itself, causally, and to a chain of earlier segments of the
+same row, its *prefixes*: a common prefix of several sequences is in the row once.
 
     row:       [ system ][ prompt A  ][ prompt B  ][ a1 ...      ][ a2 ... ][ b1 ...      ]
     prefixes:    none      system       system       system, A     the same   system, B
     positions:   0..S-1    S..          S..          S+A..                    S+B..
 
-Prefixes stand before the sequences that use them, the outer before the inner ones: then the queries that see the
-prefixes of one level lie side by side, but where prefixes of different roots are nested.
+Prefixes come before the sequences that use them, outer before inner. The queries that see the prefixes of one level
+are then adjacent, except where prefixes of different roots are nested.
 
 The plan is a pure function of its arguments: equal batches give equal plans on every rank and in every run.
 """
@@ -30,10 +30,10 @@ class Segment:
 
     Args:
         start, end: Half-open range in the row.
-        item: Index of the sequence whose tokens these are (for a prefix: of its first member).
-        offset: Position, inside the sequence, of the segment's first token.
-        parent: Number of the segment that holds the tokens just before; None for a root.
-        is_prefix: True for shared tokens that stand here on behalf of several sequences.
+        item: Index of the sequence of these tokens (for a prefix: of its first member).
+        offset: Position of the segment's first token in the sequence.
+        parent: Number of the segment with the tokens just before; None for a root.
+        is_prefix: True for tokens that several sequences share.
     """
 
     start: int
@@ -49,7 +49,7 @@ class Segment:
 
     @property
     def num_keys(self) -> int:
-        """Tokens that the last token of the segment attends to, itself included."""
+        """Tokens that the last token of the segment attends to, including itself."""
         return self.offset + self.length
 
 
@@ -58,9 +58,9 @@ class PlannedRow:
     """A flat row: its segments in order, without gaps, a parent before its children.
 
     Args:
-        segments: The first of them may be cached in an earlier forward, whose keys and values serve this one.
-        num_cached: Tokens of the segments that are.
-        is_prefix: Whether the row is such a prefix itself, of which nothing is scored.
+        segments: The first segments may be cached: their keys and values come from an earlier forward.
+        num_cached: Tokens of the cached segments.
+        is_prefix: Whether the row is a prefix to be cached, without scored tokens.
     """
 
     segments: tuple[Segment, ...]
@@ -78,12 +78,7 @@ class PlannedRow:
         return tuple(segment for segment in self.segments if segment.start >= self.num_cached)
 
     def place(self, segment: Segment, token: int) -> int:
-        """Return where a token of the segment's sequence lies in the row.
-
-        Args:
-            segment: One that ends at or behind the token.
-            token: Its number in the sequence.
-        """
+        """Return the row index of token number `token` of a sequence; `segment` ends at or after it."""
         while token < segment.offset:
             assert segment.parent is not None, "The chain of prefixes holds the whole beginning."
             segment = self.segments[segment.parent]
@@ -96,23 +91,22 @@ def plan_rows(
     shareable: Sequence[np.ndarray] | None = None,
     prefix_multiple: int | None = None,
 ) -> list[PlannedRow]:
-    """Lay every item into exactly one row.
+    """Assign every item to exactly one row.
 
     Args:
         items: Sequences to place.
-        max_tokens: Most tokens in one row, or those of the longest item if they are more: it is too late to refuse
-            it. None puts everything into a single row.
-        shareable: Of every item the tokens that it may share with any other in its row: less than its length, and at
-            least what its group shares. None: items share with their group alone.
-        prefix_multiple: What a group shares that is cut may be a row by itself, which is cached for those behind it;
-            its tokens are a multiple of this number. None: each row holds all that it needs.
+        max_tokens: Most tokens of a row, or the longest item's if larger: it is too late to reject it. None puts
+            everything into a single row.
+        shareable: For every item the tokens that it may share with others in its row: fewer than its length, and at
+            least the tokens that its group shares. None: items share with their group only.
+        prefix_multiple: If set, the shared tokens of a group that is cut may be a separate row, cached for the rows
+            after it, with a multiple of this number of tokens. None: each row holds all that it needs.
 
     Returns:
-        Rows in the order of their first item, rows of groups with a cached prefix first. Without a budget there is
-        one.
+        Rows in the order of their first item, rows of groups with a cached prefix first.
 
     Raises:
-        PackingError: an item has no own token, or disagrees with its group about the number of shared tokens.
+        PackingError: An item has `own` < 1, or disagrees with its group about the number of shared tokens.
     """
     _check(items)
     if max_tokens is None:
@@ -145,7 +139,7 @@ def _check(items: Sequence[RowSize]) -> None:
 
 
 def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.ndarray] | None) -> PlannedRow:
-    """Lay items into one row: prefixes by level, then sequences with a prefix, then those without."""
+    """Lay items into one row: prefixes by level, then sequences with a prefix, then the others."""
     prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
     leaves: list[tuple[int, Node | None]] = []  # sequence, parent
     waiting: list[tuple[int, Node, Node | None]] = [(0, prefix_tree(items, row, shareable), None)]
@@ -177,17 +171,12 @@ def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.nd
 
 
 def prefix_row(item: int, num_tokens: int) -> PlannedRow:
-    """Return a row of the first tokens of a sequence alone, which is cached for others that begin with them."""
+    """Return a row of only the first tokens of a sequence, to be cached for rows that begin with them."""
     return PlannedRow((Segment(0, num_tokens, item, 0, None, is_prefix=True),), is_prefix=True)
 
 
 def behind(row: PlannedRow, num_cached: int) -> PlannedRow:
-    """Return a row without the tokens that all its sequences begin with, behind these in the cache.
-
-    Args:
-        row: All its sequences begin with these tokens.
-        num_cached: How many they are.
-    """
+    """Return a row without the first `num_cached` tokens, which all its sequences share and the cache holds."""
     segments = list(prefix_row(row.segments[0].item, num_cached).segments)
     numbers: list[int] = []
     for segment in row.segments:

@@ -1,9 +1,9 @@
-"""Keys and values of a prefix that goes through the model once, for several forwards behind it.
+"""Keys and values of a prefix that goes through the model once, for several forwards after it.
 
-Each of these forwards takes the keys and values as leaves and goes backward by itself, which leaves their gradients
-there. When all have, the prefix goes backward from the end of its own graph, and at each layer the gradients of that
-layer's leaves join: every backward, the prefix's too, brings one gradient to every weight, layer by layer, as engines
-(DDP, DeepSpeed) expect.
+Each of these forwards uses the keys and values as leaves and has its own backward, which leaves gradients there. Then
+the prefix goes backward from the end of its graph, and at each layer the gradients of that layer's leaves are added.
+Every backward, including the prefix's, brings one gradient to every weight, layer by layer, as engines (DDP,
+DeepSpeed) expect.
 
 Legend: T tokens of the prefix, Hkv key heads, D head size.
 """
@@ -18,8 +18,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class PrefixCache:
     """Keys and values, [1, Hkv, T, D] each, of all attention layers.
 
-    Args:
-        num_tokens: T; 0 for a process without such a prefix, which goes through the same calls as the others.
+    `num_tokens` is T; 0 for a process without a prefix, which makes the same calls as the others.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -34,17 +33,13 @@ class PrefixCache:
         return self._end is not None
 
     def end(self, output: torch.Tensor) -> None:
-        """Note that the prefix has gone through the model.
-
-        Args:
-            output: What came out, of any shape, with the graph of all layers.
-        """
+        """Store the end of the prefix's forward: `output` of any shape, with the graph of all layers."""
         self._end = output.sum()
 
     def loss(self) -> torch.Tensor:
-        """Return 0, whose backward carries the gradients of the forwards behind the prefix through it.
+        """Return 0, whose backward takes the gradients of the later forwards through the prefix.
 
-        No forward comes behind it any more: the graph alone holds the keys and values, and lets go of them on its way.
+        No further forward may use the cache: only the graph holds the keys and values, and frees them on its way.
         """
         assert self._end is not None, "The prefix has gone through the model."
         loss = 0.0 * self._end
@@ -53,7 +48,7 @@ class PrefixCache:
         return loss
 
     def clear(self) -> None:
-        """Let go of everything, so that the prefix may go through the model again."""
+        """Free everything, so that the prefix may go through the model again."""
         self._end, self._goes_backward = None, False
         self._leaves.clear()
 
@@ -63,7 +58,7 @@ class PrefixCache:
         A recompute under gradient checkpointing, within the backward, changes nothing.
 
         Returns:
-            The same, for the layer's own attention; the gradients of the leaves are added to theirs.
+            Keys and values for the layer's attention; the gradients of the leaves are added to theirs.
         """
         if self._goes_backward:
             return key, value
@@ -73,13 +68,13 @@ class PrefixCache:
         return _Joined.apply(key, of_key), _Joined.apply(value, of_value)
 
     def before(self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Return keys and values of the prefix, followed by a later forward's."""
+        """Return the prefix's keys and values, followed by a later forward's."""
         of_prefix = self._leaves[layer]
         return torch.cat([of_prefix[0], key], dim=2), torch.cat([of_prefix[1], value], dim=2)
 
 
 class _Joined(torch.autograd.Function):
-    """A tensor, to whose gradient that of a leaf of its first tokens is added."""
+    """A tensor whose gradient includes the gradient of a leaf of its first tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

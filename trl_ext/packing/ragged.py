@@ -8,12 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Token ids of several sequences.
-
-    Args:
-        tokens: Those of all sequences.
-        starts: Where each sequence begins, and where the last one ends.
-    """
+    """Token ids of several sequences, concatenated; `starts` has the start of each, and the end of the last."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -44,12 +39,12 @@ class Ragged:
 
 
 def cumulated(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return 0, the first length, the first two together, and so on."""
+    """Return cumulative sums of the lengths, starting with 0."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def runs(starts: Sequence[int] | np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the numbers from each start on, as many as its length says, one run after the other."""
+    """Return `lengths[i]` consecutive numbers from each `starts[i]`, concatenated."""
     ends = np.cumsum(lengths, dtype=np.int64)
     if not len(ends):
         return ends

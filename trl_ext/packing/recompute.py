@@ -1,4 +1,4 @@
-"""Outputs of attention that a checkpointed layer keeps, so that its recompute does not attend again.
+"""Attention outputs that a checkpointed layer stores, so that its recompute does not attend again.
 
 Queries, keys and values are computed again.
 """
@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-# PyTorch's operations and flash-attention's, of which each returns output and log-sum-exp.
+# PyTorch's and flash-attention's operations; each returns output and log-sum-exp.
 _ATTENTION = re.compile(
     r"aten::_(scaled_dot_product|flash|efficient)\w*_attention(_for_cpu|_forward)?|torch_attn::_varlen_attn|"
     r"_?flash_attn\w*::(\w*_)?(fwd|forward)"
@@ -21,7 +21,7 @@ _ATTENTION = re.compile(
 
 
 class KeptAttention(TorchDispatchMode):
-    """The outputs of attention in one checkpointed layer, in the order of its calls."""
+    """The attention outputs of one checkpointed layer, in the order of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class KeptAttention(TorchDispatchMode):
 
     @contextmanager
     def used(self, within: AbstractContextManager, *, reads: bool) -> Iterator[None]:
-        """Keep outputs inside the block, or take those that were kept."""
+        """Store outputs inside the block, or return the stored outputs."""
         self._next = 0 if reads else None
         token = _kept.set(self)
         try:
@@ -40,7 +40,7 @@ class KeptAttention(TorchDispatchMode):
             _kept.reset(token)
 
     def output(self, attend: Callable[[], Any]) -> Any:
-        """Return the output of a call, and keep it; or the one that was kept for this call."""
+        """Compute and store the output of a call, or return the stored output."""
         if self._next is None:
             self._outputs.append(attend())
             return tree_map(_alias, self._outputs[-1])
@@ -48,7 +48,7 @@ class KeptAttention(TorchDispatchMode):
         return tree_map(_alias, self._outputs[self._next - 1])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep the outputs of attention's operations, or return those that were kept."""
+        """Store the outputs of attention operations, or return the stored outputs."""
         is_attention = _ATTENTION.fullmatch(func._schema.name)
         return self.output(lambda: func(*args, **kwargs or {})) if is_attention else func(*args, **kwargs or {})
 
@@ -57,21 +57,21 @@ _kept: ContextVar[KeptAttention | None] = ContextVar("kept", default=None)
 
 
 def _alias(x: Any) -> Any:
-    return x.detach() if isinstance(x, torch.Tensor) else x  # autograd writes its graph into what it is given
+    return x.detach() if isinstance(x, torch.Tensor) else x  # autograd writes its graph into the given tensor
 
 
 def checkpoint_contexts(within: Any = None) -> tuple[AbstractContextManager, ...]:
-    """Return what `torch.utils.checkpoint` puts around a forward and its recomputation, inside what `within` makes."""
+    """Return `torch.utils.checkpoint`'s contexts for a forward and its recomputation, inside the ones of `within`."""
     kept, outer = KeptAttention(), within() if within else (nullcontext(), nullcontext())
     return kept.used(outer[0], reads=False), kept.used(outer[1], reads=True)
 
 
 def merged_output(attend: Callable[[], Any]) -> Any:
-    """Return what a call returns that is no single operation; that of the forward where it was kept."""
+    """Return the result of a call that is not a single operation, or its stored result."""
     kept = _kept.get()
     return attend() if kept is None else kept.output(attend)
 
 
 def keeping_operations() -> AbstractContextManager[Any]:
-    """Inside the block outputs of attention's operations are kept, or taken, where a layer does so."""
+    """Store or reuse the outputs of attention operations inside the block, if the layer does so."""
     return _kept.get() or nullcontext()

@@ -1,8 +1,8 @@
-"""Which rows of an optimizer step go through the model in which forward, on which rank. Integers only, no tensors.
+"""Plan the rows of an optimizer step over forwards and ranks. Integers only, no tensors.
 
-Every rank plans the whole step and takes its own part, so that no rank has to ask another one. What is balanced is the
-time of a forward, not its tokens: attention grows with the square of a sequence. Rows of one group stay together, so
-that what they share is forwarded once; how they share it is the layout's business.
+Every rank plans the whole step and uses its part, so that ranks need not communicate. The plan balances the time of
+forwards, not their tokens: attention grows with the square of a sequence. Rows of one group stay together, so that
+their common prefix is forwarded once; the layout decides how they share it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ import numpy as np
 
 from trl_ext.errors import PackingError
 
-# Slowest over mean rank: below it groups stay whole. A group that two ranks have costs a second copy of its prompt.
+# Slowest rank over the mean. Below it groups stay whole: a group on two ranks needs a second copy of its prompt.
 BALANCED = 1.05
 
-# What a call of the model costs beside its tokens, in tokens: about 2,000 launches of 5 microseconds for the forward
-# and backward of 32 layers, where an 8B model takes 40 microseconds a token (estimated).
+# Cost of a model call in addition to its tokens, in tokens: about 2,000 launches of 5 microseconds for the forward and
+# backward of 32 layers, where an 8B model takes 40 microseconds per token (estimated).
 CALL_COST = 256
-# So many times as much where each call gathers all weights, forward and backward, at 200 GB/s (ZeRO-3; estimated).
+# Factor on it if each call gathers all weights, forward and backward, at 200 GB/s (ZeRO-3; estimated).
 GATHERED = 5
 
 
@@ -29,8 +29,8 @@ class RowSize:
 
     Args:
         group: Rows with the same number begin with the same `shared` tokens.
-        shared: Leading tokens that are forwarded once for the rows of a group in the same forward.
-        own: Tokens after these, at least 1.
+        shared: Leading tokens that are forwarded once for the group's rows in a forward.
+        own: Tokens after them, at least 1.
     """
 
     group: int
@@ -44,11 +44,11 @@ class RowSize:
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Forwards behind a prefix that goes through the model once, before the first of them.
+    """Forwards that use a prefix, which goes through the model once, before the first of them.
 
     Args:
-        begin, end: Their places, a half-open range.
-        groups: Of every rank the group whose shared tokens are cached; None: its forwards there are as all others.
+        begin, end: Half-open range of the forwards' indices.
+        groups: For every rank the group whose shared tokens are cached; None if the rank caches nothing there.
     """
 
     begin: int
@@ -61,11 +61,11 @@ class StepPlan:
     """The forwards of an optimizer step.
 
     Args:
-        forwards: For every rank its forwards, each the row numbers that it holds, ascending. Equally many on every
-            rank: the forwards of ZeRO-3 and DDP are collectives. May be empty where there are fewer rows than places.
+        forwards: For every rank its forwards, each with the ascending numbers of its rows. Equally many on every rank,
+            as the forwards of ZeRO-3 and DDP are collectives. A forward may be empty if there are few rows.
         max_tokens: Most tokens of a forward.
         costs: Of every rank, as in `forward_cost`.
-        prefix_groups: Forwards behind prefixes that are cached for them, ascending.
+        prefix_groups: Forwards that use cached prefixes, ascending.
     """
 
     forwards: tuple[tuple[tuple[int, ...], ...], ...]
@@ -75,7 +75,7 @@ class StepPlan:
 
     @property
     def imbalance(self) -> float:
-        """Cost of the slowest rank over the mean; 1 where there is nothing to do."""
+        """Cost of the slowest rank over the mean; 1 without any cost."""
         mean = sum(self.costs) / len(self.costs)
         return max(self.costs) / mean if mean else 1.0
 
@@ -86,13 +86,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows that share a forward, such as those of one group.
-
-    Args:
-        rows: Their numbers.
-        tokens: Of the forward, if nothing else is in it.
-        cost: As in `forward_cost`.
-    """
+    """Rows that share a forward, such as the rows of a group; tokens and cost as if nothing else was in it."""
 
     rows: tuple[int, ...]
     tokens: int
@@ -100,14 +94,11 @@ class RowBlock:
 
 
 def forward_cost(rows: Iterable[RowSize], hidden_size: float) -> float:
-    """Cost of a forward of some rows, in units of one token through the linear layers.
+    """Return the cost of a forward of some rows, in units of one token through the linear layers.
 
-    A token costs about 24 h**2 operations a layer in the linear layers (attention projections 8 h**2, a gated MLP
-    16 h**2), a query that looks at a key 4 h: scores and their sum over the values.
-
-    Args:
-        rows: What a group shares is forwarded once.
-        hidden_size: h.
+    A token costs about 24 h**2 operations per layer in the linear layers (attention projections 8 h**2, a gated MLP
+    16 h**2), and a query 4 h per key: the score, and its part of the sum of values. h is `hidden_size`. The shared
+    tokens of a group are counted once.
     """
     tokens, looks, seen = 0, 0, set()
     for row in rows:
@@ -119,7 +110,7 @@ def forward_cost(rows: Iterable[RowSize], hidden_size: float) -> float:
 
 
 def num_tokens(rows: Iterable[RowSize]) -> int:
-    """Return the tokens of a forward that holds these rows. Its layout may find more that they share."""
+    """Return the tokens of a forward with these rows. Its layout may find more tokens to share."""
     shared: dict[int, int] = {}
     own = 0
     for row in rows:
@@ -129,7 +120,7 @@ def num_tokens(rows: Iterable[RowSize]) -> int:
 
 
 def tokens_of_rows(rows: Sequence[RowSize], num_rows: int) -> int:
-    """Return the most tokens of a forward if each held `num_rows` rows, group mates side by side."""
+    """Return the most tokens of any forward if each has `num_rows` rows, with the rows of a group together."""
     first_seen: dict[int, int] = {}
     for row in rows:
         first_seen.setdefault(row.group, len(first_seen))
@@ -146,23 +137,21 @@ def plan_step(
     caches: bool = False,
     gathers: bool = False,
 ) -> StepPlan:
-    """Put every row into one forward of one rank.
+    """Assign every row to one forward of one rank. Equal arguments give equal plans, on every rank and in every run.
 
-    As few forwards as hold all rows; among these the costliest group goes first, to where least is to do yet. Forwards
-    of similar cost stand at the same place of every rank, because the ranks meet there; the costliest come first.
+    The plan has as few forwards as possible. The costliest group is placed first, each group where the load is lowest.
+    Forwards at the same index have similar costs on all ranks, because the ranks wait for each other there; the
+    costliest come first.
 
     Args:
         rows: All rows of the step, over all ranks.
         num_ranks: Ranks that share the work.
-        max_tokens: Most tokens of a forward. A larger row gets a forward of its own: it is too late to refuse it.
-        hidden_size: Of the model; weighs attention against the linear layers. Infinite: tokens alone count.
-        homes: The rank of each row, where rows may not change it.
-        caches: Whether a group that does not fit one forward may go through the model as a prefix, which is cached,
-            and several forwards behind it. It does where that takes less time.
+        max_tokens: Most tokens of a forward. A larger row gets a separate forward, as it is too late to reject it.
+        hidden_size: The model's; it weights attention against the linear layers. If infinite, only tokens count.
+        homes: The rank of each row, if rows may not change ranks.
+        caches: Whether a group that does not fit one forward may be split into a cached prefix and several forwards.
+            It is split if that takes less time.
         gathers: Whether each call of the model gathers its weights.
-
-    Returns:
-        Equal arguments give equal plans, on every rank and in every run.
     """
     max_tokens = max(max_tokens, max((row.length for row in rows), default=0))
     plan = _balanced(rows, num_ranks, max_tokens, hidden_size, homes)
@@ -187,7 +176,7 @@ def _balanced(
     blocks = _blocks(rows, range(len(rows)), max_tokens, hidden_size)
     best = plan_blocks(blocks, num_ranks, max_tokens)
     while num_ranks > 1 and best.imbalance > BALANCED:
-        # Its costliest group stands in the way; in two halves it may not.
+        # The costliest group may prevent a balance: try it in two halves.
         largest = max((b for b in blocks if len(b.rows) > 1), key=lambda b: (b.cost, b.rows), default=None)
         if largest is None or largest.cost < sum(b.cost for b in blocks) / num_ranks * (BALANCED - 1):
             break
@@ -199,10 +188,10 @@ def _balanced(
 
 
 def plan_blocks(blocks: Sequence[RowBlock], num_ranks: int, max_tokens: int) -> StepPlan:
-    """Put every block into one forward of one rank, as `plan_step` does.
+    """Assign every block to one forward of one rank, as `plan_step` does.
 
     Raises:
-        PackingError: a block is larger than `max_tokens`.
+        PackingError: A block is larger than `max_tokens`.
     """
     largest = max((block.tokens for block in blocks), default=0)
     if largest > max_tokens:
@@ -217,14 +206,9 @@ def plan_blocks(blocks: Sequence[RowBlock], num_ranks: int, max_tokens: int) -> 
 
 
 def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two parts of a forward with about as many tokens each; the second is empty if there is one row.
-
-    Args:
-        rows: Sizes of all rows.
-        members: Numbers of the rows of the forward.
-    """
+    """Split a forward's rows `members` into two parts of similar tokens; the second is empty if there is one row."""
     ordered = sorted(members, key=lambda i: (rows[i].shared, rows[i].group, i))
-    # What each row adds to the one before, the first one to what all of them share.
+    # Tokens that each row adds to the row before it; the first row adds only its own if all share one prefix.
     beside = [ordered[-1], *ordered[:-1]]
     are_mates = [rows[i].group == rows[j].group for i, j in zip(ordered, beside, strict=True)]
     ends = np.cumsum(
@@ -236,7 +220,7 @@ def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, 
 
 
 def _groups(rows: Sequence[RowSize], members: Iterable[int]) -> list[list[int]]:
-    """Return the members by groups, in the order of their first rows; rows that share nothing by themselves."""
+    """Return the members by groups, in the order of their first rows; rows that share nothing are single."""
     groups: dict[Any, list[int]] = {}
     for i in members:
         groups.setdefault(rows[i].group if rows[i].shared else (i,), []).append(i)
@@ -244,7 +228,7 @@ def _groups(rows: Sequence[RowSize], members: Iterable[int]) -> list[list[int]]:
 
 
 def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> list[RowBlock]:
-    """Return the groups of some rows; those that do not fit in parts, each with a copy of what the group shares."""
+    """Return the groups of some rows; groups that do not fit are cut, each part with a copy of the shared tokens."""
     parts = [part for group in _groups(rows, members) for part in _cut(rows, group, max_tokens)]
     return [_block(rows, part, hidden_size) for part in parts]
 
@@ -255,7 +239,7 @@ def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: float) 
 
 
 def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut a group into parts by first fit, longest first: a long row that comes late would open another part."""
+    """Cut a group by first fit, longest row first: a long row that comes late would open another part."""
     parts: list[tuple[int, list[int]]] = []  # tokens, rows
     for i in sorted(group, key=lambda i: (-rows[i].own, i)):
         place = next((p for p, (tokens, _) in enumerate(parts) if tokens + rows[i].own <= max_tokens), None)
@@ -268,7 +252,7 @@ def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list
 
 
 def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[list[RowBlock]]:
-    """Return the fewest forwards that hold the blocks this way, `at_least` so many."""
+    """Distribute the blocks over as few forwards as this method needs, `at_least` as many as given."""
     num = max(at_least, 1, -(-sum(block.tokens for block in blocks) // max_tokens))
     ordered = sorted(blocks, key=lambda b: (-b.cost, b.rows))
     while True:
@@ -289,17 +273,16 @@ def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[li
 def _behind_prefixes(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan | None:
-    """Return a plan where a rank forwards what a group shares once, however many forwards the group takes.
+    """Return a plan in which each rank forwards a group's prefix once for all its forwards; None if all groups fit.
 
-    The tokens that are cached count towards the budget of each forward behind them, since their activations are there,
-    too. None where all groups fit a forward.
+    The cached tokens count towards the budget of each forward that uses them, since their activations exist there too.
     """
-    if homes is None:  # as though a forward held everything
+    if homes is None:  # assign rows to ranks as if a forward could hold everything
         whole = _balanced(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
         of_ranks = [forward for (forward,) in whole.forwards]
     else:
         of_ranks = [tuple(i for i, home in enumerate(homes) if home == rank) for rank in range(num_ranks)]
-    cut: list[list[list[list[int]]]] = []  # of every rank its groups that do not fit, each in parts
+    cut: list[list[list[list[int]]]] = []  # for every rank its groups that do not fit, each in parts
     others: list[list[list[int]]] = []
     for members in of_ranks:
         parts = [_cut(rows, group, max_tokens) for group in _groups(rows, members)]
@@ -328,7 +311,7 @@ def _behind_prefixes(
 
 
 def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: float) -> list[float]:
-    """Return the cost of every forward of a rank, and of every prefix that it caches."""
+    """Return the cost of every forward of a rank, then of every prefix that it caches."""
     costs, prefixes = [], []
     for forward in plan.forwards[rank]:
         costs.append(forward_cost([rows[i] for i in forward], hidden_size))
@@ -342,7 +325,7 @@ def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: floa
 
 
 def _time(rows: Sequence[RowSize], plan: StepPlan, hidden_size: float, call_cost: float) -> float:
-    """Return how long a plan takes, in units of a token: ranks meet in every call of the model."""
+    """Return the duration of a plan in units of a token: all ranks wait for each other in every call of the model."""
     costs = [_costs(rows, plan, rank, hidden_size) for rank in range(len(plan.forwards))]
     return sum(max(at_place) + call_cost for at_place in zip(*costs, strict=True))
 
@@ -352,7 +335,7 @@ def _by_cost(forwards: list[list[RowBlock]]) -> list[list[RowBlock]]:
 
 
 def _share_out(forwards: list[list[RowBlock]], num_ranks: int) -> list[list[list[RowBlock]]]:
-    """Costliest forwards first; of each turn the costliest goes to the rank that has least to do yet."""
+    """Deal forwards to ranks, costliest first; in each round the costliest goes to the rank with the lowest load."""
     per_rank: list[list[list[RowBlock]]] = [[] for _ in range(num_ranks)]
     load = [0.0] * num_ranks
     ordered = _by_cost(forwards)

@@ -1,4 +1,4 @@
-"""Who attends to whom in a flat row, in the forms that attention kernels ask for.
+"""The attention pattern of a flat row, in the formats that attention kernels need.
 
 Legend: T tokens of the flat row, K keys after the prefixes are repeated, N segments, M of them with queries.
 """
@@ -19,11 +19,11 @@ from trl_ext.packing.ulysses import SequenceGroup
 
 @dataclass(frozen=True, eq=False)
 class KeyCopies:
-    """Keys of every segment with a copy of its prefixes, segment after segment.
+    """Keys of every segment with a copy of its prefixes, in segment order.
 
     Args:
-        index: [K] row index of every key, outer prefix first; None when no segment has a prefix (then K = T and the
-            keys lie in row order already).
+        index: [K] row index of every key, outer prefix first; None if no segment has a prefix (then K = T, in row
+            order).
         cu_seqlens: [M + 1] int32, cumulated number of keys.
         longest: Most keys of a segment.
     """
@@ -38,11 +38,11 @@ class AttentionCall:
     """One call of a varlen kernel: runs of queries, each with the run of keys that it sees.
 
     Args:
-        queries, keys: Where they lie in the row, run after run: a slice, or the index of each of them.
+        queries, keys: Their places in the row, run after run: a slice, or the index of each.
         query_lengths, key_lengths: Tokens of every run.
-        cu_queries, cu_keys: Where the runs begin and end, int32.
-        is_causal: True where the runs of queries and of keys are the same, and a query sees none after itself; False
-            where a query sees its whole run of keys.
+        cu_queries, cu_keys: Boundaries of the runs, int32.
+        is_causal: True if each run of queries is also its run of keys, seen causally; False if a query sees its whole
+            run of keys.
     """
 
     queries: slice | torch.Tensor
@@ -56,17 +56,17 @@ class AttentionCall:
 
 @dataclass(frozen=True, eq=False)
 class SegmentTable:
-    """The segments of a flat row. Travels to every attention layer as the keyword `segments`.
+    """The segments of a flat row, passed to every attention layer as the keyword `segments`.
 
-    What a kernel needs of it is made when it is first asked for, once a row: no kernel needs everything.
+    The inputs of kernels are computed when first needed, once per row: no kernel needs all of them.
 
     Args:
         segments: The N segments in row order, a parent before its children.
-        device: Where the tensors are.
-        group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
-        asking: Numbers of the M segments whose tokens are queries; None: of all, which is M = N.
-        cache: Takes the keys of this row, or has the keys of its first segments from an earlier forward.
-        num_cached: Tokens of the segments whose keys it has; they are no queries.
+        device: Device of the tensors.
+        group: Processes that share the row, each with a part of it; None if this process has all of it.
+        asking: Numbers of the M segments whose tokens are queries; None for all, M = N.
+        cache: Stores the keys of this row, or has the keys of its first segments from an earlier forward.
+        num_cached: Tokens of the cached segments; they are not queries.
     """
 
     segments: tuple[Segment, ...]
@@ -85,7 +85,7 @@ class SegmentTable:
 
     @cached_property
     def queries(self) -> dict[int, Segment]:
-        """The segments whose tokens are queries, by their numbers."""
+        """The segments whose tokens are queries, by number."""
         numbers = range(len(self.segments)) if self.asking is None else self.asking
         return {number: self.segments[number] for number in numbers}
 
@@ -100,13 +100,10 @@ class SegmentTable:
         return self.cumulated(self.query_lengths)
 
     def of_line(self, num_heads: int) -> "SegmentTable":
-        """Return the table that this process attends by, whose queries are those of its line in the group.
+        """Return the table for this process's attention, whose queries are the tokens of its line in the group.
 
-        Where the line's queries begin and end in the midst of a segment, it is cut in two, of which the first is a
-        prefix of the second.
-
-        Args:
-            num_heads: Of the model's queries.
+        If the line's queries begin or end within a segment, the segment is cut in two, the first a prefix of the
+        second. `num_heads` counts the model's query heads.
         """
         assert self.group is not None
         lines = self.group.lines(num_heads)
@@ -130,7 +127,7 @@ class SegmentTable:
 
     @cached_property
     def chains(self) -> list[list[int]]:
-        """The numbers of the segments that each segment sees: its prefixes, outer first, then itself."""
+        """Numbers of the segments that each segment sees: its prefixes, outer first, then itself."""
         chains: list[list[int]] = []
         for number, segment in enumerate(self.segments):
             chains.append([*(() if segment.parent is None else chains[segment.parent]), number])
@@ -138,7 +135,7 @@ class SegmentTable:
 
     @cached_property
     def copies(self) -> KeyCopies:
-        """The keys for kernels that want those of a segment side by side."""
+        """The keys for kernels that need a segment's keys next to each other."""
         keys = [segment.num_keys for segment in self.queries.values()]
         index = None
         if keys != self.lengths:
@@ -149,7 +146,7 @@ class SegmentTable:
 
     @cached_property
     def num_keys(self) -> int:
-        """K: keys of all segments with queries, those of prefixes counted for every segment that sees them."""
+        """K: keys of all segments with queries; a prefix's keys count for every segment that sees it."""
         return sum(segment.num_keys for segment in self.queries.values())
 
     @cached_property
@@ -159,11 +156,11 @@ class SegmentTable:
 
     @cached_property
     def parts(self) -> tuple[AttentionCall, ...]:
-        """The calls that compute attention without a copy of keys: each segment on itself, then a call a level.
+        """The calls that compute attention without copies of keys: each segment on itself, then one call per level.
 
-        In the call of a level all segments that have a prefix there see it, and each prefix stands in it once.
+        A level's call has each prefix of that level once, with the queries of all segments that see it.
         """
-        users: list[dict[int, list[int]]] = []  # of every level, the segments that see each prefix
+        users: list[dict[int, list[int]]] = []  # for every level, the segments that see each prefix
         for number in self.queries:
             for level, prefix in enumerate(self.chains[number][:-1]):
                 if level == len(users):
@@ -190,18 +187,18 @@ class SegmentTable:
         )
 
     def _where(self, spans: list[tuple[int, int]]) -> slice | torch.Tensor:
-        """Return the index of every token from each begin to its end, as a slice if they lie side by side."""
+        """Return the index of every token of these spans, as a slice if they are adjacent."""
         if all(one[1] == other[0] for one, other in pairwise(spans)):
             return slice(spans[0][0], spans[-1][1])
         begins, ends = np.array(spans).T
         return torch.from_numpy(runs(begins, ends - begins)).to(self.device)
 
     def cumulated(self, lengths: Sequence[int] | np.ndarray) -> torch.Tensor:
-        """Return where runs of these lengths begin and end, int32 as kernels want it, on the row's device."""
+        """Return the boundaries of runs of these lengths, int32 as kernels need it, on the row's device."""
         return torch.from_numpy(cumulated(lengths).astype(np.int32)).to(self.device)
 
     def mask(self, segment: Segment, window: int | None) -> torch.Tensor:
-        """[queries, keys] True where a query of `segment` sees a key; built once per shape and window.
+        """Return [queries, keys], True where a query of `segment` sees a key; built once per shape and window.
 
         The causal diagonal ends in the lower right corner: the last query sees every key. With a sliding window a
         query sees itself and the `window - 1` keys before it.
@@ -213,15 +210,15 @@ class SegmentTable:
         return self._masks[shape]
 
     def to(self, device: torch.device | str) -> "SegmentTable":
-        """The same table on `device`."""
+        """Return the same table on `device`."""
         device = torch.device(device)
         return self if device == self.device else replace(self, device=device)
 
 
 def _cut(segments: Sequence[Segment], edges: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the segments cut at these places of the row. A piece sees those before it of its segment as prefixes."""
+    """Cut segments at these places of the row. The earlier pieces of a segment are prefixes of its later pieces."""
     pieces: list[Segment] = []
-    last: list[int] = []  # of every segment, the number of its last piece
+    last: list[int] = []  # for every segment, the number of its last piece
     for segment in segments:
         parent = None if segment.parent is None else last[segment.parent]
         inner = [edge for edge in edges if segment.start < edge < segment.end]

@@ -1,4 +1,4 @@
-"""What the rows of a forward begin with in common, and which of it is worth a segment. Integers only, no tensors."""
+"""Common prefixes of the rows of a forward, if worth a segment. Integers only, no tensors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,22 +7,22 @@ import numpy as np
 
 from trl_ext.packing.step_plan import RowSize
 
-# Fewest tokens that a common beginning must save. One more level of prefixes costs each layer some launches, about 15
-# microseconds on a card: as much as a layer's linear work on 16 tokens of an 8B model (24 h**2 operations a token at
-# h = 4096 and 400 TFLOP/s; estimated). What the rows of one group share is shared whatever it saves.
+# Fewest tokens that a common prefix must save. One more level of prefixes costs each layer some launches, about 15
+# microseconds on a card: as much as a layer's linear work on 16 tokens of an 8B model (24 h**2 operations per token at
+# h = 4096 and 400 TFLOP/s; estimated). The shared tokens of a group are shared whatever they save.
 MIN_SAVED = 16
 
 
 @dataclass(eq=False)
 class Node:
-    """Tokens that several rows begin with, after the tokens of the node above.
+    """Tokens that several rows share, after the tokens of the node above.
 
     Args:
         depth: Tokens from the beginning of a row to the end of the node; 0 for the root, which holds none.
-        first: The first row that begins so.
-        members: Rows that go on from here on their own.
-        children: Nodes that go on from here.
-        is_of_group: True where rows of one group part, which are promised to share at least what their group does.
+        first: The first row that begins with them.
+        members: Rows that continue alone after the node.
+        children: Nodes that continue after it.
+        is_of_group: True if rows of one group diverge here, which must share at least their group's tokens.
     """
 
     depth: int
@@ -35,13 +35,13 @@ class Node:
 def prefix_tree(
     rows: Sequence[RowSize], members: Sequence[int], shareable: Sequence[np.ndarray] | None = None
 ) -> Node:
-    """Return the root of the tree of what some rows begin with, with the nodes that are worth a segment.
+    """Return the root of the tree of common prefixes, with the nodes that are worth a segment.
 
     Args:
         rows: Sizes of all rows.
-        members: Numbers of those in the tree, ascending.
-        shareable: Of every row the tokens that it may share, less than its length and at least what its group shares.
-            None: rows share with their group alone.
+        members: Ascending numbers of the rows in the tree.
+        shareable: For every row the tokens that it may share, fewer than its length and at least its group's shared
+            tokens. None: rows share with their group only.
     """
     root = Node(0, -1)
     if shareable is None:
@@ -66,13 +66,13 @@ def _add_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> 
 
 def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarray]) -> None:
     path, before = [root], np.empty(0, dtype=np.int64)
-    # As big-endian bytes tokens sort in the order of their numbers, so that common beginnings are neighbours.
+    # As big-endian bytes tokens sort in numeric order, so that rows with common prefixes are adjacent.
     for row in sorted(members, key=lambda i: shareable[i].astype(">i8").tobytes()):
         tokens = shareable[row]
         common, below = _num_common(before, tokens), None
         while path[-1].depth > common:
             below = path.pop()
-        if below is not None and path[-1].depth < common:  # only the beginning of what stood there is common
+        if below is not None and path[-1].depth < common:  # only the beginning of the last node is common
             path[-1].children[-1] = node = Node(common, below.first, children=[below])
             path.append(node)
         if path[-1].depth < len(tokens):
@@ -90,7 +90,7 @@ def _num_common(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _walk(root: Node) -> list[Node]:
-    """Return all nodes, each before those below it."""
+    """Return all nodes, each before the nodes below it."""
     nodes = [root]
     for node in nodes:
         nodes += node.children
@@ -98,7 +98,7 @@ def _walk(root: Node) -> list[Node]:
 
 
 def _order(root: Node) -> None:
-    """Put rows, and nodes by their first rows, in the order of their numbers."""
+    """Sort rows by number, and nodes by their first rows."""
     for node in reversed(_walk(root)):
         node.members.sort()
         node.children.sort(key=lambda child: child.first)
@@ -106,11 +106,11 @@ def _order(root: Node) -> None:
 
 
 def _mark_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> None:
-    """Mark the last node where all rows of a group are together, of each group with several rows that has one."""
+    """Mark, for each group of several rows, the deepest node that has all of them below it."""
     sizes: dict[int, int] = {}
     for i in members:
         sizes[rows[i].group] = sizes.get(rows[i].group, 0) + 1
-    below: dict[Node, dict[int, int]] = {}  # of each node the rows of every group that is not whole below it
+    below: dict[Node, dict[int, int]] = {}  # for each node the number of rows of every incomplete group below it
     for node in reversed(_walk(root)):
         counts: dict[int, int] = {}
         for child in node.children:
@@ -124,7 +124,7 @@ def _mark_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) ->
 
 
 def _prune(root: Node) -> None:
-    """Take out the nodes that save too little; what hung on them hangs on the node above."""
+    """Remove the nodes that save too few tokens; their rows and children move to the node above."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

@@ -1,12 +1,12 @@
-"""Sequence parallelism: a flat row whose tokens are spread over the processes of a group.
+"""Sequence parallelism: a flat row whose tokens are distributed over the processes of a group.
 
-Each process forwards its part of the row. Before attention one all-to-all turns parts of the row with all heads into
-the whole row with some heads; another one turns the outputs back (Ulysses, arXiv:2309.14509).
+Each process forwards its part of the row. Before attention an all-to-all turns parts of the row with all heads into
+the whole row with some heads; another all-to-all turns the outputs back (Ulysses, arXiv:2309.14509).
 
-Where heads cannot be dealt to all of them (28 heads, 8 processes), the processes make several lines: each line deals
-the heads, and attends with the queries of some parts of the row to the keys of all of it (context parallelism,
-arXiv:2407.21783, section 3.3.2). Every line gets a copy of the keys, which are few beside the queries, where a ring
-would send them on from line to line; their gradients are added up on the way back.
+If the heads do not divide by all processes (28 heads, 8 processes), the processes form several lines: each line
+divides the heads, and attends with the queries of some parts of the row to all its keys (context parallelism,
+arXiv:2407.21783, section 3.3.2). Every line gets a copy of the keys, which are few compared with the queries, where a
+ring would pass them from line to line; their gradients are summed on the way back.
 
 Legend: S processes of a group, U = gcd(S, H) of a line, R = S / U lines, T tokens of the row padded to a multiple of
 S, H query heads, Hkv key heads, D head size.
@@ -23,13 +23,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, eq=False)
 class SequenceGroup:
-    """Neighbouring processes that share each row.
-
-    Args:
-        size: S.
-        rank: Of this process in the group.
-        processes: The group of torch.distributed.
-    """
+    """Neighbouring processes that share each row: their number S, this process's rank, torch.distributed's group."""
 
     size: int
     rank: int
@@ -37,20 +31,18 @@ class SequenceGroup:
 
     @classmethod
     def of_world(cls, size: int, timeout_s: float) -> "SequenceGroup":
-        """Cut all processes into groups of `size` neighbours and return this one's. Collective.
+        """Divide all processes into groups of `size` neighbours and return this process's group. Collective.
 
-        Args:
-            size: S.
-            timeout_s: For which the group's collectives wait for a process that does not come.
+        The group's collectives wait at most `timeout_s` seconds for a process.
 
         Raises:
-            ValueError: the number of processes is no multiple of `size`.
+            ValueError: The number of processes is not a multiple of `size`.
         """
         processes, _ = dist.new_subgroups(size, timeout=timedelta(seconds=timeout_s))
         return cls(size, dist.get_rank(processes), processes)
 
     def slice_of(self, num_tokens: int) -> slice:
-        """Return where this process's tokens lie in a row of so many, which is padded to a multiple of the size."""
+        """Return the place of this process's tokens in a row of `num_tokens`, padded to a multiple of the size."""
         each = -(-num_tokens // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -61,10 +53,10 @@ class SequenceGroup:
         return values
 
     def lines(self, num_heads: int) -> list[list[int]]:
-        """Return which parts of a row the queries of each line belong to, for a model with so many query heads.
+        """Return for each line the parts of the row whose queries it has, for a model with `num_heads` query heads.
 
-        Parts go to lines there and back (0 1 1 0 0 1 1 0), so that each has early queries, which see few keys, and
-        late ones. Ranks 0 to U - 1 are the first line.
+        Parts are dealt to lines back and forth (0 1 1 0 0 1 1 0), so that each line has early queries, which see few
+        keys, and late queries. Ranks 0 to U - 1 are the first line.
         """
         length = gcd(self.size, num_heads)
         there = range(self.size // length)
@@ -77,7 +69,7 @@ class SequenceGroup:
 def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     """Turn a part of the row with all heads, [1, H, T / S, D], into the line's parts with some, [1, H / U, T / R, D].
 
-    Differentiable and collective, in the backward as well.
+    Differentiable, and collective in the backward too.
     """
     send, receive = _routes(group, x.shape[1])
     parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, H / U, T / S, D]
@@ -87,8 +79,8 @@ def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
 def keys_to_heads(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torch.Tensor:
     """Turn a part of the row with all key heads, [1, Hkv, T / S, D], into the row with some, [1, heads, T, D].
 
-    Differentiable and collective, in the backward as well. Key heads that do not divide are repeated: as few as each
-    process needs for its own query heads, of which there are `num_heads` in all.
+    Differentiable, and collective in the backward too. Key heads that do not divide are repeated, only as often as
+    each process needs for its query heads, `num_heads` in all.
     """
     length = gcd(group.size, num_heads)
     x = x[0].repeat_interleave(length // gcd(x.shape[1], length), dim=0).unflatten(0, (length, -1))
@@ -101,7 +93,7 @@ def keys_to_heads(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torc
 def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torch.Tensor:
     """Turn the line's parts with some heads, [1, T / R, H / U, D], into a part with all heads, [1, T / S, H, D].
 
-    Differentiable and collective, in the backward as well.
+    Differentiable, and collective in the backward too.
     """
     receive, send = _routes(group, num_heads)
     parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, T / S, H / U, D]
@@ -109,7 +101,7 @@ def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> to
 
 
 def _routes(group: SequenceGroup, num_heads: int) -> tuple[list[int], list[int]]:
-    """Return how many blocks of queries this process sends to each process of the group, and receives: 1 or 0."""
+    """Return how many blocks of queries, 1 or 0, this process sends to and receives from each process of the group."""
     lines = group.lines(num_heads)
     own = lines[group.rank // len(lines[0])]
     send = [int(group.rank in line) for line in lines for _ in line]
@@ -119,14 +111,14 @@ def _routes(group: SequenceGroup, num_heads: int) -> tuple[list[int], list[int]]
 def sum_over(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     """Return the sum of the processes' tensors, on all of them. Collective in the forward only.
 
-    For numbers of which each process has those of its own tokens, and zeros elsewhere. All processes make the same
-    loss of the sum, so the gradient of a process's own numbers is what its loss says: the backward hands it through.
+    Each process's tensor has the numbers of its tokens, and zeros elsewhere. All processes compute the same loss from
+    the sum, so the gradient of a process's numbers is its loss's gradient: the backward returns it unchanged.
     """
     return _Sum.apply(x, group)
 
 
 def _exchange(x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
-    """Send the blocks `x` to the processes, to process i `send[i]` of them, and return those received, by process."""
+    """Send `send[i]` of the blocks `x` to process i, and return the received blocks in process order."""
     return _AllToAll.apply(x, group, send, receive)
 
 

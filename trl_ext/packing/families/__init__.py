@@ -1,1 +1,1 @@
-"""What some families of models need in flat rows: positions by length, layers with state, images."""
+"""Support for model families in flat rows: positions by length, layers with state, images."""

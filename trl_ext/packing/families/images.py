@@ -1,10 +1,10 @@
-"""Images in flat rows: which rows show the same one, where its tokens lie, and what a model is called with for them.
+"""Images in flat rows: rows with the same image, the places of its tokens, and the model's inputs for it.
 
-A row has a run of equal placeholder tokens for each of its images, in whose place the model puts the features of its
-vision tower. While a batch is planned these tokens are numbers below zero that name the image: prompts of one text and
-different images then differ where they should, and what is shared never ends within an image. The model is called with
-its own token, the images of the row in the order of their tokens, and positions of every sequence by its own
-`get_rope_index`. It puts features, and DeepStack's in later layers, where that token stands in the row.
+A row has a run of equal placeholder tokens for each image, which the model replaces by the features of its vision
+tower. While a batch is planned, these tokens are negative numbers that name the image: prompts of equal text and
+different images then differ, and a shared prefix never ends within an image. The model gets its placeholder token, the
+images of the row in the order of their tokens, and the positions of every sequence from its `get_rope_index`. It adds
+features, and DeepStack's features in later layers, at the placeholder tokens.
 
 Legend: T tokens of a flat row, D numbers of a patch.
 """
@@ -22,19 +22,16 @@ from trl_ext.packing.layout import PackedRow
 from trl_ext.packing.plan import PlannedRow, Segment
 from trl_ext.packing.ragged import Ragged
 
-# Arguments of packed forwards that are about the flat row and not about the patches of its images.
+# Arguments of packed forwards that describe the flat row and not the patches of its images.
 _OF_ROWS = ("segments", "state_order", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _MARK = "_trl_ext_sees_patches_alone"
 
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """An image as a processor has cut it up.
+    """An image as patches [patches, D], from a processor.
 
-    Args:
-        pixels: [patches, D].
-        grid: Patches in time, height and width.
-        digest: A number of the content: images with other numbers differ.
+    `grid` counts patches in time, height and width. `digest` is a hash: images with different digests differ.
     """
 
     pixels: torch.Tensor
@@ -42,7 +39,7 @@ class Image:
     digest: int
 
 
-# The images of each row of a batch, in the order in which it shows them.
+# The images of each row of a batch, in their order in the row.
 ImageRows = Sequence[tuple[Image, ...]]
 
 
@@ -54,7 +51,7 @@ def images_of(pixels: Sequence[torch.Tensor], grids: Sequence[Sequence[int]]) ->
 
 
 def one_of_each(rows: ImageRows) -> list[tuple[Image, ...]]:
-    """Return the images of rows, with one object for all that are equal."""
+    """Return the images of rows, with a single object for equal images."""
     known: dict[Any, list[Image]] = {}
 
     def first_alike(image: Image) -> Image:
@@ -69,7 +66,7 @@ def one_of_each(rows: ImageRows) -> list[tuple[Image, ...]]:
 
 
 def _digest(pixels: torch.Tensor) -> torch.Tensor:
-    """[] int64 of the bits of all patches, each patch by its place."""
+    """Return a hash, [] int64, of the bits of all patches and their order."""
     whole = {4: torch.int32, 2: torch.int16}[pixels.element_size()]
     of_patches = pixels.detach().contiguous().view(whole).sum(dim=1, dtype=torch.int64)
     return (of_patches * torch.full_like(of_patches, 0x5851F42D4C957F2D).cumprod(dim=0)).sum()
@@ -77,12 +74,12 @@ def _digest(pixels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ImageReader:
-    """How a model reads images.
+    """The way a model reads images.
 
     Args:
-        model: The backbone of transformers, whose `get_rope_index` tells positions.
+        model: The transformers backbone, whose `get_rope_index` returns positions.
         token_id: The placeholder token.
-        patches_per_token: Patches whose features become one.
+        patches_per_token: Patches whose features are merged into one token.
         patch_length: D.
     """
 
@@ -93,10 +90,10 @@ class ImageReader:
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Return how a model of transformers, without wrapper, reads images.
+        """Return the reader of an unwrapped transformers model.
 
         Raises:
-            AttributeError: it does not as the Qwen families do; see `why_not_packed`.
+            AttributeError: The model does not read images as the Qwen families do; see `why_not_packed`.
         """
         vision = model.config.vision_config
         channels = vision.in_channels if hasattr(vision, "in_channels") else vision.in_chans
@@ -104,11 +101,11 @@ class ImageReader:
         return cls(model.base_model, model.config.image_token_id, vision.spatial_merge_size**2, length)
 
     def num_tokens(self, images: Iterable[Image]) -> int:
-        """Return how many tokens these images take."""
+        """Return the number of placeholder tokens of these images."""
         return sum(math.prod(image.grid) // self.patches_per_token for image in images)
 
     def problem(self, counts: Sequence[int], rows: ImageRows) -> str:
-        """Return a sentence on the first row whose image tokens, so many, are not those of its images; or nothing."""
+        """Return a sentence about the first row whose image token count does not match its images; "" if all do."""
         for row, (count, shown) in enumerate(zip(counts, rows, strict=True)):
             if count != (needed := self.num_tokens(shown)):
                 return (
@@ -119,18 +116,14 @@ class ImageReader:
         return ""
 
     def blank(self) -> Image:
-        """Return the smallest image: of one token, and black."""
+        """Return the smallest image: black, one token."""
         side = math.isqrt(self.patches_per_token)
         pixels = torch.zeros(self.patches_per_token, self.patch_length)
         return Image(pixels, (1, side, side), 0)
 
 
 def why_not_packed(model: Any) -> str:
-    """Return why rows of a model that show images are not packed, after "whose images"; empty if they are.
-
-    Args:
-        model: Of transformers, without wrapper.
-    """
+    """Return why rows with images are not packed for an unwrapped model, after "whose images"; "" if they are."""
     base = model.base_model
     if hasattr(base, "get_rope_index") and hasattr(base, "visual"):
         try:
@@ -144,10 +137,9 @@ def why_not_packed(model: Any) -> str:
 
 
 def take_images(model: Any) -> None:
-    """Keep what a packed forward says of its row from the vision tower, whose tokens are patches; idempotent.
+    """Hide the arguments about the flat row from the vision tower, whose tokens are patches; idempotent.
 
-    Args:
-        model: Of transformers, without wrapper, for which `why_not_packed` is empty.
+    `model` is an unwrapped transformers model for which `why_not_packed` is empty.
     """
     tower = model.base_model.visual
     if not getattr(tower, _MARK, False):
@@ -161,14 +153,14 @@ def _without_row(_tower: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, d
 
 @dataclass(frozen=True, eq=False)
 class BatchImages:
-    """The images of a batch, as its flat rows need them.
+    """The images of a batch, for its flat rows.
 
     Args:
-        reader: Of the model.
-        images: Those that placeholder tokens name: -1 the first, -2 the second.
-        positions: [3, tokens] of every sequence; empty where no sequence shows an image.
-        runs_everywhere: Whether a forward without images calls the vision tower all the same, because that of another
-            process may have some: the gathers of ZeRO-3 and FSDP are collectives.
+        reader: The model's.
+        images: The images that placeholder tokens name: -1 the first, -2 the second.
+        positions: [3, tokens] of every sequence; empty if no sequence has an image.
+        runs_everywhere: Whether a forward without images still calls the vision tower, because another process's
+            forward may have images: the gathers of ZeRO-3 and FSDP are collectives.
     """
 
     reader: ImageReader
@@ -180,10 +172,7 @@ class BatchImages:
     def of(cls, sequences: Ragged, rows: ImageRows, reader: ImageReader, runs_everywhere: bool) -> tuple[Ragged, Self]:
         """Return the sequences with placeholder tokens that name images, and the images.
 
-        Args:
-            sequences: Token ids of the batch.
-            rows: The images of each sequence.
-            reader, runs_everywhere: As in the class.
+        `rows` are the images of each sequence.
         """
         images = list(dict.fromkeys(image for row in rows for image in row))
         if not images:
@@ -200,16 +189,13 @@ class BatchImages:
         )
 
     def take(self, rows: Sequence[int]) -> "BatchImages":
-        """Return the same for some of the sequences, whose tokens name the same images."""
+        """Return the images for some of the sequences, whose tokens name the same images."""
         return replace(self, positions=[self.positions[i] for i in rows] if self.positions else ())
 
     def put_into(self, packed: PackedRow, row: PlannedRow, sequences: Ragged) -> PackedRow:
-        """Return the model's input with its images.
+        """Return the model's input `packed`, laid out from `row`, with its images.
 
-        Args:
-            packed: `row`, laid out.
-            row: Of these sequences.
-            sequences: With placeholder tokens that name images.
+        The placeholder tokens of `sequences` name images.
         """
         device = packed.input_ids.device
         of_segments = [sequences[s.item][s.offset : s.num_keys] for s in row.forwarded]
@@ -219,7 +205,7 @@ class BatchImages:
         if (names < 0).any():
             cache = packed.table.cache
             is_filler = len(row.segments) == 1 and row.segments[0].is_prefix and not (cache and cache.num_tokens)
-            # A row that counts for nothing may hold the first tokens of an image: any tokens, then.
+            # A row that counts for nothing may hold the first tokens of an image: use any token instead.
             shown, token_id = ([], 0) if is_filler else (self._shown(names[names < 0]), token_id)
             packed = replace(
                 packed,
@@ -252,11 +238,7 @@ class BatchImages:
         return replace(packed, inputs=inputs)
 
     def _shown(self, names: np.ndarray) -> list[Image]:
-        """Return the images of a row in the order of their tokens, each as often as it stands there.
-
-        Args:
-            names: Of the row's placeholder tokens, in order.
-        """
+        """Return the images that a row's placeholder tokens name, in order, repeated as in the row."""
         edges = [0, *(np.flatnonzero(np.diff(names)) + 1).tolist(), len(names)]
         shown = []
         for start, end in pairwise(edges):
@@ -268,7 +250,7 @@ class BatchImages:
 
 
 def _positions(sequences: Ragged, is_image: np.ndarray, rows: ImageRows, reader: ImageReader) -> list[np.ndarray]:
-    """Return [3, tokens] positions of every sequence, by the model's own rule."""
+    """Return [3, tokens] positions of every sequence, by the model's rule."""
     found = []
     for i, shown in enumerate(rows):
         here = slice(sequences.starts[i], sequences.starts[i + 1])

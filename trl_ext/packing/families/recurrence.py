@@ -1,9 +1,9 @@
-"""Convolutions and recurrences over the segments of a flat row: each segment goes on where its prefix ended.
+"""Convolutions and recurrences over the segments of a flat row: each segment continues from the end of its prefix.
 
-A convolution reads the last inputs of the prefixes from before the segment. A recurrence runs level by level: prefixes
-first, then what stands behind them from their final states, through which gradients come back.
+A convolution reads the last inputs of the prefixes before the segment. A recurrence runs level by level: prefixes
+first, then the segments after them from the prefixes' final states, through which gradients flow back.
 
-Legend: T tokens of the flat row, S of the same with padding, N segments of a call, L tokens of the longest of them,
+Legend: T tokens of the flat row, S tokens with padding, N segments of a call, L tokens of the longest of them,
 C channels, H heads, D head size, W taps of a convolution.
 """
 
@@ -18,18 +18,18 @@ import torch
 from trl_ext.packing.ragged import runs
 from trl_ext.packing.table import SegmentTable
 
-# Segments are padded to the longest of a call. One that would be less than this part of it begins another call.
+# Segments are padded to the longest of a call. A segment shorter than this fraction of it starts another call.
 _SHORTEST = 0.75
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Segments of one level that a recurrence goes through side by side.
+    """Segments of one level that a recurrence processes in one call.
 
     Args:
-        shape: [N, L] of a padded call; of others [1, S].
-        cu_seqlens: Where segments begin and end, int32; None for a padded call.
-        parents: [N] numbers of the segments' prefixes among the segments of the level above; None on the first level.
+        shape: [N, L] of a padded call, else [1, S].
+        cu_seqlens: Boundaries of the segments, int32; None for a padded call.
+        parents: [N] indices of the segments' prefixes in the level above; None on the first level.
     """
 
     shape: tuple[int, int]
@@ -42,10 +42,10 @@ class _Arrangement:
     """The tokens of a row in the order of a recurrence's calls.
 
     Args:
-        levels: The calls of every level; those of a level after all of the one above.
-        index: [S] row index of every token, any for padding; None where the order is the row's.
-        is_padding: [S, 1] True for padding; None where there is none.
-        place: [T] where every token of the row stands among the S; None where the order is the row's.
+        levels: The calls of every level, in order.
+        index: [S] row index of every token, any index for padding; None if the order is the row's.
+        is_padding: [S, 1] True for padding; None without padding.
+        place: [T] index among the S of every token of the row; None if the order is the row's.
     """
 
     levels: list[list[_Call]]
@@ -54,7 +54,7 @@ class _Arrangement:
     place: torch.Tensor | None
 
     def take(self, x: torch.Tensor, is_neutral_at_zero: bool = False) -> list[torch.Tensor]:
-        """Return the tensors of all calls, of [1, T, ...], with zeros for padding where that is asked for."""
+        """Return the inputs of all calls, from [1, T, ...]; padding is 0 if `is_neutral_at_zero`."""
         taken = x[0] if self.index is None else x[0].index_select(0, self.index)
         if is_neutral_at_zero and self.is_padding is not None:
             taken = taken.masked_fill(self.is_padding.view(-1, *[1] * (taken.dim() - 1)), 0)
@@ -67,12 +67,12 @@ class _Arrangement:
         inputs: Sequence[list[torch.Tensor]],
         recurrence: Callable[[Sequence[torch.Tensor], _Call, torch.Tensor | None, bool], Any],
     ) -> torch.Tensor:
-        """Return what a recurrence makes of every token, [1, T, ...].
+        """Return a recurrence's output for every token, [1, T, ...].
 
         Args:
-            inputs: Each as `take` returns it.
-            recurrence: Gets the inputs of a call, the call, the first states [N, ...] (None: zeros), and whether the
-                final states are needed. Returns its outputs, and final states where they are needed.
+            inputs: Each from `take`.
+            recurrence: Called with the inputs of a call, the call, the first states [N, ...] (None: zeros), and
+                whether final states are needed. Returns its outputs, and the final states if needed.
         """
         outputs: list[torch.Tensor] = []
         above: torch.Tensor | None = None
@@ -91,11 +91,9 @@ class _Arrangement:
 
 @dataclass(frozen=True, eq=False)
 class StateOrder:
-    """The order in which layers with state go through a flat row. Travels to them as the keyword `state_order`.
+    """The order in which layers with state process a flat row, passed to them as the keyword `state_order`.
 
-    Args:
-        table: The row's.
-        is_read: Not empty once a layer has got the order.
+    `is_read` is not empty once a layer has received it.
     """
 
     table: SegmentTable
@@ -123,7 +121,7 @@ class StateOrder:
         return torch.from_numpy(numbers).to(self.table.device)[None]
 
     def arranged(self, is_padded: bool) -> _Arrangement:
-        """Return the row in calls of padded segments of similar length, or in one call a level without padding."""
+        """Return the row as calls of padded segments of similar length, or as one call per level without padding."""
         if is_padded not in self._arranged:
             self._arranged[is_padded] = self._arrange(is_padded)
         return self._arranged[is_padded]
@@ -170,14 +168,13 @@ class StateOrder:
         return groups
 
     def reads(self, num_before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return how the row is laid out for a convolution, so that no segment reads what is not its own.
+        """Return the layout of the row for a convolution, so that no segment reads another sequence.
 
-        Args:
-            num_before: Inputs before a token that the convolution reads, W - 1.
+        `num_before` is W - 1, the number of inputs before a token that the convolution reads.
 
         Returns:
-            [S] row index of every input, each segment behind so many of its prefixes'; which of the S stand for what
-            lies before a sequence, and are zero; [T] where every token of the row stands among the S.
+            [S] row index of every input, each segment after `num_before` inputs of its prefixes; the indices among the
+            S before the start of a sequence, which are zero; [T] index among the S of every token of the row.
         """
         if num_before not in self._reads:
             index: list[np.ndarray] = []

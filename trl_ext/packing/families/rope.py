@@ -1,8 +1,8 @@
 """Positions whose frequencies depend on the length of the sequence (dynamic NTK, longrope), in a packed forward.
 
-transformers takes the longest sequence of a forward, so that a row would depend on its neighbours, and dynamic NTK
-keeps the frequencies of the longest one before. Here each sequence gets those of its own length. It needs all its
-tokens then, since a shared prompt would have another length in every completion: such rows share no prompts.
+transformers uses the longest sequence of a forward, so that a row would depend on its neighbours, and dynamic NTK
+keeps the frequencies of the previous longest sequence. Here each sequence gets the frequencies of its length. A shared
+prompt would have another length in every completion, so such rows share no prompts.
 """
 
 from functools import partial
@@ -16,25 +16,21 @@ _KINDS = ("dynamic", "longrope")
 
 
 def kinds_of(config: Any) -> set[str]:
-    """Return the kinds of positions of a model, by the config of its text part, that depend on the length of a row."""
+    """Return the kinds of positions in a text config that depend on the length of a row."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     return {kind for kind in _KINDS if kind in kinds}
 
 
 def original_length(config: Any) -> int:
-    """Return the most tokens of a row whose positions are those of a shorter one, for a config with such kinds."""
+    """Return the most tokens of a row whose frequencies do not change with its length, for a config of such kinds."""
     rope = config.rope_parameters
     parts = [rope, *(one for one in rope.values() if isinstance(one, dict))]
     return min(one.get("original_max_position_embeddings") or config.max_position_embeddings for one in parts)
 
 
 def begin_anew(model: Any) -> None:
-    """Let each sequence of a packed forward have the frequencies of its own length; idempotent.
-
-    Args:
-        model: Of transformers, without wrapper. One of other positions stays as it is.
-    """
+    """Give each sequence of a packed forward the frequencies of its length; idempotent. Other models are unchanged."""
     for module in model.modules() if kinds_of(model.config.get_text_config()) else ():
         if hasattr(module, "rope_type") and not isinstance(module.forward, partial):
             module.forward = partial(_by_sequence, module.forward)
@@ -47,7 +43,7 @@ def _by_sequence(forward: Any, x: torch.Tensor, position_ids: torch.Tensor, *arg
     starts = (position_ids[0] == 0).nonzero().flatten()
     parts = []
     for positions in position_ids.tensor_split(starts[1:].cpu(), dim=1):
-        forward(x, positions[:, :1], *args, **kwargs)  # one position: dynamic NTK forgets the last length
+        forward(x, positions[:, :1], *args, **kwargs)  # one position: resets dynamic NTK's last length
         parts.append(forward(x, positions, *args, **kwargs))
     cos, sin = zip(*parts, strict=True)
     return torch.cat(cos, dim=1), torch.cat(sin, dim=1)

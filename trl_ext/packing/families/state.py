@@ -1,9 +1,9 @@
 """Layers that carry state along the row, in packed forwards: delta nets, Mamba-2, short convolutions.
 
-Attention sees a segment by its table; these layers pass on what they have read from token to token. Their functions in
-transformers' model files are replaced by ones that take the keyword `state_order`: each segment goes on where its
-prefix ended, and one without a prefix begins anew. Rows without prefixes are left to kernels that begin anew at every
-sequence, where they are installed. Layers of other functions are left to such kernels, too, and share no prompts.
+Attention separates segments by the table; these layers pass their state from token to token. Their functions in
+transformers' model files are replaced by functions with the keyword `state_order`: a segment continues from the
+state of its prefix, and a segment without a prefix starts from zero. Rows without prefixes use installed kernels that
+restart at every sequence. Layers with other functions also need such kernels, and their rows share no prompts.
 
 Legend: T tokens of the flat row, N segments of a call, L tokens of the longest of them, C channels, W taps of a
 convolution, H heads, D head size.
@@ -22,25 +22,22 @@ from trl_ext.errors import PackingError
 from trl_ext.packing.families.recurrence import StateOrder
 from trl_ext.packing.table import SegmentTable
 
-# Names of transformers' `layer_types` for layers with such a state, alone or beside attention.
+# transformers' `layer_types` for layers with state, alone or combined with attention.
 _STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _MARK = "_trl_ext_begins_anew"
 
 
 def carries_state(config: Any) -> bool:
-    """Return True where some layer of the model, by its config, carries state from token to token."""
+    """Return True if some layer of the model, by its config, carries state from token to token."""
     return not _STATE_LAYERS.isdisjoint(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def begin_anew(model: Any) -> bool:
-    """Let the layers of a model begin at every segment of a packed forward with the state of its prefix; idempotent.
-
-    Args:
-        model: Of transformers, without wrapper.
+    """Make layers with state start every segment of a packed forward from the state of its prefix; idempotent.
 
     Returns:
-        False where layers of the model carry state by functions that are not known here, so that its rows must share
-        no prompts; True for all other models. Those without state stay as they are.
+        False if layers of the unwrapped model carry state by unknown functions, so that its rows must not share
+        prompts; True for all other models. Models without such layers are unchanged.
     """
     if not carries_state(model.config):
         return True
@@ -59,7 +56,7 @@ def begin_anew(model: Any) -> bool:
 
 
 def _layers_with_state(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the layers with a convolution along the row, by which those with state are known."""
+    """Yield the layers with state, which are recognized by their convolution along the row."""
     return (
         layer for layer in model.modules() if any(isinstance(child, torch.nn.Conv1d) for child in layer.children())
     )
@@ -67,12 +64,12 @@ def _layers_with_state(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _goes_by_segment(layer: torch.nn.Module) -> bool:
     modeling = sys.modules[type(layer).__module__]
-    # Layers with a recurrence beside the convolution have its decay.
+    # Layers with a recurrence in addition to the convolution have its decay.
     needed = [{"causal_conv1d_fn"}, _RECURRENCES] if hasattr(layer, "A_log") else [{"causal_conv1d_fn"}]
     return all(any(hasattr(modeling, name) for name in names) for names in needed)
 
 
-# Compiled, it would be compiled again for every row.
+# If compiled, it would be compiled again for every row.
 @torch.compiler.disable
 def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = kwargs.get("segments")
@@ -86,18 +83,18 @@ def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
 
 @torch.compiler.disable
 def _check_order(_backbone: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
-    """Raise PackingError where the order reached no layer: a short convolution's leak may be too small to be found."""
+    """Raise PackingError if the order reached no layer: a short convolution's leak may be too small to detect."""
     order = kwargs.get("state_order")
     if isinstance(order, StateOrder) and not order.is_read:
         raise PackingError("Its layers with state do not pass on where sequences begin")
 
 
 class StateDispatch:
-    """A function of transformers' layers with state that goes by segments where a forward brings their order.
+    """A function of transformers' layers with state, which works by segments if a forward has their order.
 
     Args:
-        plain: What stood in the model file: it serves all other forwards, and computes within segments.
-        by_segment: Gets `plain`, the order, and the arguments.
+        plain: The function in the model file: it serves all other forwards, and computes within segments.
+        by_segment: Called with `plain`, the order, and the arguments.
     """
 
     def __init__(self, plain: Callable[..., Any], by_segment: Callable[..., Any]):
@@ -108,7 +105,7 @@ class StateDispatch:
         is_packed = isinstance(state_order, StateOrder)
         return self._go(state_order, *args, **kwargs) if is_packed else self.plain(*args, **kwargs)
 
-    # Compiled, it would be compiled again for every row.
+    # If compiled, it would be compiled again for every row.
     @torch.compiler.disable
     def _go(self, order: StateOrder, *args: Any, **kwargs: Any) -> Any:
         order.is_read.append(True)
@@ -121,7 +118,7 @@ class StateDispatch:
 def _convolution(
     plain: Callable[..., Any], order: StateOrder, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
 ) -> torch.Tensor:
-    """x: [1, C, T]; weight: [C, W]."""
+    """Convolve x [1, C, T] with weight [C, W] by segments."""
     index, is_zero, own = order.reads(weight.shape[-1] - 1)
     laid = x[0].mT.index_select(0, index).index_fill_(0, is_zero, 0.0)
     return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, own).mT[None]
@@ -140,7 +137,7 @@ def _delta_rule(
     output_final_state: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key: [1, T, H, D]; value, g, beta: [1, T, H, ...]. States are [N, H, D, D]."""
+    """Run query, key [1, T, H, D] and value, g, beta [1, T, H, ...] by segments. States are [N, H, D, D]."""
     has_kernel = is_kernel(plain)
     arrangement = order.arranged(is_padded=not has_kernel)
 
@@ -150,7 +147,7 @@ def _delta_rule(
         given = {"initial_state": first, "output_final_state": needs_final, **own, **options}
         return plain(q, k, v, g=g, beta=beta, **given)
 
-    # Without decay and without a new value, padding leaves the state as it is.
+    # Without decay and without a new value, padding does not change the state.
     inputs = [*map(arrangement.take, (query, key, value)), *(arrangement.take(x, True) for x in (g, beta))]
     return arrangement.run(inputs, recurrence), None
 
@@ -171,9 +168,9 @@ def _scan(
     return_final_states: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """x: [1, T, H, D]; dt: [1, T, H]; B, C: [1, T, groups, state size]. States are [N, H, D, state size]."""
+    """Scan x [1, T, H, D], dt [1, T, H], B, C [1, T, groups, state size]. States are [N, H, D, state size]."""
     has_kernel = is_kernel(plain)
-    # The kernels start one state a row of the batch, so that segments are padded for them, too.
+    # The kernels start one state per row of the batch, so segments are padded for them too.
     arrangement = order.arranged(is_padded=True)
     steps = dt.float() if dt_bias is None else dt.float() + dt_bias
     steps = (torch.nn.functional.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
@@ -185,16 +182,16 @@ def _scan(
         out = plain(x, dt, A, B, C, chunk_size=chunk, **given)
         return out if needs_final else (out, None)
 
-    # Through steps of no time, padding leaves the state as it is.
+    # With a time step of 0, padding does not change the state.
     inputs = [arrangement.take(x), arrangement.take(steps, True), arrangement.take(B), arrangement.take(C)]
     return arrangement.run(inputs, recurrence)
 
 
 def _unfused(*_args: Any, **_kwargs: Any) -> None:
-    """Return None, upon which Mamba-2's layers call the convolution and the scan, and not one kernel for both."""
+    """Return None, so that Mamba-2's layers call the convolution and the scan instead of one kernel for both."""
 
 
-# Functions in transformers' model files, and what they do by segments.
+# Functions in transformers' model files, and their replacements by segments.
 _RECURRENCES = {"torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "mamba2_chunk_scan"}
 _BY_SEGMENT: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolution,
@@ -206,15 +203,15 @@ _BY_SEGMENT: dict[str, Callable[..., Any]] = {
 
 
 def _even(length: int, chunk_size: int) -> int:
-    """Return the size of as few chunks as before that are as even as can be: 33 for 65 tokens in chunks of 64."""
+    """Return the size of equally many chunks that are as even as possible: 33 for 65 tokens in chunks of 64."""
     return -(-length // -(-length // chunk_size))
 
 
 @contextmanager
 def kernels_of_training(models: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Let layers with state take the kernel of training inside the block, while all else is as in evaluation.
+    """Make layers with state use their training kernel inside the block, while the rest is in evaluation mode.
 
-    Mamba-2's layers have one of their own for training, from the projection to the output.
+    Mamba-2's layers have a separate kernel for training, from the projection to the output.
     """
     layers = [layer for model in models for layer in _layers_with_state(model)]
     before = [layer.training for layer in layers]

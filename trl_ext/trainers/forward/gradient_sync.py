@@ -73,8 +73,8 @@ def can_settle(trainer: Any) -> bool:
 def settled(loss: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
     """Return the loss with its gradient already computed and its graph freed.
 
-    The backward multiplies the gradient by the incoming gradient and passes it to the parameters, so that engines reduce and
-    scale it like any other. `loss` is a scalar that depends on nothing but `parameters`.
+    The backward multiplies the gradient by the incoming gradient and passes it to the parameters, so that engines
+    reduce and scale it like any other. `loss` is a scalar that depends on nothing but `parameters`.
     """
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     pairs = [

@@ -116,13 +116,10 @@ class PackedRow(FlatRow):
 def flatten(
     row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu", cache: PrefixCache | None = None
 ) -> FlatRow:
-    """Turn a planned row into tensors.
+    """Turn a row of `plan_rows` into tensors.
 
-    Args:
-        row: One row of `plan_rows`.
-        sequences: Token ids of the batch, shared tokens included.
-        device: Device of the tensors.
-        cache: Stores the keys of the row, or has the keys of its first segments.
+    `sequences` are the batch's token ids, shared tokens included. `cache` stores the keys of the row, or has the keys
+    of its first segments.
     """
     own = row.forwarded
     lengths = np.array([segment.length for segment in own])

@@ -67,12 +67,10 @@ class _Arrangement:
         inputs: Sequence[list[torch.Tensor]],
         recurrence: Callable[[Sequence[torch.Tensor], _Call, torch.Tensor | None, bool], Any],
     ) -> torch.Tensor:
-        """Return a recurrence's output for every token, [1, T, ...].
+        """Return a recurrence's output for every token, [1, T, ...]; each of `inputs` is from `take`.
 
-        Args:
-            inputs: Each from `take`.
-            recurrence: Called with the inputs of a call, the call, the first states [N, ...] (None: zeros), and
-                whether final states are needed. Returns its outputs, and the final states if needed.
+        `recurrence` is called with the inputs of a call, the call, the first states [N, ...] (None: zeros), and
+        whether final states are needed. It returns its outputs, and the final states if needed.
         """
         outputs: list[torch.Tensor] = []
         above: torch.Tensor | None = None

@@ -92,9 +92,7 @@ def _check_order(_backbone: Any, _args: Any, kwargs: dict[str, Any], _output: An
 class StateDispatch:
     """A function of transformers' layers with state, which works by segments if a forward has their order.
 
-    Args:
-        plain: The function in the model file: it serves all other forwards, and computes within segments.
-        by_segment: Called with `plain`, the order, and the arguments.
+    `plain` is the function in the model file. `by_segment` is called with `plain`, the order, and the arguments.
     """
 
     def __init__(self, plain: Callable[..., Any], by_segment: Callable[..., Any]):

@@ -68,10 +68,8 @@ class PairRow:
 def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_token_id: int | None) -> PairRow:
     """Lay pairs into one flat row; without pairs return a row of one token that counts for nothing.
 
-    Args:
-        examples: Pairs with `chosen_ids`, `rejected_ids`, and `margin` if the dataset has margins.
-        share_prompt: Use one copy of the common prefix for both sides.
-        pad_token_id: The model's, which decides which token of a side is scored.
+    `share_prompt`: one copy of the common prefix for both sides. The model's `pad_token_id` decides which token of a
+    side is scored.
     """
     if not examples:
         return PairRow(flatten(_NO_PAIR, Ragged.of([[0]])), torch.zeros(0, dtype=torch.long), None, ())

@@ -61,13 +61,9 @@ def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
 def pooled_scores(
     model: Callable[..., Any], row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | None = None
 ) -> torch.Tensor:
-    """Return the scores [N, 1] of some tokens of a flat row, from one model call.
+    """Return the scores [N, 1] of the tokens at row indices `pool_index` [N], from one model call.
 
-    Args:
-        model: With `add_pooled_head`, wrapped or not.
-        row: The model's input.
-        pool_index: [N] row index of every scored token.
-        group: Processes with the same row; each forwards a part of it.
+    `model` has `add_pooled_head`. The processes of `group` have the same row, and each forwards a part of it.
     """
     here = tokens_here(row, pool_index, group)
     part = row.part(group)

@@ -63,10 +63,8 @@ class RewardInputRecord:
 def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> RewardInputRecord:
     """Return how RewardTrainer will make token ids of a dataset that it has not tokenized yet.
 
-    Args:
-        dataset: Preference pairs: text, messages, or `chosen_ids` and `rejected_ids`; only its first rows are read.
-        tokenizer: With the pad token that training uses.
-        max_length: From the config.
+    Only its first rows are read: text, messages, or `chosen_ids` and `rejected_ids`. `tokenizer` has training's pad
+    token.
     """
     first = next(iter(dataset))
     sides = ("chosen_ids", "rejected_ids") if "chosen_ids" in first else ("chosen_input_ids", "rejected_input_ids")
@@ -231,13 +229,7 @@ class RewardEncoder:
 
 
 def check_eos_setting(eos: str, encoders: Sequence[RewardEncoder], dataset: Any) -> None:
-    """Raise ConfigError if `reward_model_eos` is set and has no effect.
-
-    Args:
-        eos: The setting.
-        encoders: The encoders of all reward models.
-        dataset: The training rows; None and streams are not read.
-    """
+    """Raise ConfigError if `reward_model_eos` is set and has no effect; None and streams are not read as `dataset`."""
     rows = dataset if isinstance(dataset, Dataset) and "prompt" in dataset.column_names else []
     if eos == "auto":
         return

@@ -14,14 +14,9 @@ logger = logging.get_logger(__name__)
 
 
 class Halving:
-    """Halves forwards that do not fit, and stores how often.
+    """Halves the forwards of a trainer with `step_settings` if they do not fit, and stores how often.
 
-    Args:
-        trainer: A trainer with `step_settings`.
-        why_whole: Why its forwards cannot be cut; "" if they can.
-
-    Attributes:
-        why_not: Why forwards cannot be halved; "" if they can.
+    `why_whole`: why its forwards cannot be cut, or "". Attribute `why_not`: why forwards are not halved, or "".
     """
 
     def __init__(self, trainer: Any, why_whole: str):

@@ -71,10 +71,8 @@ def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
 def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
     """Return one value for each metric; 0, as in TRL, if no rank has a weight for it. Collective.
 
-    Args:
-        stats: `MetricSample` and `SkippedRows` of this rank. All ranks record the same names.
-        accelerator: The trainer's accelerator.
-        copies: Ranks that record the same value of the same forward.
+    `stats` are this rank's `MetricSample` and `SkippedRows`, with equal names on all ranks. `copies` is the number of
+    ranks that record the same value of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
     tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))

@@ -26,10 +26,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Numbers:
     """Memory of this process's card in GiB; None where unknown.
 
-    Args:
-        allocated, reserved: By PyTorch, now.
-        total: Memory of the card.
-        asked: Size of the failed allocation, from the error.
+    PyTorch's allocated and reserved memory, the card's total, and the size of the failed allocation from the error.
     """
 
     allocated: float | None = None

@@ -332,14 +332,9 @@ class StepPlanner:
 def _skipped(
     rollouts: Rollouts, sizes: Sequence[RolloutSize], forwarded: Sequence[int], num_trained: int, first: int
 ) -> SkippedRows:
-    """Return the rows that are left out.
+    """Return the rows that are left out; `sizes` and `forwarded` are over all ranks.
 
-    Args:
-        rollouts: This rank's rows, numbered from `first`.
-        sizes: Sizes of the rows of all ranks.
-        forwarded: Numbers of the forwarded rows.
-        num_trained: How many of the forwarded rows have a gradient.
-        first: Number of this rank's first row.
+    This rank's `rollouts` are numbered from `first`; `num_trained` of the forwarded rows have a gradient.
     """
     tokens = counted_tokens(rollouts).sum(dim=1)
     here = [i - first for i in forwarded if 0 <= i - first < len(tokens)]

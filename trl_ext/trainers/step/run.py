@@ -42,13 +42,10 @@ class ForwardLoop:
         self.has_forwards = True
 
     def run(self, role: str, forwards: Sequence[Forward], attempt: Callable[[Any, bool], None]) -> None:
-        """Call `attempt` with each forward, halved as often as needed.
+        """Call `attempt` with each forward, halved as often as needed, and whether it is the last.
 
-        Args:
-            role: The model's role; the critic may need smaller forwards than the actor.
-            forwards: In order.
-            attempt: Called with a forward and whether it is the last. It calls the model through `forward`, then runs
-                the backward.
+        `attempt` calls the model through `forward`, then runs the backward. `role` is the model's role: the critic may
+        need smaller forwards than the actor.
         """
         self.has_forwards = bool(forwards)
         failed: Forward | None = None
@@ -135,11 +132,8 @@ class RunsForwards(Trainer):
     ) -> torch.Tensor:
         """Return the sum of the forwards' losses; only the last still has a graph, as the others ran their backward.
 
-        Args:
-            compute: Returns the loss of a forward's batch, as `compute_loss` does.
-            model: The model as training calls it.
-            forwards: Equally many on every rank. Without forwards the loss is 0, without a gradient.
-            num_items_in_batch: Trainer's.
+        `compute` returns the loss of a forward's batch, as `compute_loss` does. The number of forwards is equal on
+        every rank; without forwards the loss is 0, without a gradient.
         """
         loop = self.forward_loop
         losses: list[torch.Tensor] = []

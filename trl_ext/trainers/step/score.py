@@ -46,11 +46,8 @@ class LogProbs:
 class FlatBatch:
     """A padded batch as flat rows, to be scored without a gradient.
 
-    Args:
-        of_group: The padded rows of all processes that forward them together.
-        batch: The same rows without padding.
-        rows: The flat rows.
-        num_forwards: Number of forwards, equal on all ranks.
+    `of_group` has the padded rows of all processes that forward them together, `batch` the same rows without padding.
+    `num_forwards` is equal on all ranks.
     """
 
     of_group: GroupBatch
@@ -155,10 +152,8 @@ def score_values(
 ) -> tuple[torch.Tensor, int]:
     """Return the values before each completion token, [B, C], and the number of tokens that went through the model.
 
-    Args:
-        model: Called with a flat row and `options`; returns `token_values` [1, T], the expected return after each
-            token.
-        batch, rows, device, num_forwards, group: As in `score`.
+    `model` returns `token_values` [1, T], the expected return after each token, for a flat row and `options`. Other
+    arguments as in `score`.
     """
     values = _Padded(batch, group)
     num_forwarded = 0

@@ -95,11 +95,7 @@ def gather_group(
 ) -> GroupBatch:
     """Return the rows of all processes of the group as one batch. Collective; without a group, this process's rows.
 
-    Args:
-        input_ids, attention_mask: [B, P + C] of this process. All processes have equally many rows.
-        width: C of this process.
-        group: The processes that forward these rows together.
-        accelerator: The trainer's accelerator.
+    `input_ids` and `attention_mask` are [B, P + C] with C = `width`; all processes have equally many rows.
     """
     shape = len(input_ids), width
     if group is None:

@@ -72,7 +72,7 @@ def _plan(trainer: Any) -> Plan | None:
     try:
         return plan_of(trainer)
     except Exception:  # whatever went wrong, the out-of-memory error is the important one to report
-        logger.warning("What would fit is not known.", exc_info=True)
+        logger.warning("Settings that would fit are unknown.", exc_info=True)
         return None
 
 

@@ -195,7 +195,7 @@ class RewardEncoder:
             self._say_once(
                 "assumed",
                 f"Nothing records how the reward model {self.name} was trained ({RECORD_FILE}), so text gets {how}. "
-                "Set reward_model_eos='append' if it was trained with one, else reward_model_eos='never'.",
+                "Set reward_model_eos='append' if it was trained with EOS, else reward_model_eos='never'.",
             )
         texts = [self._prompt_text(p) + c for p, c in zip(prompts, completions, strict=True)]
         return [text if text.endswith(self._eos) else text + self._eos for text in texts]

@@ -152,7 +152,7 @@ class Curriculum(RolloutPart):
         if self._num_drawn == _TRIAL and not self._passed.any() and self._args.process_index == 0:
             logger.warning(
                 f"curriculum: no completion of {_TRIAL} generations had a total reward of {self._settings.threshold} "
-                "or more, so rows are drawn almost alike. Set threshold to the total of a right answer."
+                "or more, so rows are drawn almost uniformly. Set threshold to the total of a right answer."
             )
         trainer.add_metric("curriculum/pass_rate_mean", float(passed.mean()))
         trainer.add_metric("curriculum/unseen_frac", unseen_frac)

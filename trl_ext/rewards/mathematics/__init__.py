@@ -9,6 +9,6 @@ form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree
 size      how many digits the value of a tree may have
 evaluate  the value of an expression
-comparison  the strict comparison of two answers, and math-verify behind a gate of sizes
-literal   an answer that is written out, in the form that the task asks for
+comparison  the strict comparison of two answers, and math-verify with bounded sizes
+literal   whether an answer is written out, in the form that the task asks for
 """

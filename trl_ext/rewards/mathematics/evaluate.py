@@ -1,10 +1,8 @@
-"""Evaluate an expression: exactly where it is rational, else as numbers at fixed points.
+"""Evaluate an expression: exactly if it is rational, else as numbers at fixed points.
 
-Two expressions are the same when they agree at four points, to far more digits than either spells. For the sums,
-products, powers and functions of an answer that practically never happens by chance, and it costs milliseconds
-whatever the answer is, where symbolic simplification may not return.
-
-`size.size` runs first and bounds, from the tree alone, the digits of everything that the evaluation meets.
+Two expressions are the same if they agree at four points, to far more digits than they are written with. For the
+expressions of answers, this practically never happens by chance. It takes milliseconds for any answer, while symbolic
+simplification may not return. `size.size` runs first: it bounds, from the tree alone, the digits of all values.
 """
 
 import hashlib
@@ -21,26 +19,26 @@ from trl_ext.rewards.mathematics.parse import Node, parse
 from trl_ext.rewards.mathematics.size import GROWING, exact_value, size
 from trl_ext.rewards.mathematics.tokens import Tokens
 
-_NUM_POINTS = 4  # The last one has negative variables.
+_NUM_POINTS = 4  # The last point has negative variables.
 _ROUNDED_POINTS = range(_NUM_POINTS, 36)
 _MAX_ROUNDED = 50
 _SPARE_DIGITS = 20
 _MAX_COST = 400  # calls at 100 digits; a tenth of a second
 _MAX_GAMMA_DIGITS = 100  # The gamma function needs seconds for the first value to a thousand digits.
 
-_local = threading.local()  # An mpmath context holds its precision, so every thread needs one of its own.
+_local = threading.local()  # An mpmath context holds its precision, so every thread needs a separate context.
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression's value, and what evaluating it costs.
+    """An expression's value, and the cost of evaluating it.
 
     Args:
-        exact: The rational value; None without one.
-        digits: Upper bound of the decimals that the expression spells.
+        exact: The value if it is rational, else None.
+        digits: Upper bound of the decimals of its numbers.
         names: Its variables.
-        rounding: True when a variable is rounded, so that many points, most of them whole, say what few do not.
-        branching: True when a logarithm or root of a variable is in it, so that negative points say nothing.
+        rounding: True if it rounds a variable; it is then compared at many points, most of them whole.
+        branching: True for a logarithm or root of a variable; no negative point is then used.
         num_calls: Number of powers and functions to evaluate; 0 with an exact value.
         gamma: True for a factorial or binomial of other than whole numbers.
     """
@@ -57,7 +55,7 @@ class Value:
 
 @lru_cache(maxsize=4096)  # A gold is compared with every completion of its group.
 def value_of(tokens: Tokens) -> Value:
-    """Return the value of an expression; raise Unreadable or TooComplex where it has none."""
+    """Return the value of an expression, or raise Unreadable or TooComplex."""
     node = parse(tokens)
     digits = math.ceil(size(node))
     exact = exact_value(node)
@@ -66,7 +64,7 @@ def value_of(tokens: Tokens) -> Value:
     rounding = any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes)
     if rounding and any(one[0] == "num" and max(abs(one[1]).as_integer_ratio()) > _MAX_ROUNDED for one in nodes):
         raise Unreadable("a variable that is rounded, and large numbers: points prove nothing about it")
-    # A logarithm, an inverse function, a power that is not whole.
+    # Logarithms, inverse functions, powers with other than integer exponents.
     cuts = [one for one in nodes if one[0] == "call" and (one[1] in ("log", "ln") or one[1].startswith("arc"))]
     cuts += [one for one in nodes if one[0] == "pow" and (one[2][0] != "num" or one[2][1].denominator != 1)]
     branching = any(map(has_variable, cuts))
@@ -76,7 +74,6 @@ def value_of(tokens: Tokens) -> Value:
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Return True when two expressions have one value."""
     if left.exact is not None and right.exact is not None:
         return left.exact == right.exact
     digits = _precision(left, right)
@@ -84,7 +81,7 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def proportion(left: Value, right: Value) -> Any:
-    """Return the real constant c with left = c * right at every point; None without one, and where either is zero."""
+    """Return the real constant c with left = c * right at every point; None if there is none, or a value is zero."""
     digits = _precision(left, right)
     pairs = list(_pairs(left, right, digits))
     if any(a is None or b is None or _close(a, 0, digits) or _close(b, 0, digits) for a, b in pairs):
@@ -96,7 +93,7 @@ def proportion(left: Value, right: Value) -> Any:
 
 
 def real_value(tokens: Tokens) -> float:
-    """Return the value of an expression without variables; raise Unreadable where it has no real one."""
+    """Return the value of an expression without variables; raise Unreadable if it is not real."""
     value = value_of(tokens)
     found = None if value.names else _at_point(value, 0, 50)
     if found is None or abs(found.imag) > 1e-20:
@@ -105,7 +102,7 @@ def real_value(tokens: Tokens) -> float:
 
 
 def rounds_to(value: Value, decimal: Tokens) -> bool:
-    """Return True when a real number, rounded to as many places, is a decimal (a number with or without a minus)."""
+    """Return True if a real number rounds to `decimal`, a number with or without a minus, at its number of places."""
     if value.names:
         return False
     places = len(decimal[-1].partition(".")[2])
@@ -121,8 +118,7 @@ def rounds_to(value: Value, decimal: Tokens) -> bool:
 def _precision(left: Value, right: Value) -> int:
     """Return the number of decimals to compare, in steps of 50, so that most answers share one evaluation of the gold.
 
-    Raises:
-        TooComplex: So many would take too long; a call costs about the square of the digits.
+    Raises TooComplex if that would take too long; the cost of a call grows with the square of the digits.
     """
     digits = -(-(left.digits + right.digits + _SPARE_DIGITS) // 50) * 50
     if (left.num_calls + right.num_calls) * (digits / 100) ** 2 > _MAX_COST:
@@ -133,7 +129,7 @@ def _precision(left: Value, right: Value) -> int:
 
 
 def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
-    """Yield both values at each point: one point without variables, no negative one for roots and logarithms."""
+    """Yield both values at each point: one point without variables, no negative point for roots and logarithms."""
     count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
     for index in range(count) if not (left.rounding or right.rounding) else _ROUNDED_POINTS:
         a, b = _at_point(left, index, digits), _at_point(right, index, digits)
@@ -142,7 +138,7 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a tree's node and all nodes below it."""
+    """Yield a node and all nodes below it."""
     yield node
     for child in node[1:]:
         if isinstance(child, tuple):
@@ -150,20 +146,19 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def has_variable(node: Node) -> bool:
-    """Return True where a variable stands in a tree."""
     return any(one[0] == "var" for one in walk(node))
 
 
 @lru_cache(maxsize=4096)
 def _at_point(value: Value, index: int, digits: int) -> Any:
-    """Return the value at one point, to twice the digits that are compared; None where it is not finite."""
+    """Return the value at one point, to twice the digits that are compared; None if it is not finite."""
     context = _context()
     context.dps = 2 * digits
     point = {}
-    for name in value.names:  # Between 0.7 and 1.4, so `x^{2023}` stays small, and fixed by its name.
+    for name in value.names:  # A hash of the name, between 0.7 and 1.4, so that `x^{2023}` stays small.
         digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
         place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
-        if index >= _NUM_POINTS:  # up to about 700, whole for each second point and where a letter mostly is
+        if index >= _NUM_POINTS:  # Up to about 700; whole at every second point, and for letters such as n.
             place = place * 2 ** (index % 10)
             place = context.ceil(place) if index % 2 or name in "jkmnpqN" else place
         point[name] = -place if index == _NUM_POINTS - 1 else place
@@ -207,7 +202,7 @@ def _check_digits(num_bits: Any) -> None:
 
 
 def _call(name: str, values: list[Any], context: Any) -> Any:
-    """Call mpmath's function for one of `parse.FUNCTIONS` or another call of a tree."""
+    """Call mpmath's function of this name."""
     for value in values:
         _check_digits(abs(value) if name in GROWING else context.mag(value or 1))
     if name == "log":

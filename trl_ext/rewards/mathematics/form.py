@@ -1,4 +1,4 @@
-r"""Tell what kind of answer a text is: a list, tuple, set, union, matrix, relation, words, or one expression.
+r"""Find the kind of an answer: a list, tuple, set, union, matrix, relation, words, or one expression.
 
 list      1, -2      1 and -2      1 \pm 2          in any order, as a set
 set       \{1, 2\}                                  in any order
@@ -28,7 +28,7 @@ _AROUND_POINTS = frozenset({"|", "\\angle", "\\overline", "\\triangle", "_", "{"
 _FILLING = re.compile(r"\bis an?\b|\b(?:the|is|are|it|must be)\b|[.!,]")
 _IF = frozenset({WORDS + "if", WORDS + "when", WORDS + "for", "."})
 _OPENS = (WORDS + "for", WORDS + "where", "\\forall")
-_OPERATORS = RELATIONS | {"\\cdot"}  # An answer that starts with one is text.
+_OPERATORS = RELATIONS | {"\\cdot"}  # An answer that starts with such a sign is text.
 _COMMA = frozenset({","})
 _COLON = frozenset({":"})
 _CUP = frozenset({"\\cup"})
@@ -37,23 +37,20 @@ _COLUMNS = frozenset({"&"})
 _TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
 _HIGH_DIGITS = frozenset("ABCDEF")
 _MAX_SIGNS = 3  # plus-minus signs of one expression, so eight values
-# A number set, or what is said of a parameter: `k \in \mathbb{Z}`, `\text{ for all positive integers } n`.
+# The domain of a parameter: `k \in \mathbb{Z}`, `\text{ for all positive integers } n`.
 _DOMAIN_WORDS = frozenset(
     "for all any every each some where is an a arbitrary real reals number numbers integer integers natural rational"
     " positive negative nonnegative non-negative nonzero whole even odd constant".split()
 )
 _DOMAIN_SIGNS = frozenset(("\\in", "\\neq", ">", "<", "\\geq", "_", "^", "{", "}", "+", "*", "\\cdot", "0", "1"))
-# Words that take an answer back are no name of it.
+# Words that deny an answer do not name it.
 _NO_NAME = frozenset("not no never wrong false incorrect except neither nor but".split())
 _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The kind of an answer and its parts.
-
-    `signs` are its brackets, its relation signs, the lengths of its rows, or a numeral's digits and base.
-    """
+    """The kind of an answer; `signs` are brackets, relation signs, lengths of rows, or a numeral's digits and base."""
 
     kind: str
     tokens: Tokens
@@ -96,7 +93,7 @@ def form_of(tokens: Tokens) -> Form:
 
 
 def is_variable(tokens: Tokens) -> bool:
-    """Return True when tokens stand for an unknown: `x`, `x_1`, `f(x)`, `f'(x)`, `\\bar{x}`, `(x, y)`."""
+    """Return True if tokens are an unknown: `x`, `x_1`, `f(x)`, `f'(x)`, `\\bar{x}`, `(x, y)`."""
     if not tokens:
         return False
     if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
@@ -114,7 +111,7 @@ def is_variable(tokens: Tokens) -> bool:
 
 
 def is_name(tokens: Tokens) -> bool:
-    """Return True when tokens name a quantity: an unknown, `|AB|`, `P(X = 2)`, `V_1:V_2`, `\\frac{NO}{BO}`, words."""
+    """Return True if tokens name a quantity: an unknown, `|AB|`, `P(X = 2)`, `V_1:V_2`, `\\frac{NO}{BO}`, words."""
     if is_variable(tokens) or (tokens[-4:-2] == ("_", "{") and tokens[-2][1:] in ("max", "min")):
         return True
     if len(tokens) == 1 and tokens[0].startswith(WORDS):
@@ -134,7 +131,7 @@ def is_name(tokens: Tokens) -> bool:
 
 
 def words_of(tokens: Tokens) -> str | None:
-    """Return the words that tokens spell, without case and spaces; None where they hold anything but letters."""
+    """Return the words that tokens spell, in lower case without spaces; None if a token is not a letter or word."""
     if not all(token.startswith(WORDS) or (len(token) == 1 and token.isalpha()) for token in tokens):
         return None
     text = "".join(token.removeprefix(WORDS) for token in tokens)
@@ -142,7 +139,7 @@ def words_of(tokens: Tokens) -> str | None:
 
 
 def _is_domain(tokens: Tokens) -> bool:
-    """Return True for what says of a parameter which numbers it stands for, and for nothing else."""
+    """Return True if all tokens give the domain of a parameter."""
     if tokens[:1] == ("(",) and closes_at(tokens, 0) == len(tokens) - 1:
         tokens = tokens[1:-1]
     if len(tokens) > 2 and is_symbol(tokens[0]) and tokens[1] == "\\in":
@@ -169,7 +166,7 @@ def _ratio(tokens: Tokens) -> Form | None:
 
 
 def _expanded(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
-    r"""Return the parts of a list or set with `1 \pm 2` as two of them."""
+    r"""Return the parts of a list or set, with `1 \pm 2` as two parts."""
     found: list[Tokens] = []
     for part in parts:
         signs = _plus_minus(part) or (_bracketed(part) if "\\pm" in part else None)
@@ -178,7 +175,7 @@ def _expanded(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
 
 
 def _numeral(tokens: Tokens) -> Form | None:
-    """Read digits with the base of their number behind them, or a residue class; None for anything else."""
+    """Read digits that are followed by their base, or a residue class; None for anything else."""
     value, base = tokens[-3:-2], tokens[-1:]
     if tokens[-2:-1] == ("\\pmod",) and value and tokens[:-3] in ((), ("-",)):
         if all(one.isdecimal() and len(one) < 10 for one in (*value, *base)) and int(base[0]):
@@ -227,7 +224,7 @@ def _labelled(tokens: Tokens) -> Form | None:
 
 
 def _builder(inner: Tokens) -> Form | None:
-    r"""Read what is between the braces of `\{x | 1 < x < 2\}` as the relation; None without a variable and a bar."""
+    r"""Read the inside of `\{x | 1 < x < 2\}` as the relation; None without a variable and a bar."""
     place = next((place for place, token in enumerate(inner) if token in ("|", ":")), 0)
     variable = inner[: inner.index("\\in")] if "\\in" in inner[:place] else inner[:place]
     condition = form_of(inner[place + 1 :]) if is_variable(variable) else None
@@ -235,7 +232,7 @@ def _builder(inner: Tokens) -> Form | None:
 
 
 def _matrix(tokens: Tokens) -> Form | None:
-    """Read a matrix by rows; None for anything else, a determinant too. Its signs keep 1x4 apart from 2x2."""
+    """Read a matrix by rows, its signs the lengths of rows; None for anything else, such as a determinant."""
     if (
         len(tokens) > 2
         and tokens[0] in ("(", "[")
@@ -253,7 +250,7 @@ def _matrix(tokens: Tokens) -> Form | None:
 
 
 def _cases(tokens: Tokens) -> Form | None:
-    """Read the pieces of a function as pairs of a value and its condition, and a system as a list of relations."""
+    """Read a piecewise function as pairs of value and condition, and a system as a list of relations."""
     if tokens[:1] != ("\\begin{cases}",) or closes_at(tokens, 0) != len(tokens) - 1:
         return None
     inner = ["," if token == "&" else token for token in tokens[1:-1] if token not in _IF]
@@ -269,7 +266,7 @@ def _plus_minus(tokens: Tokens) -> Form | None:
 
 
 def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
-    r"""Return the tokens with each choice of plus-minus signs; `\mp` is the other sign of all `\pm`."""
+    r"""Return the tokens with each choice of plus-minus signs; with a `\mp`, all signs change together."""
     places = [place for place, token in enumerate(tokens) if token in ("\\pm", "\\mp")]
     if len(places) > _MAX_SIGNS:
         return (tokens,)
@@ -285,7 +282,7 @@ def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
 
 
 def _plain(tokens: Tokens) -> Form:
-    """Read words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
+    """Read words or a scalar. Three letters in a row are a word, because a product would equal its anagrams."""
     content = tuple(_FILLING.sub(" ", token) if token.startswith(WORDS) else token for token in tokens)
     pairs = tuple(zip(tokens[::2], tokens[1::2], strict=False))
     if len(pairs) > 1 and len(tokens) % 2 == 0 and all(is_number(a) and b.startswith(WORDS) for a, b in pairs):

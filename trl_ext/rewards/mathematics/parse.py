@@ -1,12 +1,10 @@
-r"""Parse one expression (no relation, no comma) into a tree, by recursive descent over the tokens of `tokens`.
-
-A tree is made of tuples:
+r"""Parse one expression (no relation, no comma) into a tree of tuples, by recursive descent over its tokens.
 
 ("num", Fraction)   ("const", "pi" | "e" | "i")   ("var", name)
 ("add", a, b, ...)  ("mul", a, b, ...)  ("pow", base, exponent)  ("call", function, argument, ...)
 
-An expression that could be read in two ways is not read: `1/2x`, numbers side by side, an indexed number (`52_8`).
-A product without a sign (`2\pi`, `x(x+1)`) binds like one with a sign, and `1\frac{1}{2}` is a mixed number.
+Ambiguous expressions raise Unreadable: `1/2x`, adjacent numbers, an indexed number (`52_8`). A product without a sign
+(`2\pi`, `x(x+1)`) binds like a product with a sign, and `1\frac{1}{2}` is a mixed number.
 """
 
 from collections.abc import Callable
@@ -28,7 +26,7 @@ _MAX_TOWER = 8  # exponents of one base, as in 2^2^2; functions of one argument,
 
 
 def parse(tokens: Tokens) -> Node:
-    """Return the tree of an expression; raise Unreadable or TooComplex where there is none."""
+    """Return the tree of an expression, or raise Unreadable or TooComplex."""
     reader = _Reader(tokens)
     try:
         node = reader.sum()
@@ -40,7 +38,7 @@ def parse(tokens: Tokens) -> Node:
 
 
 class _Reader:
-    """A position in the tokens; every method reads one construct and moves behind it."""
+    """A position in the tokens; every method reads one construct and moves past it."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -88,14 +86,14 @@ class _Reader:
         return _negative(node) if is_negative else node
 
     def signs(self) -> bool:
-        """Read plus and minus signs; True for an odd number of minus signs."""
+        """Read plus and minus signs; return True for an odd number of minus signs."""
         is_negative = False
         while self.peek() in ("+", "-"):
             is_negative ^= self.next() == "-"
         return is_negative
 
     def starts_factor(self, token: str) -> bool:
-        """True when a token behind a factor opens another one. A number does not: `2 3` and `x2` are no products."""
+        """Return True if a token after a factor starts another factor; a number does not (`2 3`, `x2`)."""
         if not token or token == "|":
             return False
         if is_number(token):  # `(n-2)2^n`
@@ -124,7 +122,7 @@ class _Reader:
         return self.bracket()
 
     def bracket(self) -> Node:
-        """Read the expression between the bracket at this position and the one that closes it."""
+        """Read the expression between the bracket at this position and its closing bracket."""
         opening = self.tokens[self.position]
         end = closes_at(self.tokens, self.position)
         if end < 0 or self.tokens[end] != _PAIRS[opening]:
@@ -234,7 +232,7 @@ class _Reader:
         return ("var", name)
 
     def accented(self) -> Node:
-        """Read `\\bar{x}` as a variable of its own."""
+        """Read `\\bar{x}` as a separate variable."""
         accent, start = self.tokens[self.position - 1], self.position + 1
         end = closes_at(self.tokens, self.position)
         if end < 0 or not all(map(is_symbol, self.tokens[start : min(end, start + 1)])):

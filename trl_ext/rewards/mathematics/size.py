@@ -1,4 +1,4 @@
-"""Bound the digits of an expression's value from its tree, and compute the exact value where that is rational."""
+"""Bound the digits of an expression's value from its tree, and compute the exact value if it is rational."""
 
 import math
 from fractions import Fraction
@@ -12,11 +12,7 @@ GROWING = frozenset({"factorial", "binomial", "exp", "sinh", "cosh"})  # faster 
 
 
 def size(node: Node) -> float:
-    """Return the decimal digits that a tree's value may need on either side of the point.
-
-    Raises:
-        TooComplex: The value may need more than MAX_DIGITS.
-    """
+    """Return the digits that a tree's value may need on either side of the point; TooComplex above MAX_DIGITS."""
     digits = _size(node)
     if digits > MAX_DIGITS:
         raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
@@ -49,7 +45,7 @@ def _call_digits(name: str, values: list[float]) -> float:
 
 
 def _largest(node: Node) -> float:
-    """Guess the largest absolute value of a tree, at most 1e300. The evaluation stops where the guess was too low."""
+    """Estimate the largest absolute value of a tree, at most 1e300. If it is too low, the evaluation stops."""
     kind = node[0]
     if kind == "num":
         return float(min(abs(node[1]), _HUGE))
@@ -69,7 +65,7 @@ def _largest(node: Node) -> float:
 
 
 def exact_value(node: Node) -> Fraction | None:
-    """Return the rational value of a tree whose `size` is known to be small; None where the value is not rational."""
+    """Return the rational value of a tree whose `size` was checked; None if the value is not rational."""
     try:
         return _exact(node)
     except ZeroDivisionError:
@@ -102,7 +98,7 @@ def _exact(node: Node) -> Fraction | None:
 
 
 def _root(number: int, degree: int) -> int | None:
-    """Return the whole root of a whole number; None where the root is not whole."""
+    """Return the root of an integer; None if the root is no integer."""
     if number < 2:
         return number
     low, high = 1, 1 << (number.bit_length() // degree + 1)

@@ -1,4 +1,4 @@
-r"""Tables of spellings: signs and commands that mean the same, text that is a word, a function or a unit."""
+r"""Tables of spellings: signs and commands of one meaning; text that is a word, a function or a unit."""
 
 import re
 
@@ -24,7 +24,7 @@ _ORDINAL = re.compile(
     r"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{(?:st|nd|rd|th)\}"
     r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))"
 )
-# What JSON, Python and LaTeX leave of a command where a backslash was written once too often or too seldom.
+# Commands that JSON, Python or LaTeX damaged, because a backslash was doubled or missing.
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z{}])")  # where no line can break
 _POWER = re.compile(r"([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s?\^\s?\{?([23])\}?")  # `\text{m/s^2}`
 _QUAD = re.compile(r"\\q?quad(?=[A-Za-z])")
@@ -36,7 +36,7 @@ _DOLLAR_PAIR = re.compile(r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9
 _NO_BRACKET = re.compile(r"\\(?:left|right)\s?\.")
 _RATE = re.compile(r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])")
 _HALF_DAYS = {"a": " morning ", "p": " afternoon "}
-_HALF_DAY = re.compile(  # behind a time with a colon, or with full stops
+_HALF_DAY = re.compile(  # after a time with a colon, or with full stops
     r"(?i)(?:(?<=:[0-9][0-9])|(?<=[0-9])(?=\W{0,6}(?:text|mathrm|mbox)?\W{0,3}[ap]\.\s?m))"
     r"((?:[\s~]|\\[ ,;]|\\(?:text|mathrm|mbox)\s?\{)*)([ap])\.?\s?m(?![A-Za-z])\.?"
 )
@@ -89,7 +89,7 @@ _SHORT_WORDS = frozenset((*_SHORT, *map(str.capitalize, _SHORT), "It", "He"))  #
 
 
 def plain(text: str) -> str:
-    """Write signs as commands, broken commands whole, thousands without separators, a currency's dollar as `\\$`."""
+    """Write signs as commands, repair commands, remove thousands separators, write a currency's dollar as `\\$`."""
     text = text.replace("\\u00B0", "\\degree ")
     if not text.isascii():
         text = _CIRCLED.sub(_listed, text).translate(_SIGNS)
@@ -119,7 +119,7 @@ def plain(text: str) -> str:
 
 
 def _listed(match: re.Match[str]) -> str:
-    """Return circled numbers that ascend as a list; others, whose order says something, stay."""
+    """Return ascending circled numbers as a list; leave others, whose order has a meaning."""
     numbers = [ord(sign) - 0x245F for sign in match[0] if sign >= "\u2460"]
     return ", ".join(map(str, numbers)) if numbers == sorted(numbers) else match[0]
 
@@ -142,7 +142,7 @@ def spelled(match: re.Match[str], before: str) -> list[str]:
 
 
 def _text(content: str, bold: bool) -> list[str]:
-    """Return the tokens of `\\text{...}`: words, or maths where it has a digit, no letter or one bold letter."""
+    """Return the tokens of `\\text{...}`: words, or maths if it has a digit, no letter or one bold letter."""
     words = " ".join(content.replace("~", " ").split()).strip(".,;:")
     parts = _JOINT.split(words)
     if len(parts) > 1:
@@ -164,7 +164,7 @@ def _text(content: str, bold: bool) -> list[str]:
 
 def _run(run: str, before: str) -> list[str]:
     """Return the tokens of two or more letters in a row: a function, a connective, a word, or variables."""
-    if run == "sqrt":  # Without a backslash its argument may stand in a bracket, or be a number of many digits.
+    if run == "sqrt":  # Without a backslash, its argument may be in brackets, or a number of many digits.
         return ["\\surd"]
     if run in _FUNCTIONS:
         return ["\\" + run]
@@ -178,5 +178,5 @@ def _run(run: str, before: str) -> list[str]:
 
 
 def is_number(token: str) -> bool:
-    """Return True for a token that is a number, which has no sign."""
+    """Return True for a number; its sign is a separate token."""
     return token[0] in "0123456789" or (token[0] == "." and len(token) > 1)

@@ -2,10 +2,10 @@ r"""Split a short mathematical text into tokens, with one spelling for each mean
 
 `\dfrac12`, `\tfrac{1}{2}` and `\frac {1} {2}` give the same tokens, and so do `10{,}000` and `10,000`, `\left( 1` and
 `(1`, `x^2` and `x^{2}`, `\text{East}` and `east`. Spaces separate tokens and are dropped, so `1 1/2` never becomes
-`11/2`. A token is a LaTeX command, a number, one letter, one character, or words behind a `"`.
+`11/2`. A token is a LaTeX command, a number, one letter, one character, or words after a `"`.
 
 Only ASCII, full-width ASCII and the signs of `spelling` are understood. Other digits (Arabic, bold, circled) and
-invisible characters stay what they are, and no number is read from them.
+invisible characters are left unchanged, and no number is read from them.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def tokenize(text: str) -> Tokens:
     if end < len(raw):
         raise Unreadable("a brace closes that was never opened")
     tokens = _joined_words(tokens)
-    while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):  # The punctuation that ends a sentence.
+    while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):  # punctuation at the end of a sentence
         tokens.pop()
     while len(tokens) > 1 and tokens[0] in ("+", ":", ",", "`", "="):
         tokens.pop(0)
@@ -75,7 +75,7 @@ def latex(tokens: Tokens) -> str:
 
 
 def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
-    """Split at the marks outside all brackets; each part comes with the mark before it ("" for the first)."""
+    """Split at marks outside all brackets; return each part with the mark before it ("" for the first)."""
     parts: list[tuple[str, Tokens]] = []
     mark, start, depth = "", 0, 0
     for position, token in enumerate(tokens):
@@ -87,7 +87,7 @@ def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
 
 
 def closes_at(tokens: Sequence[str], start: int) -> int:
-    """Return the position where the bracket opened at `start` closes; -1 where none does.
+    """Return the position of the bracket that closes the one at `start`; -1 if it is not closed.
 
     Any closing bracket closes, as in the half-open interval `[0, 1)`.
     """
@@ -100,7 +100,7 @@ def closes_at(tokens: Sequence[str], start: int) -> int:
 
 
 def is_symbol(token: str) -> bool:
-    """True for a token that is one variable: a letter, a letter as text, or a Greek letter."""
+    """Return True for one variable: a letter, a letter as text, or a Greek letter."""
     if token[0] == "\\":
         return token[1:] in _GREEK
     letter = token[1:] if token[0] == WORDS else token
@@ -108,14 +108,14 @@ def is_symbol(token: str) -> bool:
 
 
 def _step(token: str) -> int:
-    """Return by how much a token changes the depth of brackets: 1, 0 or -1."""
+    """Return the change of a token to the depth of brackets: 1, 0 or -1."""
     if token in OPENING or token.startswith("\\begin"):
         return 1
     return -1 if token in CLOSING or token.startswith("\\end") else 0
 
 
 def _sequence(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """Read tokens up to a closing brace or the end, every argument in braces; return them and the position there."""
+    """Read tokens up to a closing brace or the end, each argument in braces; return them and the next position."""
     tokens: list[str] = []
     while start < len(raw) and raw[start] != "}":
         piece, start = _piece(raw, start, depth)
@@ -124,7 +124,7 @@ def _sequence(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
 
 
 def _piece(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """Read one token with its arguments, or one group in braces; return it and the position behind it."""
+    """Read one token with its arguments, or one group in braces; return it and the next position."""
     if depth > 2 * MAX_NESTING:  # A braced argument counts twice: as an argument and as a group.
         raise TooComplex(f"arguments nested deeper than {MAX_NESTING}")
     token = raw[start]
@@ -153,8 +153,8 @@ def _group(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
 def _argument(raw: list[str], start: int, depth: int, whole: bool, bracketed: bool = False) -> tuple[list[str], int]:
     r"""Read the argument at `start`, without its braces.
 
-    TeX takes one digit (`\frac43`); with `whole`, a number of many digits is one argument, as people write `2^10`, and
-    so is, also with `bracketed`, what stands in brackets.
+    TeX takes one digit (`\frac43`). With `whole`, a number of many digits is one argument (people write `2^10`). With
+    `whole` or `bracketed`, so is an expression in round brackets.
     """
     if start >= len(raw) or raw[start] == "}":
         raise Unreadable("an argument is missing")

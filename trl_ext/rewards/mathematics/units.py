@@ -1,9 +1,9 @@
 r"""Split the unit from an answer: `5\text{ cm}^2`, `$18`, `90^\circ`, `50\%`, `18 apples`.
 
-Units are compared, not converted: where both answers have one it must be the same, so `5 cm` is neither `5 m` nor
-`0.05 m`; where one of them has none, the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that
-count (`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit, and the answer is
-then compared as it is.
+Units are compared, not converted: if both answers have a unit, it must be the same, so `5 cm` is neither `5 m` nor
+`0.05 m`. If either has none, only the numbers are compared. Percent is such a unit: `50\%` is 50, never 0.5. Words
+that count (`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit: the answer is
+compared with them.
 """
 
 import re
@@ -25,7 +25,7 @@ _SAME = {
 }  # fmt: skip
 _ANGLE_FUNCTIONS = frozenset({"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"})
 _LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
-# Words that state, negate, join or scale: a text with one of these is a sentence.
+# Words that state, negate, join or scale: a text with such a word is a sentence.
 _NO_UNIT = frozenset(
     "not no or and is isn are was be wrong right but maybe either neither nor if else approx approximately about plus"
     " minus times over only then so because hence thus since where when never incorrect correct false true option all"
@@ -36,7 +36,7 @@ _MAX_WORDS = 5
 
 
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
-    """Return an answer without its unit, and the unit in one spelling ("" without one)."""
+    """Return an answer without its unit, and the unit in its standard spelling ("" if there is none)."""
     bare, currency = _in_degrees(tokens), ""
     for position in (0, 1):  # `-\\$5` and `\\$-5` are -5.
         if position < len(bare) and bare[position] in _CURRENCIES and bare[:position] in ((), ("-",)):
@@ -62,7 +62,7 @@ def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Return True when two units may be the same: `duck egg` and `egg`, or a missing one, but not `cm` and `cm^2`."""
+    """Return True if two units may be the same: `duck egg` and `egg`, or either is "", but not `cm` and `cm^2`."""
     if not unit or not other or unit == other:
         return True
     plain = not set(unit + other) & set("/^")
@@ -70,7 +70,7 @@ def agree(unit: str, other: str) -> bool:
 
 
 def _in_degrees(tokens: Tokens) -> Tokens:
-    r"""Write an angle in minutes and seconds, `63^\circ 45'`, in degrees alone."""
+    r"""Write an angle with minutes and seconds, `63^\circ 45'`, in degrees only."""
     if tokens[-1:] != ("'",) or "\\degree" not in tokens:
         return tokens
     sign, rest = (tokens[:1], tokens[1:]) if tokens[0] == "-" else ((), tokens)
@@ -81,7 +81,7 @@ def _in_degrees(tokens: Tokens) -> Tokens:
 
 
 def _unit_piece(tokens: Tokens) -> int:
-    """Count the last tokens that make up a word, a sign, an exponent of a word or a slash behind one; 0 for none."""
+    """Count the last tokens that are a word, a sign, an exponent of a word or a slash after a word; 0 if none are."""
     last = tokens[-1]
     if last in _SIGNS or last.startswith(WORDS):
         return 1
@@ -94,7 +94,7 @@ def _unit_piece(tokens: Tokens) -> int:
 
 
 def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
-    """Return the factor that the first word stands for (1 for none) and the tokens left."""
+    """Return the factor of the first word, such as "million" (else 1), and the other tokens."""
     if not tail or not tail[0].startswith(WORDS):
         return 1, tail
     first, _, rest = tail[0][1:].partition(" ")
@@ -105,7 +105,7 @@ def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
 
 
 def _unit(tail: Tokens) -> str | None:
-    """Return one spelling of a unit; None where the words are a sentence."""
+    """Return the standard spelling of a unit; None if the words are a sentence."""
     parts: list[str] = []
     for token in tail:
         if not token.startswith(WORDS):

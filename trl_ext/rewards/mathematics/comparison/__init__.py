@@ -1,6 +1,6 @@
 """Decide whether an answer is the gold.
 
-equal    the strict comparison of two answers, and golds that nothing can be compared with
-gate     golds, answers and expressions that are too large, refused
-library  math-verify behind the gate
+equal    strict comparison of two answers; golds that can be compared only with an equal text
+gate     refusal of golds, answers and expressions that are too large
+library  calls of math-verify
 """

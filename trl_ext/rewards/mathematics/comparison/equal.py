@@ -1,12 +1,11 @@
 r"""Compare two answers strictly, as training needs it.
 
-Two answers are the same when they have the same text (after `tokens`), the same form with the same parts, or, for
-expressions, the same value; the cheap tests come first. math-verify decides about expressions that this package does
-not read (`library`).
+Two answers are the same if they have the same tokens, the same form with the same parts, or, for expressions, the
+same value. The cheap tests come first. math-verify compares expressions that `parse` cannot read (`library`).
 
-These pass a lenient grader and fail here: equations whose sides disagree (`5 = 3`), an equation that is the task
-again instead of its solution, other units, other brackets, a set for a tuple, `X` for `x`, decimals that are only
-near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
+A lenient grader accepts these, and they fail here: an equation whose sides disagree (`5 = 3`), an equation that
+repeats the task, other units, other brackets, a set for a tuple, `X` for `x`, a decimal that is only near, a base
+that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 import math
@@ -26,7 +25,7 @@ from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, is_symb
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
 _UNORDERED = frozenset({"list", "set"})
-_WRITTEN_EXACTLY = frozenset({"\\frac", "/", "\\sqrt", "\\pi"})  # An answer with one of these is no decimal.
+_WRITTEN_EXACTLY = frozenset({"\\frac", "/", "\\sqrt", "\\pi"})  # An answer with such a token is no decimal.
 _ROUNDED_DIGITS = 3
 _HALF_DAYS = frozenset({WORDS + "morning", WORDS + "afternoon"})
 _PARAMETERS = frozenset("kmn")
@@ -53,8 +52,8 @@ _ALL_NUMBERS = ("(", "-", "\\infty", ",", "\\infty", ")")
 class Match:
     """The result of a comparison.
 
-    `same` is True when the answer is the gold, False when it is not, and None when nothing but the gold's own text can
-    be compared with it. `path` names the test that decided, or says what is not read.
+    `same` is True if the answer is right and False if it is wrong. It is None if the gold can be compared only with
+    an equal text. `path` names the test that decided, or what cannot be read.
     """
 
     same: bool | None
@@ -63,14 +62,14 @@ class Match:
 
 _SAME_TEXT = Match(True, "same text")
 _DIFFERENT = Match(False, "different")
-_MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may say the same.
+_MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may mean the same.
 
 
 def compare(gold: Tokens, answer: Tokens) -> Match:
-    """Compare an answer with the gold; TooComplex is raised only for a gold that can be compared."""
+    """Compare an answer with the gold; raise TooComplex only if the gold can be compared."""
     mine, theirs = _PARAMETERS & {*gold}, _PARAMETERS & {*answer}
     if "\\pi" in gold and len(mine) == len(theirs) == 1 and mine != theirs:
-        # The gold's letter for any whole number: `n\\pi` says what `k\\pi` says.
+        # Use the gold's letter for any whole number: `n\\pi` means the same as `k\\pi`.
         answer = tuple(next(iter(mine)) if token in theirs else token for token in answer)
     try:
         found = match(gold, answer)
@@ -85,7 +84,7 @@ def compare(gold: Tokens, answer: Tokens) -> Match:
 
 
 def _is_other_number(gold: Tokens, answer: Tokens) -> bool:
-    """Return True for a number where the gold, which is not read, is a statement or a list that does not hold it."""
+    """Return True if the answer is a number that the gold, a statement or list that cannot be read, does not hold."""
     words = {word for token in gold if token.startswith(WORDS) for word in token[1:].split()}
     numbers = {token for at, token in enumerate(gold) if is_number(token) and gold[at - 2 : at] != ("_", "{")}
     if any(map(_COUNTS.fullmatch, words)) or (words and numbers and _OPERATORS & {*gold}):
@@ -99,9 +98,9 @@ def _is_other_number(gold: Tokens, answer: Tokens) -> bool:
         return False
 
 
-@lru_cache(maxsize=4096)  # Asked again for every completion that is not the gold.
+@lru_cache(maxsize=4096)  # Called for every completion that is not the gold.
 def why_undecided(gold: Tokens) -> str:
-    """Say why no answer but one of the same text can be compared with a gold; "" where others can."""
+    """Return why a gold can be compared only with an equal text; "" if other answers can be compared, too."""
     try:
         check_answer(gold)
         return _undecided(gold)
@@ -133,7 +132,7 @@ def _undecided(gold: Tokens) -> str:
 
 
 def match(gold: Tokens, answer: Tokens) -> Match:
-    """Compare an answer with the gold, as far as both can be read; raise TooComplex where that would take too long."""
+    """Compare an answer with the gold, as far as both can be read; raise TooComplex if that would take too long."""
     if gold == answer:
         return _SAME_TEXT
     left, right = form_of(gold), form_of(answer)
@@ -162,7 +161,7 @@ def match(gold: Tokens, answer: Tokens) -> Match:
 
 
 def _words(form: Form) -> str | None:
-    """Return words, or the words that a set stands for, in one spelling; None for anything else."""
+    """Return words, or the words for a set, in one spelling; None for anything else."""
     if form.kind == "tuple":
         return "allrealnumbers" if form.tokens == _ALL_NUMBERS else None
     if len(form.tokens) == 1 and form.tokens[0] in _SETS:
@@ -172,7 +171,6 @@ def _words(form: Form) -> str | None:
 
 
 def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
-    """Compare two expressions with or without units."""
     left, unit = split_unit(gold)
     right, other = split_unit(answer)
     if not agree(unit, other):
@@ -180,7 +178,7 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
     if (unit, other) == ("percent", "") and _WRITTEN_EXACTLY & {*right}:
         found = _match_values(left, ("100", "\\cdot", "(", *right, ")"))
         return found if found.same else _match_values(left, right)
-    # An angle of `90^\\circ` is one of `\\pi/2`, where the sign of pi tells that radians are meant.
+    # `90^\\circ` is `\\pi/2`: a gold with pi and without a unit is in radians.
     if (unit, other) == ("", "degree") and "\\pi" in left:
         right = ("(", *right, ")", "\\cdot", "\\pi", "/", "180")
     return match(left, right) if (unit or other) and form_of(left).kind != "scalar" else _match_values(left, right)
@@ -201,7 +199,7 @@ def _match_values(left: Tokens, right: Tokens) -> Match:
     elif same_value(a, b):
         return Match(True, "value")
     if _WRITTEN_EXACTLY & {*right} and left[:-1] in ((), ("-",)) and "." in left[-1] and is_number(left[-1]):
-        # A gold of three or more digits is mostly rounded.
+        # Most golds of three or more digits are rounded.
         digits = left[-1].partition("e")[0].replace(".", "").lstrip("0")
         if len(digits) >= _ROUNDED_DIGITS and rounds_to(b, left):
             return Match(True, "rounds to the gold")
@@ -209,7 +207,7 @@ def _match_values(left: Tokens, right: Tokens) -> Match:
 
 
 def _match_ratios(left: Form, right: Form) -> Match:
-    """Compare ratios by their quotients; a ratio whose whole parts have a common divisor may be a time of day."""
+    """Compare ratios by their quotients. A ratio of integers with a common divisor may be a time of day."""
     if not (_is_lowest(left) and _is_lowest(right)) and left.kind == right.kind:
         return _DIFFERENT if len(left.parts) != len(right.parts) else _match_parts(left, right)
     sides = [form.parts if form.kind == "ratio" else (form.tokens, ("1",)) for form in (left, right)]
@@ -245,7 +243,7 @@ def _match_parts(left: Form, right: Form) -> Match:
         left, right = (left, found) if union is left else (found, right)
     parts = right.parts
     if left.kind in _UNORDERED and len(parts) > len(left.parts) > 1 and len({*left.parts}) == len(left.parts):
-        parts = tuple(dict.fromkeys(parts))  # The same solution twice is one solution.
+        parts = tuple(dict.fromkeys(parts))  # A repeated solution counts once.
     if len(left.parts) != len(parts):
         return _DIFFERENT
     if (left.kind in _UNORDERED or left.kind == "union") and not _names_order(left, right):
@@ -256,7 +254,7 @@ def _match_parts(left: Form, right: Form) -> Match:
 
 
 def _is_vector(form: Form) -> bool:
-    r"""Return True for `(1, 2)`, `\langle 1, 2 \rangle`, `[1, 2, 3]` and a column, which write one vector."""
+    r"""Return True for the spellings of a vector: `(1, 2)`, `\langle 1, 2 \rangle`, `[1, 2, 3]`, a column."""
     if form.kind == "matrix":
         return len(form.signs) > 1 and set(form.signs) == {"1"}
     square = form.signs == ("[", "]") and len(form.parts) > 2
@@ -264,7 +262,7 @@ def _is_vector(form: Form) -> bool:
 
 
 def _named(form: Form, other: Form) -> Form:
-    """Return a list of named values as tuples `(5, 2)` where the other side is made of these."""
+    """Return a list such as `x = 5, y = 2` as tuples `(5, 2)` if the other side consists of tuples."""
     if form.kind != "list":
         return form
     found = [assignment(part) for part in map(form_of, form.parts) if part.kind == "relation"]
@@ -282,7 +280,7 @@ def _named(form: Form, other: Form) -> Form:
 
 
 def _names_order(gold: Form, answer: Form) -> bool:
-    """Return True where the gold names its values by different letters, and the answer gives values alone."""
+    """Return True if the gold names its values by different letters, and the answer gives only values."""
     if gold.kind != "list" or any(form_of(part).kind == "relation" for part in answer.parts):
         return False
     found = [assignment(part) for part in map(form_of, gold.parts) if part.kind == "relation"]
@@ -301,12 +299,12 @@ def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> 
 
 
 def _match_relations(left: Form, right: Form) -> Match:
-    """Compare a relation with a relation, or with the value or interval that one of the two stands for."""
+    """Compare a relation with a relation, a value (`x = 5` with `5`) or an interval."""
     if left.kind == right.kind:
         return _match_two_relations(left, right)
     relation, other = (left, right) if left.kind == "relation" else (right, left)
     if other.kind in ("tuple", "union", "words"):
-        # The gold's own brackets, or its being a relation, settle that (1, 2) is an interval and no point.
+        # (1, 2) is an interval and not a point if the gold is a relation, or has other brackets or an infinite end.
         is_interval = relation is left or any(sign in other.tokens for sign in ("[", "]", "\\infty"))
         written = interval(relation) if is_interval else None
         if written is not None:
@@ -332,15 +330,15 @@ def gold_values(relation: Form) -> tuple[Tokens, ...]:
         return ()
     if "\\approx" not in relation.signs:
         found = assignment(relation)
-        # `\\log_2 32 = 5` names a number that it computes.
+        # `\\log_2 32 = 5` gives a value, though it has no unknown.
         return (found[1],) if found and (found[0] or _is_constant(found[1])) else ()
     return tuple(part for part in relation.parts if not is_name(part))
 
 
 def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
-    """Return the unknown and its value in `x = 5`, `5 = x`, `x = y = 5` or `x = 2 + 3 = 5`; () in `2 + 3 = 5`.
+    """Return the unknown (() in `2 + 3 = 5`) and its value in `x = 5`, `5 = x`, `x = y = 5` or `x = 2 + 3 = 5`.
 
-    None for any other relation, for sides that disagree, and for an approximation that is no rounding.
+    Returns None for any other relation, for sides that disagree, and for an approximation that is not a rounding.
     """
     if not {*relation.signs} <= {"=", "\\approx"}:
         return None
@@ -362,7 +360,7 @@ def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
 
 
 def _is_rounding(exact: Tokens, decimal: Tokens) -> bool:
-    """Return True when a decimal, with or without a unit, is what an expression rounds to."""
+    """Return True if an expression rounds to a decimal, with or without a unit."""
     number = split_unit(decimal)[0]
     if not number or not is_number(number[-1]) or number[:-1] not in ((), ("-",)):
         return False
@@ -405,7 +403,7 @@ def _match_two_relations(left: Form, right: Form) -> Match:
 
 
 def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
-    """Return the answer's value in the gold's letters: `f(x) = x` says what `f(z) = z` says. None for other names."""
+    """Return the answer's value in the gold's letters, since `f(x) = x` means `f(z) = z`; None for other names."""
     if gold == answer or _in_italics(gold) == _in_italics(answer):
         return value
     function = gold[1:2] == ("(",) and len(gold) == len(answer) == 4 and gold[:2] == answer[:2]
@@ -415,12 +413,12 @@ def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
 
 
 def _in_italics(tokens: Tokens) -> Tokens:
-    r"""Write single letters that stand as text as mathematics: `\mathrm{r}` as r."""
+    r"""Write single letters in text as variables: `\mathrm{r}` as r."""
     return tuple(token[1:] if token[0] == WORDS and len(token) == 2 else token for token in tokens)
 
 
 def _is_constant(tokens: Tokens) -> bool:
-    """Return True for a value without variables: assigning it is a solution, which no other equation replaces."""
+    """Return True for a value without variables: its assignment is a solution, other equations are not."""
     try:
         return not value_of(split_unit(tokens)[0]).names
     except Unreadable:
@@ -450,7 +448,7 @@ def _difference(relation: Form) -> Value:
 
 
 def interval(relation: Form) -> Tokens | None:
-    r"""Return `1 < x \leq 2` as `(1, 2]`, `x > 3` as `(3, \infty)` and `x \neq 3` as a union; None for any other."""
+    r"""Return `1 < x \leq 2` as `(1, 2]`, `x > 3` as `(3, \infty)`, `x \neq 3` as a union; None for anything else."""
     signs, parts = relation.signs, relation.parts
     if signs == ("\\neq",) and is_name(parts[0]):
         edge = parts[1]
@@ -470,9 +468,9 @@ def interval(relation: Form) -> Tokens | None:
 
 
 def union_of(parts: Sequence[Tokens]) -> Form | None:
-    r"""Return `x < 1, x = 3, x > 5` as a union; None unless each part is one of these, and no two of them overlap.
+    r"""Return `x < 1, x = 3, x > 5` as a union; None if a part has another form, or if two parts overlap.
 
-    Parts that overlap are joined by "and", and mean what they have in common.
+    Overlapping parts are meant to be joined by "and", so they mean their intersection.
     """
     pieces = []
     for part in parts:

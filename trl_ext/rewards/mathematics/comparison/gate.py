@@ -1,7 +1,7 @@
-r"""Refuse golds and answers that are too large to judge, by their tokens, so with one verdict on every machine.
+r"""Refuse golds and answers that are too large to judge, by their tokens, so with the same verdict on every machine.
 
-The values of expressions are bounded separately (`size`, which knows what `9^{9^9}` would be worth). The gate here
-bounds the expressions that sympy sees: sympy evaluates while it builds, and simplifies in ways that may not end.
+`size` bounds the values of expressions that `parse` reads, such as `9^{9^9}`. This gate bounds the expressions that
+sympy gets: sympy evaluates while it builds an expression, and its simplification may not end.
 """
 
 import math
@@ -18,15 +18,15 @@ _RANGES = frozenset({"\\sum", "\\prod"})
 _MATRIX_FUNCTIONS = re.compile(
     r"eye|zeros|ones|diag|norm|rank|trace|rref|stack|ortho|nullspace|eigen|eig|svd|arrow|det|cols|rows", re.IGNORECASE
 )
-_MAX_TERMS = 100  # of a sum or product that is written with its sign
+_MAX_TERMS = 100  # of a sum or product with a sign
 _MAX_LIBRARY_TOKENS = 100
-_MAX_LIBRARY_TERMS = 200  # of all powers of sums, multiplied out, which simplification does
+_MAX_LIBRARY_TERMS = 200  # of all powers of sums after simplification, which multiplies them out
 _MAX_LIBRARY_FUNCTIONS = 16  # as factors, `\\sin^8 x` being eight
-_MAX_LIBRARY_NUMBER = 200  # as exponent or factorial where the value of the whole is not known
+_MAX_LIBRARY_NUMBER = 200  # as exponent or factorial, if the value of the expression is not known
 
 
 def check_answer(tokens: Tokens) -> None:
-    """Raise TooComplex for an answer that is too large for every way of comparing it."""
+    """Raise TooComplex for an answer that is too large for any comparison."""
     check_length(tokens, MAX_TOKENS)
     for place, token in enumerate(tokens):
         if token in _ENDLESS:
@@ -41,7 +41,7 @@ def check_answer(tokens: Tokens) -> None:
 
 
 def check_for_library(tokens: Tokens) -> None:
-    """Raise TooComplex for an expression, or a form of expressions, that sympy might not return from."""
+    """Raise TooComplex for expressions on which sympy might not return."""
     check_length(tokens, _MAX_LIBRARY_TOKENS)
     if _MATRIX_FUNCTIONS.search("".join(token.lstrip(WORDS) for token in tokens)):
         raise TooComplex("a matrix function")
@@ -53,7 +53,7 @@ def check_for_library(tokens: Tokens) -> None:
 
 
 def check_length(tokens: Tokens, limit: int) -> None:
-    """Raise TooComplex for more tokens than the limit, and for a number of too many digits."""
+    """Raise TooComplex for too many tokens, and for a number of too many digits."""
     if len(tokens) > limit:
         raise TooComplex(f"more than {limit} symbols")
     if any(is_number(token) and len(token) > MAX_DIGITS for token in tokens):
@@ -61,7 +61,7 @@ def check_length(tokens: Tokens, limit: int) -> None:
 
 
 def _check_range(tokens: Tokens, place: int) -> None:
-    r"""Raise TooComplex for a sum or product over anything but a few whole numbers, as in `\sum_{i=1}^{10}`."""
+    r"""Raise TooComplex unless a sum or product is over a few integers, as in `\sum_{i=1}^{10}`."""
     below = _argument(tokens, place + 1, "_")
     above = _argument(tokens, place + 4 + len(below), "^")
     first, last = below[-1:], above
@@ -71,16 +71,16 @@ def _check_range(tokens: Tokens, place: int) -> None:
 
 
 def _argument(tokens: Tokens, place: int, sign: str) -> Tokens:
-    """Return the tokens inside the braces of an index or exponent at `place`; () where there is none."""
+    """Return the tokens inside the braces of an index or exponent at `place`; () if there is none."""
     if tokens[place : place + 2] != (sign, "{"):
         return ()
     return tokens[place + 2 : closes_at(tokens, place + 1)]
 
 
 def _check_scalar(tokens: Tokens) -> None:
-    """Raise TooComplex for one expression of large exponents, factorials, or sums that multiply out to many terms.
+    """Raise TooComplex for large exponents or factorials, or sums that multiply out to many terms.
 
-    An expression that `evaluate` understands has a known size; in any other, every such number must be small.
+    The size of an expression that `evaluate` reads is known; in any other expression, every such number must be small.
     """
     if sum(token in _RANGES for token in tokens) > 1:
         raise TooComplex("sums within sums")
@@ -107,7 +107,7 @@ def _check_scalar(tokens: Tokens) -> None:
 
 
 def _largest_number(tokens: Tokens) -> float:
-    """Return the largest number among the tokens; infinity where they hold a bracket, an exponent or a factorial."""
+    """Return the largest number among tokens; infinity if they contain a bracket, an exponent or a factorial."""
     if {"^", "!", ")", "}"} & {*tokens}:
         return math.inf
     return max((float(token) for token in tokens if is_number(token)), default=0.0)

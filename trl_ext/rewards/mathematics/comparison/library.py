@@ -1,7 +1,7 @@
-r"""Call math-verify: in the eval profile, and for expressions that `parse` does not read.
+r"""Call math-verify: in the eval profile, and for expressions that `parse` cannot read.
 
-math-verify calls sympy, which may not return; so the text is bounded first (`gate`), and the rule runs in a worker.
-Its own timeouts use SIGALRM, which works only in the main thread and cancels other alarms: they are switched off.
+math-verify calls sympy, which may not return: `gate` bounds the text first, and the rule runs in a worker.
+math-verify's timeouts are turned off: they use SIGALRM, which works only in the main thread and cancels other alarms.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ LIBRARY_COMMANDS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\m
 
 
 def require() -> None:
-    """Raise SupportError unless math-verify can be imported."""
+    """Raise SupportError if math-verify cannot be imported."""
     try:
         import latex2sympy2_extended  # noqa: F401
         import math_verify  # noqa: F401
@@ -27,9 +27,9 @@ def require() -> None:
 
 
 def can_read(gold: Tokens, answer: Tokens) -> bool:
-    """Return True when math-verify may compare two expressions in training: for sums, products and the like only.
+    """Return True if math-verify may compare two expressions in training: only with one of `LIBRARY_COMMANDS`.
 
-    Not for words, nor for `52_8`, whose index it drops, nor where capitals differ, which it takes for small letters.
+    Words, `52_8` (it drops the index) and different capitals (it reads them as small letters) are excluded.
     """
     both = (*gold, *answer)
     plain = all(token.isascii() and not token.startswith(WORDS) for token in both)
@@ -42,38 +42,38 @@ def _capitals(tokens: Tokens) -> frozenset[str]:
 
 
 def same_expression(gold: Tokens, answer: Tokens) -> bool:
-    """Return True when math-verify finds two expressions equal, each read as a whole, with capitals kept."""
+    """Return True if math-verify finds two expressions equal; each is read as a whole, with its capitals."""
     left, right = _expression(gold), _expression(answer)
     return left is not None and right is not None and _verify(left, right)
 
 
 @lru_cache(maxsize=4096)  # A batch repeats golds and answers.
 def _expression(tokens: Tokens) -> Any:
-    """Return the sympy expression of all tokens; None where the grammar does not take them.
+    """Return the sympy expression of all tokens; None if the grammar cannot read them.
 
-    math-verify's own `parse` would go on to look for a number in the text, and find 3 in a broken formula.
+    math-verify's `parse` would then look for any number in the text, and find 3 in a broken formula.
     """
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
     config = ConversionConfig(lowercase_symbols=False)
     try:
         return latex2sympy(latex(tokens), normalization_config=None, conversion_config=config)
-    except Exception:  # Its grammar raises bare Exception, and sympy any error that an operand causes.
+    except Exception:  # The grammar raises bare Exception, and sympy any error that an operand causes.
         return None
 
 
 def same_answer(gold: str, answer: str) -> bool:
-    """Return True when math-verify finds an answer right; gold and answer are LaTeX without delimiters."""
+    """Return True if math-verify finds an answer right; gold and answer are LaTeX without delimiters."""
     return _verify(list(_parsed(gold)), list(_parsed(answer)))
 
 
 @lru_cache(maxsize=4096)  # The library keeps 20 parses; a batch has more golds.
 def _parsed(text: str) -> tuple[Any, ...]:
-    """Parse a whole text as math-verify parses a box; never a number that it finds inside."""
+    """Parse a whole text as math-verify parses a box, never only a number inside it."""
     import math_verify
     from math_verify import parser
 
-    parser.TIMEOUT_WARNING_SHOWN = True  # The warning would come in every process.
+    parser.TIMEOUT_WARNING_SHOWN = True  # Otherwise every process would print the warning.
     whole = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     return tuple(math_verify.parse(f"\\boxed{{{text}}}", extraction_config=[whole], parsing_timeout=None))
 

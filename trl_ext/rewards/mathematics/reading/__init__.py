@@ -1,1 +1,1 @@
-"""From a text to a value that can be compared."""
+"""Read an answer from a text, and check its form."""

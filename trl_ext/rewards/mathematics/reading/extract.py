@@ -1,10 +1,8 @@
-r"""Read the answer of `Math` in what a text states.
+r"""Read the answer of a text for the rule `Math`.
 
-`text.reader` finds where a text states its answer. This is a formula, an expression, a name of up to three words, an
-option, or a number in prose. Without an announcement it is the whole text where that is one expression, the last
-formula of the last line, or the last number.
-
-Every search is one pass over the text.
+`text.reader` finds where a text states its answer: a formula, an expression, a name of up to three words, an option,
+or a number in prose. If it states none, the answer is the whole text if that is one expression, else the last formula
+of the last line, else the last number. Every search is one pass over the text.
 """
 
 import re
@@ -21,7 +19,7 @@ from trl_ext.rewards.text.reader import FORMULA, Stated, stated
 from trl_ext.rewards.text.visible import visible
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
-_TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
+_TAIL_CHARS = 20_000  # at the end of a text, searched for the last number
 
 _WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])|[\xe0-\xf6\u0400-\u04ff\u3040-\ud7af]")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
@@ -32,7 +30,7 @@ _FUNCTION = re.compile(  # in plain text, before its argument
 _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes or no
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
-_SENTENCE = re.compile(r"\.(?<=[^\s.]\.)(?<!\.[a-z]\.)(?!(?<=\s[A-Z]\.)\s[a-z])(?:\s|$)")  # not behind "i.e", "42 E"
+_SENTENCE = re.compile(r"\.(?<=[^\s.]\.)(?<!\.[a-z]\.)(?!(?<=\s[A-Z]\.)\s[a-z])(?:\s|$)")  # not after "i.e", "42 E"
 _ANOTHER = re.compile(rf"\s{{0,3}}[(,;]?\s?(?:[,;、/]|or\b|and\b|or else\b|{OR})\s{{0,3}}[$\\(0-9-]")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
 _LEAD = re.compile(
@@ -48,14 +46,14 @@ _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
 def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> Stated:
-    """Find the answers that a completion states: one, or several equally valid boxes.
+    """Find the answer that a completion states, or several boxes that must all be right.
 
     Args:
         where: "after_think" or "all".
         multiple: How to read several different boxes or answer tags: "reject" is a conflict unless the gold is a list,
-            "list" takes them as the parts of one list, "last" takes the last one, "all_equal" takes all, and each must
-            be right.
-        gold_kind: What the gold is (`Gold.kind`): "letter", "list" or "scalar", which is all else.
+            "list" takes them as the parts of one list, "last" takes the last, "all_equal" takes all, and each must be
+            right.
+        gold_kind: `Gold.kind`: "letter", "list" or "scalar" (anything else).
     """
     text = visible(text, where)
     if not text.strip():
@@ -71,7 +69,7 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> 
 
 
 def announced_gold(text: str) -> Stated | None:
-    """Return the answer that a gold column announces, several boxes as one list; None where it announces nothing."""
+    """Return the answer that a gold column announces, several boxes as one list; None if it announces none."""
     found = stated(text, "maths", trusted=True)
     return None if found is None else _announced(found, "list", is_list=True)
 
@@ -102,7 +100,7 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
 
 
 def _equal(left: str, right: str) -> bool:
-    """Return True when each of two answers is right where the other one is the gold."""
+    """Return True if each of two answers is right when the other is the gold."""
     try:
         tokens = tokenize(left), tokenize(right)
         for one in tokens:
@@ -113,7 +111,7 @@ def _equal(left: str, right: str) -> bool:
 
 
 def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
-    """Read the answer that follows an announcement: "1 and 2" where the gold is a list, "1/2 or 0.5" where not."""
+    """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not."""
     lead = _LEAD.match(rest)
     rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
     sentence = _SENTENCE.split(rest.partition("\n")[0], maxsplit=1)[0].strip(' *`"')
@@ -142,7 +140,7 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
 
 
 def _is_prose(text: str) -> bool:
-    """Return True when words stand outside LaTeX commands."""
+    """Return True if there are words outside LaTeX commands."""
     return _WORD.search(_FUNCTION.sub(" ", _TEXT_GROUP.sub(" ", text.strip(" .")))) is not None
 
 
@@ -168,7 +166,7 @@ def _unannounced(text: str) -> Stated:
 
 
 def _last_display(text: str) -> str | None:
-    r"""Return the formula of several lines, between `\[` and `\]` or `$$` and `$$`, that a text ends with."""
+    r"""Return the formula at the end of a text, on separate lines between `\[` and `\]` or `$$` and `$$`."""
     text = text.rstrip(" .\n")
     for opener, closer in (("\\[", "\\]"), ("$$", "$$")):
         if text.endswith("\n" + closer):
@@ -179,7 +177,7 @@ def _last_display(text: str) -> str | None:
 
 
 def _is_expression(text: str) -> bool:
-    """Return True when a text is one formula with nothing around it."""
+    """Return True if a text is one formula with nothing around it."""
     formula = FORMULA.fullmatch(text.removesuffix(".")) if len(text) <= MAX_CHARS else None
     if formula is not None and _NAME.fullmatch(_formula_text(formula)):
         return True

@@ -1,11 +1,10 @@
-r"""Tell whether an answer is written out, or still has something to be computed in it.
+r"""Decide whether an answer is written out, or leaves something to compute.
 
 `345`, `\frac{3}{4}`, `1.5`, `3\sqrt{13}`, `2^{100}`, `\frac{\pi}{2}`, `x^2+2x` are written out. `15 \times 23`,
-`\frac{10}{2}`, `5!`, `\sqrt{16}`, `x^2+2x+0`, `2x+3x` have the right value, but leave work to the reader. Where the
-gold itself leaves such work (`2^3 \cdot 5`), an answer may too.
+`\frac{10}{2}`, `5!`, `\sqrt{16}`, `x^2+2x+0`, `2x+3x` have the right value, but leave work to the reader. If the gold
+leaves such work (`2^3 \cdot 5`), an answer may, too.
 
-What the task asks for (`text.prompt.asked_forms`) is held against the gold first: where the gold does not have that
-form, the answer need not have it.
+An answer must have a form that the task asks for (`text.prompt.asked_forms`) only if the gold has it.
 """
 
 from collections import Counter
@@ -24,22 +23,20 @@ from trl_ext.rewards.mathematics.size import exact_value
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
 from trl_ext.rewards.mathematics.units import split_unit
 
-_LARGE = 1_000  # A power from here on is usual as an answer, such as 2^{10}; nobody writes 5^2 for 25.
+_LARGE = 1_000  # A power of at least this value is a usual answer, such as 2^{10}; nobody writes 5^2 for 25.
 _SIMPLER = 1.5  # A simplified answer has at most this many times the numbers and letters of the gold, and one more.
 
 
 @lru_cache(maxsize=4096)  # The completions of a group repeat answers.
 def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> str:
-    """Return why an answer of the gold's value has not the form that it should have; "" where it fits.
+    """Return why an answer that equals the gold has the wrong form; "" if its form is right.
 
-    Args:
-        gold, answer: What was compared, and found equal.
-        asked: Forms that the task asks for, of `text.prompt.FORMS`.
+    `asked` are the forms that the task asks for, from `text.prompt.FORMS`.
     """
     try:
         golden, given = _values(gold, is_gold=True), _values(answer, is_gold=False)
     except (Unreadable, TooComplex):
-        # math-verify has computed one of the two.
+        # Only math-verify could read one of the two.
         return "left to compute: a sum or the like" if LIBRARY_COMMANDS & {*answer} - {*gold} else ""
     if not any(left_to_compute(one) for one in golden):
         known = frozenset(_functions(golden, of_numbers=False))
@@ -49,7 +46,7 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
                 return f"left to compute: {rest}"
         if len(golden) == len(given) == 1:
             right, value = value_of(golden[0]), value_of(given[0])
-            # Roots or constants that cancel to the gold's number; not where they come near a decimal.
+            # Roots or constants that cancel to exactly the gold's number.
             if right.exact is not None and value.exact is None and same_value(right, value):
                 return "left to compute: a number"
     if len(golden) == len(given) == 1:
@@ -62,9 +59,9 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
 
 
 def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
-    """Return the expressions of an answer: those of its parts, without names, units and relation signs.
+    """Return the expressions of an answer and its parts, without names, units and relation signs.
 
-    Of `x = 2 + 3 = 5` that is the value which is written out; of a gold `2 + 3 = 5` without an unknown, each side.
+    `x = 2 + 3 = 5` gives the value that is written out; a gold without an unknown (`2 + 3 = 5`) gives each side.
     """
     form = form_of(tokens)
     if form.kind == "words":
@@ -90,9 +87,9 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
 # Nothing left to compute -----------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)  # A gold is asked about with every completion of its group.
+@lru_cache(maxsize=4096)  # Called for the gold with every completion of its group.
 def left_to_compute(tokens: Tokens) -> str:
-    """Return what an expression leaves to compute; "" where it is written out."""
+    """Name the operation that an expression leaves to compute; "" if it is written out."""
     for before, (one, sign), behind in zip(("", *tokens), pairwise(tokens), (*tokens[2:], ""), strict=False):
         if (one, sign) == ("1", "\\cdot") and before != "/" and behind != "10":
             return "a product with 1"
@@ -109,7 +106,7 @@ def _left(node: Node) -> str:
             return "a sum with 0"
         if sum(_exact(term) is not None for term in terms) > 1:
             return "a sum of numbers"
-        # What differs by a rational factor alone is alike.
+        # Like terms differ only by a rational factor.
         alike = Counter(repr(sorted((repr(n), inv) for n, inv in _factors(term) if n[0] != "num")) for term in terms)
         return "a sum of like terms" if max(alike.values()) > 1 else _first(map(_left, terms))
     if kind == "mul":
@@ -146,7 +143,7 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
 
 
 def _left_of_factors(factors: list[tuple[Node, bool]]) -> str:
-    """Return what the factors that are no numbers leave to compute."""
+    """Name the operation that the factors other than numbers leave to compute."""
     seen: dict[str, bool] = {}
     num_sums, roots = 0, Counter[tuple[str, bool]]()
     for node, inverted in factors:
@@ -188,7 +185,7 @@ def _left_of_power(node: Node) -> str:
 
 
 def _functions(expressions: list[Tokens], of_numbers: bool) -> Iterator[str]:
-    """Yield the functions in expressions, or those of numbers alone. `\\exp` is a power of e, and no function here."""
+    """Yield functions in expressions, with `of_numbers` only of arguments without variables; `\\exp` is a power."""
     for tokens in expressions:
         for node in walk(value_of(tokens).node):
             if node[0] == "call" and node[1] != "exp" and not (of_numbers and has_variable(node)):
@@ -214,7 +211,7 @@ def _exact(node: Node) -> Fraction | None:
 
 
 def _terms(node: Node) -> Iterator[Node]:
-    """Yield the terms of a sum, those of sums within it too."""
+    """Yield the terms of a sum, also of sums within it."""
     for term in node[1:]:
         if term[0] == "add":
             yield from _terms(term)
@@ -233,11 +230,11 @@ def _factors(node: Node, inverted: bool = False) -> Iterator[tuple[Node, bool]]:
         yield node, inverted
 
 
-# What the task asks for ------------------------------------------------------------------------------------------
+# Forms that a task asks for ---------------------------------------------------------------------------------------
 
 
 def _fits_factored(gold: Tokens, answer: Tokens) -> bool:
-    """Return True unless the gold is a product and the answer has fewer factors or another number in front."""
+    """Return False if the gold is a product, and the answer has fewer factors or another rational factor."""
     wanted, found = _split_factors(gold), _split_factors(answer)
     if sum(wanted[1].values()) < 2 and not (wanted[0] != 1 and wanted[1]) and len(list(wanted[2])) < 2:
         return True
@@ -247,7 +244,7 @@ def _fits_factored(gold: Tokens, answer: Tokens) -> bool:
 
 
 def _split_factors(tokens: Tokens) -> tuple[Fraction, Counter[str], list[Fraction]]:
-    """Return an expression's rational factor, its other factors by how often, and its numbers one by one."""
+    """Return an expression's rational factor, the count of each other factor, and its numbers one by one."""
     number, others, numbers = Fraction(1), Counter[str](), []
     for node, inverted in _factors(value_of(tokens).node):
         base, times = (node[1], int(node[2][1])) if node[0] == "pow" and _is_whole(node[2]) else (node, 1)
@@ -262,7 +259,7 @@ def _split_factors(tokens: Tokens) -> tuple[Fraction, Counter[str], list[Fractio
 
 
 def _is_expanded(tokens: Tokens) -> bool:
-    """Return True where no sum is multiplied or raised to a power."""
+    """Return True if no sum is multiplied or raised to a power."""
     for node in walk(value_of(tokens).node):
         if node[0] == "mul" and any(
             factor[0] == "add" and has_variable(factor) and not inverted for factor, inverted in _factors(node)
@@ -275,7 +272,7 @@ def _is_expanded(tokens: Tokens) -> bool:
 
 
 def _is_reduced(tokens: Tokens) -> bool:
-    """Return True where fractions of whole numbers are in lowest terms and roots hold no square."""
+    """Return True if fractions of integers are in lowest terms and roots contain no square factor."""
     for node in walk(value_of(tokens).node):
         if node[0] == "mul":
             above = [one[1] for one, inverted in _factors(node) if one[0] == "num" and not inverted]
@@ -298,7 +295,7 @@ def _fits_simplified(gold: Tokens, answer: Tokens) -> bool:
 
 
 def _has_bracket(tokens: Tokens) -> bool:
-    """Return True where a term of a sum has a sum as its factor, as in `2(x + 1) - 3`."""
+    """Return True if a term of a sum has a sum as its factor, as in `2(x + 1) - 3`."""
     sums = (node for node in walk(value_of(tokens).node) if node[0] == "add")
     return any(factor[0] == "add" for node in sums for term in _terms(node) for factor, _ in _factors(term))
 
@@ -321,7 +318,7 @@ def _is_power_of_ten(tokens: Tokens) -> bool:
 
 
 def _is_polynomial(tokens: Tokens) -> bool:
-    """Return True where variables are added, multiplied and raised to natural powers alone."""
+    """Return True if variables are only added, multiplied and raised to natural powers."""
     for node in walk(value_of(tokens).node):
         if node[0] == "pow" and has_variable(node) and not (_is_whole(node[2]) and node[2][1] > 0):
             return False
@@ -331,7 +328,7 @@ def _is_polynomial(tokens: Tokens) -> bool:
 
 
 def _is_rationalized(tokens: Tokens) -> bool:
-    """Return True where no root stands in a denominator."""
+    """Return True if no denominator contains a root."""
     below = (node[1] for node in walk(value_of(tokens).node) if node[0] == "pow" and node[2] == MINUS_ONE)
     return not any(
         node[0] == "pow" and node[2] != MINUS_ONE and not _is_whole(node[2]) for one in below for node in walk(one)

@@ -1,1 +1,1 @@
-"""Before training: `audit` asks whether rules and data fit, `redteam` what cheats earn."""
+"""Checks before training: `audit` tests whether rules and data fit, `redteam` what cheats earn."""

@@ -1,7 +1,7 @@
-"""Test whether rules and data fit: each row's gold answer must earn the ceiling, and those of other rows must not.
+"""Test whether rules and data fit: on each row its gold must earn the ceiling, and the golds of other rows must not.
 
-A gold that a rule cannot read takes its row out of training; a gold that it reads wrongly trains on the opposite of
-what the data says. Both show here, before a model is loaded.
+If a rule cannot read a gold, the row is lost for training; if it reads a gold wrongly, the policy learns a wrong
+answer. The audit finds both before a model is loaded.
 """
 
 import random
@@ -25,19 +25,19 @@ _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
 def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_rows: int = 512) -> AuditReport:
-    """Judge each row's gold by itself and by the golds of other rows, with every rule that judges correctness.
+    """Judge the gold of each row, and golds of other rows, on that row, with every rule that judges correctness.
 
     Args:
-        rules: The set; its limits, its isolation and its `on_error` hold.
-        dataset: A `datasets.Dataset`, or a list of rows as mappings.
+        rules: The set; its limits, isolation and `on_error` apply.
+        dataset: A `datasets.Dataset` or a list of mappings.
         others: Number of golds of other rows that each row must refuse. Golds that are equal as texts or plain numbers
-            are left out. Golds that mean the same in other words are not, and accept each other ("alike"): a fault
-            only when it happens often.
+            are left out. Golds of equal meaning in other words accept each other; that is a fault only if it happens
+            often.
         seed: Seed of the choice of others.
         step_rows: Rows of a training step, for the report's figures.
 
     Raises:
-        ConfigError: No rule judges correctness, or none can say what would be right.
+        ConfigError: No rule judges correctness, or none can name a right completion.
         DataError: The data has no rows, or lacks a column.
         RuleError: A rule raised.
     """
@@ -68,7 +68,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
 
 
 def worst_step_s(rules: RuleSet, num_rows: int) -> float:
-    """Seconds until the workers have given up every row of a step; 0 without rules that run in workers."""
+    """Return the seconds until workers have given up every row of a step; 0 without rules that run in workers."""
     isolated = [rule for rule in rules.rules if rules.isolate and rule.tier != "inline"]
     limits = rules.limits
     return min(len(isolated) * num_rows * limits.cpu_s / limits.num_workers, limits.batch_s) if isolated else 0.0
@@ -76,16 +76,16 @@ def worst_step_s(rules: RuleSet, num_rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One row's gold against the ideal completion of a row: of itself (`source == row`) or of another."""
+    """One row's gold against the ideal completion of row `source`, the same row or another."""
 
     row: int
     source: int
     completion: str | None
-    instead: str = ""  # Judged where the rule names no completion, to see whether the row can be judged at all.
+    instead: str = ""  # Judged if the rule names no completion, to test whether the row can be judged at all.
 
 
 class _Run:
-    """One audit under way; the arguments are those of `audit`."""
+    """One audit; see `audit` for the arguments."""
 
     def __init__(self, rules: RuleSet, rows: list[dict[str, Any]], others: int, seed: int):
         self.rows = rows
@@ -112,7 +112,7 @@ class _Run:
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rule, rest)
-            # The golds that leave other answers undecided, each once.
+            # Golds that leave other answers undecided, each once.
             undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
             first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
             for row, (entry, verdict) in sorted(first.items()):
@@ -147,13 +147,13 @@ class _Tally:
 
     def __init__(self, rule: Rule):
         self.rule = rule
-        self.met: dict[str, list[bool]] = {}  # of each criterion, whether the texts that were judged meet it
+        self.met: dict[str, list[bool]] = {}  # for each criterion, whether each judged text meets it
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
 
     def add(self, entries: list[Comparison], verdicts: list[Verdict], mutual: Collection[Comparison] = ()) -> None:
-        """Count verdicts, and keep those that should have been others; in `mutual` each gold accepts the other."""
+        """Count verdicts, and store failures; in `mutual` each gold accepts the other."""
         for entry, verdict in zip(entries, verdicts, strict=True):
             kind = "alike" if entry in mutual else self._kind(entry, verdict)
             if kind == "unreadable":
@@ -164,7 +164,7 @@ class _Tally:
                 self.counts[kind] += 1
 
     def fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
-        """Count a verdict that should have been another, and keep the first hundred."""
+        """Count a failure, and store the first hundred."""
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
             other = None if entry.source == entry.row else entry.source
@@ -172,7 +172,6 @@ class _Tally:
             self.failures.append(Failure(kind, entry.row, other, entry.completion or "", *judged))
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
-        """The name under which the verdict is counted."""
         is_right = earns_all(self.rule, verdict)
         if entry.source != entry.row:
             return "accepted" if is_right else "refused"
@@ -183,7 +182,6 @@ class _Tally:
         return "right" if is_right else "wrong"
 
     def result(self) -> RuleAudit:
-        """The counts by name."""
         counted = ("right", "unreadable", "blank", "own_text", "not_asked", "accepted", "alike")
         return RuleAudit(
             rule=self.rule.name,
@@ -197,12 +195,11 @@ class _Tally:
 
 
 def earns_all(rule: Rule, verdict: Verdict) -> bool:
-    """True where the verdict is the rule's ceiling."""
     return verdict.value is not None and verdict.value >= rule.ceiling
 
 
 def gold_key(ideal: str) -> str:
-    """The same text for golds that are equal as texts or plain numbers.
+    """Return the same key for golds that are equal as texts or plain numbers.
 
     Examples:
         >>> gold_key("The answer is  1,018.50") == gold_key("the answer is 1018.5")
@@ -212,7 +209,7 @@ def gold_key(ideal: str) -> str:
 
 
 def plain_numbers(text: str) -> str:
-    """The text with its numbers in one spelling: `1,018.50` becomes `1018.5`."""
+    """Write numbers in one spelling: `1,018.50` becomes `1018.5`."""
     return _NUMBER.sub(_plain, text)
 
 
@@ -223,7 +220,7 @@ def _plain(number: re.Match[str]) -> str:
 
 
 def other_rows(keys: Sequence[str | None], others: int, seed: int) -> list[list[int]]:
-    """Draw for each row up to `others` rows with other keys, each key once; none for a row without a key."""
+    """Draw up to `others` rows with different other keys for each row; none for a row without a key."""
     first: dict[str, int] = {}
     for row, key in enumerate(keys):
         if key is not None:
@@ -237,9 +234,9 @@ def other_rows(keys: Sequence[str | None], others: int, seed: int) -> list[list[
 
 
 def data_rows(dataset: Any, rules: RuleSet, more: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a Dataset or of a list of mappings: the columns that the rules read, and of `more` those there are.
+    """Return the rows of a Dataset or a list of mappings, with the columns that rules read and any of `more`.
 
-    All rows have the same keys: what is missing in some rows of a list is None there, as `datasets` reads it.
+    All rows have the same keys; a key that is missing in a row of a list has the value None there.
 
     Raises:
         DataError: A column that a rule reads is missing, or there are no rows.

@@ -1,4 +1,4 @@
-"""The report of an audit, in counts and as a table."""
+"""The report of an audit, as counts and as a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_ext.rewards.totals.explanation import shortened
 
-# Kinds of failure, in the order of the table, and what the row's gold did.
+# Kinds of failure, in the order of the table, each with the row's failure.
 FAULTS = {
     "unreadable": "its gold cannot be read",
     "blank": "a completion that does nothing earns {value}",
@@ -15,7 +15,7 @@ FAULTS = {
     "accepted": "the gold of row {other} earns {value} too",
     "alike": "the gold of row {other} earns {value} too, and the other way round",
 }
-# Golds that mean the same in other words are rare; a rule that cannot tell golds apart finds more than this.
+# Golds of equal meaning in other words are rare; a rule that cannot distinguish golds finds more than this share.
 _MAX_ALIKE_FRAC = 0.01
 
 _SHOWN = 3  # failures of a kind in the table
@@ -24,13 +24,13 @@ _HEADINGS = ("rule", "rows", "right", "unreadable", "own text", "not asked", "ot
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One verdict that should have been another.
+    """A wrong verdict.
 
     Args:
         kind: One of FAULTS.
-        row: Number of the row, from 0, whose gold judged.
-        other: Number of the row whose gold was the completion; None where it was the row's own.
-        completion: What was judged.
+        row: Number of the judged row, from 0.
+        other: Number of the row whose gold was the completion; None if it was the same row.
+        completion: The judged text.
         value, status, detail: The verdict.
     """
 
@@ -54,19 +54,19 @@ class RuleAudit:
 
     Args:
         rule: Its name.
-        num_rows: Rows that it is for (`when`).
-        num_right: Rows whose gold earned the ceiling against itself.
+        num_rows: Rows to which it applies (`when`).
+        num_right: Rows whose gold earned the ceiling on its row.
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
-        num_own_text: Rows whose gold can be compared with nothing but its own text, so that other answers are
-            undecided: lost for training.
+        num_own_text: Rows whose gold can be compared only with an equal text, so that other answers are undecided:
+            lost for training.
         num_blank: Rows on which a completion that does nothing earned the ceiling, such as tests that test nothing.
-        num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
+        num_not_asked: Rows for which it cannot name a right completion (`Rule.ideal`).
         num_compared: Golds of other rows that were judged.
-        num_accepted: Compared golds that earned the ceiling, while their own row's gold refuses this one.
-        num_alike: Compared golds that earned the ceiling in both directions: two golds that are one to the rule.
+        num_accepted: Compared golds that earned the ceiling, but not in the other direction.
+        num_alike: Compared golds that earned the ceiling in both directions: the rule takes them for the same.
         lost_rows: Numbers of all rows whose gold is unreadable or undecided, to leave out of the data.
-        failures: The first hundred of the failing verdicts.
-        idle_criteria: The criteria of a rubric that all texts that were judged meet (True), or none (False).
+        failures: The first hundred failures.
+        idle_criteria: Criteria of a rubric that all judged texts meet (True) or none meets (False).
     """
 
     rule: str
@@ -85,24 +85,24 @@ class RuleAudit:
 
     @property
     def ok(self) -> bool:
-        """True where every gold that was audited is read, as itself, and can be compared with other answers."""
+        """True if every audited gold can be read, is right on its row, and can be compared with other answers."""
         all_right = self.num_right + self.num_not_asked == self.num_rows
         all_right = all_right and not self.num_own_text and not self.num_blank
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
     @property
     def unreadable_frac(self) -> float:
-        """Share (0 to 1) of its rows that are lost for training."""
+        """Share (0 to 1) of its rows that are unreadable."""
         return self.num_unreadable / self.num_rows if self.num_rows else 0.0
 
     def cells(self) -> tuple[str, ...]:
-        """The rule's line of the table."""
+        """Return the rule's line of the table."""
         lost = f"{self.num_unreadable} ({self.unreadable_frac:.1%})"
         counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
 
     def first_failures(self) -> Iterator[str]:
-        """Sentences about the first rows of each kind of failure."""
+        """Yield sentences about the first rows of each kind of failure."""
         for kind in FAULTS:
             found = [failure for failure in self.failures if failure.kind == kind]
             yield from (f"{self.rule}, {failure}" for failure in found[:_SHOWN])
@@ -118,10 +118,10 @@ class AuditReport:
     Args:
         rules: One entry per rule that judges correctness.
         num_rows: Rows of the data.
-        rows_per_s: Rows that such a rule judged in a second, on this machine and in this run.
+        rows_per_s: Rows per second that such a rule judged, on this machine and in this run.
         step_rows: Rows of a training step, for the next figure.
-        worst_step_s: Seconds after which the workers have given up such a step, each of its rows having used the
-            processor time that `Limits.cpu_s` allows, and no more than `Limits.batch_s`. 0 without workers.
+        worst_step_s: Seconds until workers have given up a step in which every row uses the processor time
+            `Limits.cpu_s`, at most `Limits.batch_s`. 0 without workers.
     """
 
     rules: tuple[RuleAudit, ...]
@@ -132,11 +132,11 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True where all rules are ok."""
+        """True if all rules are ok."""
         return all(rule.ok for rule in self.rules)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -155,6 +155,6 @@ class AuditReport:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Text of lines of cells, each column as wide as its widest cell."""
+    """Return lines of cells as text, each column as wide as its widest cell."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

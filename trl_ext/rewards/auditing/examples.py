@@ -1,4 +1,4 @@
-"""Hold a rule to examples: completions that it has to pay, and others that it must not."""
+"""Test a rule on examples: completions that must be paid, and completions that must not."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,17 +14,16 @@ def test(
     prompt: Any = "",
     columns: Mapping[str, Any] | None = None,
 ) -> None:
-    """Judge completions by a rule as a training does, and raise where one does not earn what it should.
+    """Judge completions by a rule as training does, and raise if any value is wrong.
 
     Args:
-        rule: The rule.
-        paid: Completions, strings or message lists, that must earn the rule's highest value.
-        unpaid: Completions that must earn no more than its floor.
-        prompt, columns: What belongs to all of them.
+        paid: Completions (strings or message lists) that must earn the rule's highest value.
+        unpaid: Completions that must earn at most its floor.
+        prompt, columns: The prompt and the dataset's columns for all completions.
 
     Raises:
-        AssertionError: with a line for each completion that earns something else, and why.
-        ValueError: there are no examples.
+        AssertionError: Completions have the wrong value; the message has a line with the reason for each.
+        ValueError: There are no examples.
 
     Example:
         >>> from trl_ext.rewards import Keywords
@@ -43,5 +42,5 @@ def test(
         raise AssertionError(f"Rule '{rule.name}':\n" + "\n".join(wrong))
 
 
-# pytest would collect it wherever it is imported.
+# Otherwise pytest would collect it wherever it is imported.
 test.__test__ = False  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""Try to be paid for nothing by a set of rules: no cheat may earn more than an honest failure, no text for two golds.
+"""Try cheats on a set of rules: none may earn more than an honest failure.
 
     bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
 
-No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives those.
-Where no rule judges correctness, the bar is the honest text. A text that joins the answers of several rows may be paid
-in full on one of them at most.
+No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives these
+completions. If no rule judges correctness, the bar is the honest text. A text that joins the answers of several rows
+may be paid in full on at most one of them.
 """
 
 import re
@@ -30,8 +30,7 @@ REFUSED, NOT_TRIED = "refused", "not tried"
 _ROUNDING = 1e-9
 _SHOWN = 10  # completions under the table
 _FIELD = re.compile(r"\[(gold|wrong|other|prompt|words|tags|a|b|c)\]")
-# How completions show their answer.
-_SHAPES = (
+_SHAPES = (  # of completions
     *("{text} {answer}", "{text} The answer is {answer}.", "{text} \\boxed{{{answer}}}", "{text}\nA: {answer}"),
     *("{text}\n#### {answer}", "<answer>{answer}</answer>", "<think>{text}</think>\n{answer}"),
     *("<think>{text}</think>\nThe answer is \\boxed{{{answer}}}.", "<think>{text}</think>\n<answer>{answer}</answer>"),
@@ -44,12 +43,12 @@ _CLAUSES = (
     "step uses the one before;a second way leads to the same place;the units agree on both sides;one case is left out"
 ).split(";")
 _LETTERS = "ABCDEAB"
-_SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
+_SENTENCES = (0, 4, 16, 60)  # of filler, so that rules about length get honest completions of several lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A row to cheat on: as rules get it, its right answer where that is known, two wrong ones, a good completion."""
+    """A row to cheat on: the cells that rules get, the right answer if known, two wrong answers, a good completion."""
 
     prompt: Any
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -61,9 +60,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A cheat on the row where it went furthest: what it earned, what it may earn there, and how it got through.
+    """A cheat on the row where it earned most above the bar.
 
-    `row` is None where it could be tried on none: a gold is not known, or it might be right by chance.
+    `row` is None if it was tried on no row: no gold is known, or the cheat might be right by chance.
     """
 
     cheat: str
@@ -75,11 +74,11 @@ class Attempt:
 
     @property
     def ok(self) -> bool:
-        """True where the cheat did not get through."""
+        """True if the cheat did not get through."""
         return self.verdict in (REFUSED, NOT_TRIED)
 
     def cells(self) -> tuple[str, ...]:
-        """The cheat's line of the table."""
+        """Return the cheat's line of the table."""
         total, bar = ("-" if value is None else f"{value:.3f}" for value in (self.total, self.bar))
         return self.cheat.replace("\n", "\\n"), total, bar, "" if self.row is None else str(self.row), self.verdict
 
@@ -90,9 +89,10 @@ class RedteamReport:
 
     Args:
         attempts: One per cheat.
-        rights, bars: For each row the most that a right answer earns (None where no gold is known), and a wrong one.
+        rights: The highest total of a right answer on each row; None if no gold is known.
+        bars: The highest total of a wrong answer on each row.
         num_completions: Completions that were scored.
-        undecided_rows: Rows that were left out: whatever a completion says there, a rule has no value.
+        undecided_rows: Rows left out, because a rule has no value for any wrong completion.
     """
 
     attempts: tuple[Attempt, ...]
@@ -103,22 +103,22 @@ class RedteamReport:
 
     @property
     def blind_rows(self) -> tuple[int, ...]:
-        """Rows on which a right answer earns no more than a wrong one, so that nothing was tested."""
+        """Rows on which a right answer does not earn more than a wrong answer, so that nothing was tested."""
         pairs = enumerate(zip(self.rights, self.bars, strict=True))
         return tuple(row for row, (right, bar) in pairs if right is not None and right <= bar + _ROUNDING)
 
     @property
     def through(self) -> tuple[Attempt, ...]:
-        """The cheats that got through."""
+        """Cheats that got through."""
         return tuple(attempt for attempt in self.attempts if not attempt.ok)
 
     @property
     def ok(self) -> bool:
-        """True where no cheat got through, and a right answer pays on every row."""
+        """True if no cheat got through, and a right answer pays on every row."""
         return not self.through and not self.blind_rows
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return {"ok": self.ok, "blind_rows": self.blind_rows, **asdict(self)}
 
     def __str__(self) -> str:
@@ -145,11 +145,11 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     Rules that count tokens get one made-up token per word and sign.
 
     Args:
-        rules: The set. An exception in a rule is a finding here, whatever its `on_error` says.
-        rows: A `datasets.Dataset`, or a list of rows as mappings: `prompt`, the columns that the rules read, and for
-            rules of style `completion`, a good one. Each costs some 170 completions.
-        shape: What a completion must look like, with `[answer]` and `[text]` in it, for rules that ask for a pattern.
-        cheats: Which to try besides the joins, by name.
+        rules: The set. An exception in a rule is a finding, for any value of `on_error`.
+        rows: A `datasets.Dataset` or a list of mappings: `prompt`, the columns that the rules read, and for rules of
+            style `completion` a good completion. Each row costs about 170 completions.
+        shape: For rules that require a pattern: a completion with `[answer]` and `[text]` in it.
+        cheats: Templates to try in addition to the joins, by name.
 
     Raises:
         ConfigError: A shape without an answer.
@@ -157,7 +157,7 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     """
     if shape is not None and "[answer]" not in shape:
         raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
-    # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
+    # A cheat that makes a rule raise would end a training run. Here it is a finding.
     rules = replace(rules, on_error="floor")
     targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
@@ -179,12 +179,12 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
 
 
 def _worst(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt that got through; of several the one furthest above its bar; None of none."""
+    """Return the attempt that got through and was furthest above its bar; None without attempts."""
     return max(attempts, key=lambda one: (not one.ok, (one.total or 0.0) - (one.bar or 0.0)), default=None)
 
 
 def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
-    """A text of the answers of three rows, and whether two of them pay for it in full."""
+    """Try a text of the answers of three rows; it gets through if two rows pay it in full."""
     for three in trios:
         text = filled(template, dict(zip("abc", [str(one.target.gold) for one in three], strict=True)))
         explained = [one.explained([text])[0] for one in three]
@@ -197,7 +197,7 @@ def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Atte
 
 
 class _Court:
-    """One row: the most that may be earned on it, and what each cheat earns."""
+    """One row, with its bar and the results of cheats."""
 
     def __init__(self, rules: RuleSet, target: Target, shape: str | None, row: int):
         self.rules, self.target, self.row = rules, target, row
@@ -210,7 +210,7 @@ class _Court:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
         self.is_decided = not any(part.status == "undecided" for explained in wrong for part in explained.parts)
-        # The largest value that each judging rule gives to any of them.
+        # The largest value that each judging rule gives to an honest wrong answer.
         self._values = {rule.name: rule.floor for rule in self._judging.values()}
         for part in (part for explained in wrong for part in explained.parts):
             if part.rule in self._values and part.value is not None:
@@ -218,7 +218,7 @@ class _Court:
         self.right = self._right()
 
     def _honest(self) -> list[str]:
-        """The honest completions that set the bar."""
+        """Return the honest completions that set the bar."""
         target, rules = self.target, self.rules.rules
         if self._judging:
             return ["", *honest(rules, target.wrong, self._shape)]
@@ -226,7 +226,7 @@ class _Court:
         return [*good, *honest(rules, target.gold or "so", self._shape)]
 
     def _right(self) -> float | None:
-        """The most that a right answer earns; None where no gold is known or no rule judges."""
+        """Return the highest total of a right answer; None if no gold is known or no rule judges correctness."""
         if self.target.gold is None or not self._judging:
             return None
         ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging.values()]
@@ -234,12 +234,12 @@ class _Court:
         return highest(explained.total for explained in self.explained(texts))
 
     def pays(self, part: Any) -> bool:
-        """True where a part of an explanation is a judging rule's full value."""
+        """Return True if a part of an explanation is the full value of a rule that judges correctness."""
         rule = self._judging.get(part.rule)
         return rule is not None and part.value is not None and part.value >= rule.ceiling
 
     def with_rivals(self, courts: Sequence["_Court"]) -> list["_Court"]:
-        """This row and the next two whose golds differ from its own and from each other, as text and to the rules."""
+        """Return this row and the next two, all with golds that differ as texts and to the rules."""
         found, place = [self], courts.index(self)
         for other in (*courts[place + 1 :], *courts[:place]):
             if self.right is not None and other.right is not None and len(found) < 3:
@@ -247,7 +247,7 @@ class _Court:
         return found
 
     def refuses(self, other: "_Court") -> bool:
-        """True where no rule of this row pays for the other row's gold."""
+        """Return True if no rule pays for the other row's gold on this row."""
         gold = str(other.target.gold)
         explained = self.explained([gold, f"The answer is {gold}."])
         return gold_key(gold) != gold_key(str(self.target.gold)) and not any(
@@ -255,7 +255,7 @@ class _Court:
         )
 
     def attempt(self, name: str, template: str) -> Attempt | None:
-        """Try a cheat on this row; None where it cannot be tried, or might be right by chance."""
+        """Try a cheat on this row; return None if it cannot be tried, or might be right by chance."""
         target, fields = self.target, frozenset(_FIELD.findall(template))
         if target.gold is None and "gold" in fields:
             return None
@@ -263,7 +263,7 @@ class _Court:
         given = {"gold": target.gold or "", "wrong": target.wrong, "other": target.other, "words": words}
         given |= {"prompt": question_text(target.prompt), "tags": "".join(f"<{tag}></{tag}>" for tag in tags)}
         completion = filled(template, given)
-        # The gold may stand there by design, or as one of the options that the prompt lists.
+        # The text may contain the gold by design, or as an option that the prompt lists.
         on_purpose = "gold" in fields or ("prompt" in fields and target.gold in tuple("ABCDE"))
         if target.gold is not None and not on_purpose and holds(completion, target.gold):
             return None
@@ -281,7 +281,7 @@ class _Court:
         return REFUSED if explained.total <= self.bar + _ROUNDING else "more than an honest try"
 
     def explained(self, completions: Sequence[str]) -> list[Explanation]:
-        """What the rules say of completions of this row."""
+        """Score completions of this row, with explanations."""
         self.num_completions += len(completions)
         columns = {name: [cell] * len(completions) for name, cell in self.target.columns.items()}
         ids = [token_ids(text) for text in completions]
@@ -289,31 +289,31 @@ class _Court:
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:
-    """The template filled. What looks like a field inside of what fills another stays as it is."""
+    """Fill a template; a field's name inside an inserted text stays as it is."""
     return _FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
 
 
 def highest(totals: Iterable[float | None]) -> float | None:
-    """The largest total that is known; None without any."""
+    """Return the largest known total; None if none is known."""
     return max((total for total in totals if total is not None), default=None)
 
 
 def holds(completion: str, gold: str) -> bool:
-    """True where the answer stands in the text as a word or number of its own."""
+    """Return True if the text contains the answer as a separate word or number."""
     text, answer = plain_numbers(completion), plain_numbers(gold)
     return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w)", text) is not None
 
 
 def token_ids(text: str) -> list[int]:
-    """Made-up token ids: one per word and per sign."""
+    """Make up token ids, one per word and sign."""
     return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in re.findall(r"\w+|[^\w\s]", text)]
 
 
-# Rows, and what honest completions of them look like -----------------------------------------------------------------
+# Rows and their honest completions -----------------------------------------------------------------------------------
 
 
 def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """The user's rows, with wrong answers that look like their right ones."""
+    """Return the user's rows, with wrong answers that look like the right answers."""
     golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
     known = [gold for gold in golds if gold is not None]
     targets = []
@@ -328,7 +328,7 @@ def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Ta
 
 
 def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
-    """The row's right answer, from the first rule that judges it and can say."""
+    """Return the row's right answer from the first rule that can name it."""
     for rule in rules:
         if rule.judges_correctness and applies(rule.when, row):
             ideal = ideal_of(rule, row, index)
@@ -339,7 +339,7 @@ def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str |
 
 
 def frame_of(ideal: str) -> tuple[str, str]:
-    r"""Return what stands before and behind the answer in an ideal completion.
+    r"""Return the text before and after the answer in an ideal completion.
 
     Example:
         >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
@@ -352,7 +352,7 @@ def frame_of(ideal: str) -> tuple[str, str]:
 
 
 def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
-    """Two wrong answers of the gold's kind: another digit or letter, or else texts that are right on other rows.
+    """Return two wrong answers of the gold's kind: with another digit or letter, or else the golds of other rows.
 
     Example:
         >>> wrong_answers("18", ()), wrong_answers("E", ()), wrong_answers("Paris", ("Rome", "Paris", "7", "Bonn"))
@@ -371,7 +371,7 @@ def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
 
 
 def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
-    """Completions of an honest try that ends in this answer, in many shapes and lengths."""
+    """Yield honest completions that end in this answer, in many shapes and lengths."""
     words = " ".join(keywords_of(rules))
     for num_sentences in _SENTENCES:
         text = " ".join(f"{_OPENERS[n % 8]} {_CLAUSES[n % 11]}." for n in range(num_sentences))
@@ -386,11 +386,11 @@ def honest(rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[st
 
 
 def keywords_of(rules: Sequence[Rule]) -> list[str]:
-    """Every keyword that the rules require, as often as they do."""
+    """Return every keyword that the rules require, as often as they require it."""
     entries: list[Any] = [entry for rule in rules if isinstance(rule, Keywords) for entry in rule.required]
     return [word for entry in entries for word in ([entry] if isinstance(entry, str) else [entry[0]] * entry[1])]
 
 
 def tags_of(rules: Sequence[Rule]) -> list[str]:
-    """Every tag that the rules require, in their order, each once."""
+    """Return every tag that the rules require, in their order, each once."""
     return list(dict.fromkeys(tag for rule in rules if isinstance(rule, Tags) for tag in rule.tags))

@@ -1,1 +1,1 @@
-"""Preference pairs: made from samples that rules score, and filtered by what rules say of them."""
+"""Preference pairs, scored and filtered by rules."""

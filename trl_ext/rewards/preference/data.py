@@ -1,6 +1,6 @@
-"""Shared by the tools for pairs: checked datasets, rows in chunks, scores in TRL's call.
+"""Helpers of the tools for pairs: checked datasets, rows in chunks, scores in TRL's call.
 
-`datasets` is imported inside the functions, so that rules alone do not need it.
+Functions import `datasets` inside, so that rules do not need it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,23 +13,23 @@ from trl_ext.errors import ConfigError, DataError, RuleError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# A RuleSet, one column of `RuleSet.split()`, or anything else that takes the call and gives one total per completion.
+# A RuleSet, one column of `RuleSet.split()`, or any other callable that returns one total per completion.
 Scorer = Callable[..., list[float | None]]
 
-CHUNK_ROWS = 256  # Rows in memory as Python objects at one time, and one step of the progress bar.
+CHUNK_ROWS = 256  # in memory as Python objects at one time, and one step of the progress bar
 _BAR_DELAY_S = 2.0
 
-# Keyword arguments of TRL's call, and columns that would show a rule the answer. TRL withholds the first three too.
+# Keyword arguments of TRL's call, and columns that would show a rule the answer. TRL, too, withholds the first three.
 _NOT_FOR_RULES = frozenset(
     {"prompt", "completion", "completion_ids", "prompts", "completions", "chosen", "rejected", "log_metric"}
 )
 
-# Totals are sums of weighted values: 0.7 - 0.2 is a hair below 0.5, and equal verdicts may differ in the last bit.
+# Totals are sums of weighted values: 0.7 - 0.2 is slightly below 0.5, and equal verdicts may differ in the last bit.
 _ROUNDING = 1e-9
 
 
 def checked_dataset(dataset: Any, accepted: Sequence[tuple[str, ...]]) -> "Dataset":
-    """The dataset, set to give plain Python values; DataError without rows or without an accepted set of columns."""
+    """Return the dataset with plain Python values; DataError without rows or without an accepted set of columns."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):
@@ -50,17 +50,17 @@ def check_number_from(key: str, value: Any, least: float) -> None:
 
 
 def falls_short(gap: float, min_gap: float) -> bool:
-    """True where a difference of scores is below `min_gap` by more than rounding."""
+    """Return True if a difference of scores is below `min_gap` by more than rounding."""
     return gap < min_gap - _ROUNDING
 
 
 def counts(report: Any) -> str:
-    """Text of a dataclass of counts, one field a line."""
+    """Return a dataclass of counts as text, one field a line."""
     return "\n".join(f"{field.name:24} {getattr(report, field.name)}" for field in fields(report))
 
 
 def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]]:
-    """Yield slices of `items`, under a progress bar that shows only when the work takes long."""
+    """Yield slices of `items`, with a progress bar that appears only if the work takes long."""
     from datasets.utils.tqdm import tqdm
 
     with tqdm(total=len(items), desc=task, unit=unit, delay=_BAR_DELAY_S) as bar:
@@ -71,7 +71,7 @@ def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]
 
 
 def rule_columns(batch: Mapping[str, list[Any]], positions: Iterable[int]) -> dict[str, list[Any]]:
-    """The columns that rules may read, their values taken (and repeated) at these positions of the batch."""
+    """Return the columns that rules may read, with the values at these positions of the batch (repeats allowed)."""
     positions = list(positions)
     read = (name for name in batch if name not in _NOT_FOR_RULES)
     return {name: [batch[name][position] for position in positions] for name in read}
@@ -80,7 +80,7 @@ def rule_columns(batch: Mapping[str, list[Any]], positions: Iterable[int]) -> di
 def scores(
     rules: Scorer, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]], rows: Sequence[int]
 ) -> list[float | None]:
-    """The rules' total of each completion; an error says among which rows of the dataset it arose."""
+    """Return the rules' total of each completion; an error names the rows of the dataset where it arose."""
     if not callable(rules):
         raise ConfigError(f"rules is {rules!r}. Give a RuleSet, such as RuleSet([Answer()]).")
     try:

@@ -1,4 +1,4 @@
-"""Drop the preference pairs that teach a reward model nothing, or the wrong thing."""
+"""Drop preference pairs that teach a reward model nothing, or something wrong."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _MAX_ROWS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class FilterReport:
-    """The report of `filter_pairs`: what was dropped, and why. `print(report)` shows them.
+    """The report of `filter_pairs`: the number of dropped rows by reason. `print(report)` shows them.
 
-    Rows are counted once, under the first reason that holds. `unscored` rows are kept. `first_rows` maps each reason
-    (and `unscored`) to the numbers of its first three rows in the dataset that came in, counted from 0.
+    A row is counted once, under the first reason that applies. `unscored` rows are kept. `first_rows` maps each reason
+    (and `unscored`) to the numbers, from 0, of its first three rows in the original dataset.
     """
 
     total: int
@@ -35,7 +35,7 @@ class FilterReport:
 
     @classmethod
     def of(cls, reasons: Sequence[str | None], unscored: Sequence[int]) -> "FilterReport":
-        """The report of one reason or None per row, and the numbers of the rows without a score."""
+        """Make the report from one reason or None per row, and the numbers of the rows without a score."""
         rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
         rows["unscored"] = list(unscored)
         counts = {reason: len(found) for reason, found in rows.items()}
@@ -50,32 +50,32 @@ def filter_pairs(
 ) -> tuple["Dataset", FilterReport]:
     """Drop pairs that cannot be compared, and pairs that the rules contradict.
 
-    In this order, a row is dropped as
+    A row is dropped for the first reason that applies:
 
-        empty             a side is missing or blank, or (implicit prompt in plain text) one side is, up to blank ends,
-                          just the beginning of the other
-        identical         both sides are the same, up to blank ends
-        different_prompt  implicit prompts that differ: messages before the last assistant turn; dialogues as text up
-                          to the last "Assistant:"; other text without any common beginning
-        contradicted      the rules' total of the chosen side is below that of the rejected side, or less than
-                          `min_gap` above it
+        empty             a side is missing or blank, or (implicit prompt in plain text) one side is, without blank
+                          ends, the beginning of the other
+        identical         both sides are the same, without blank ends
+        different_prompt  implicit prompts differ: messages before the last assistant turn; dialogues as text up to the
+                          last "Assistant:"; other text without any common beginning
+        contradicted      the rules' total is not at least `min_gap` higher for the chosen side
 
-    Rows that the rules cannot judge are kept and counted as `unscored`. How sides are split into prompt and
-    completion for the rules: see `pair_gaps`.
+    Rows that the rules cannot judge are kept and counted as `unscored`. `gaps` describes how sides are split into
+    prompt and completion for the rules.
 
     Args:
-        dataset: Columns (prompt, chosen, rejected) or (chosen, rejected), text or messages, and what the rules read.
-        rules: A RuleSet, or None to look at the texts alone.
+        dataset: Columns (prompt, chosen, rejected) or (chosen, rejected), text or messages, and columns that rules
+            read.
+        rules: A RuleSet, or None to compare only the texts.
         min_gap: Least difference of the rules' totals, at least 0.
-        margin: Add the column `margin`, which TRL's reward loss subtracts: the gap, and 0.0 where it is negative or
+        margin: Add the column `margin`, which TRL's reward loss subtracts: the gap, or 0.0 if it is negative or
             unknown.
 
     Returns:
-        The remaining rows, with rules also the column `rule_gap` (None where unscored), and the report.
+        The remaining rows, with rules also the column `rule_gap` (None if unscored), and the report.
 
     Raises:
         DataError: Columns are missing, or no row is left.
-        ConfigError: min_gap is negative or not finite, or needs rules, as margin does, and there are none.
+        ConfigError: min_gap is negative or not finite, or min_gap or margin is set without rules.
 
     Examples:
         `pairs, report = filter_pairs(dataset, RuleSet([Answer()]))`, then `report.kept, report.contradicted`.
@@ -105,7 +105,7 @@ def filter_pairs(
 
 
 def pair_faults(dataset: "Dataset") -> list[str | None]:
-    """The reason why each row cannot be compared, or None where it can, by its texts alone."""
+    """Return the reason why the two texts of each row cannot be compared, or None if they can."""
     texts = dataset.select_columns([name for name in PAIR_COLUMNS[0] if name in dataset.column_names])
     implicit = "prompt" not in texts.column_names
     faults: list[str | None] = []
@@ -126,7 +126,7 @@ def pair_faults(dataset: "Dataset") -> list[str | None]:
 
 
 def is_blank(completion: Any) -> bool:
-    """True for a completion that has no text, and calls no tool either."""
+    """Return True for a completion without text and without tool calls."""
     if isinstance(completion, list) and any(message.get("tool_calls") for message in completion):
         return False
     return not completion_text(completion).strip()
@@ -139,7 +139,7 @@ def with_gaps(pairs: "Dataset", gaps: Sequence[float | None], margin: bool) -> "
     columns: dict[str, list[float | None]] = {"rule_gap": list(gaps)}
     if margin:
         columns["margin"] = [max(gap or 0.0, 0.0) for gap in gaps]
-    # Typed: a column in which every gap is None has no type of its own.
+    # With explicit types, because a column of None has no type.
     features = Features({name: Value("float64") for name in columns})
     rest = pairs.remove_columns([name for name in columns if name in pairs.column_names])
     return concatenate_datasets([rest, Dataset.from_dict(columns, features=features)], axis=1)

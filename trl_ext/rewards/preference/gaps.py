@@ -1,12 +1,12 @@
-r"""The gap between what rules give to the two sides of a preference pair, in any of TRL's four forms.
+r"""Gaps between the rules' totals of the two sides of a preference pair, in any of TRL's four formats.
 
-Rules read a prompt and a completion. Where both sides hold the whole text (implicit prompt), they are split:
+Rules read a prompt and a completion. If both sides hold the whole text (implicit prompt), they are split:
 
-    messages           the completion is the last assistant turn, its tool calls and tool results included
-    dialogue as text   both sides hold "\n\nHuman:" and "\n\nAssistant:"; the completion follows the latter's last one
+    messages           the completion is the last assistant turn, with its tool calls and tool results
+    dialogue as text   both sides hold "\n\nHuman:" and "\n\nAssistant:"; the completion follows the last "Assistant:"
     other text         the prompt is the common beginning, cut back to its last whole line, else to its last whole word
 
-In a script without spaces a single line has no whole word to cut at: the whole text is then the completion.
+A single line in a script without spaces has no whole word: the whole text is then the completion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ _TURN_ROLES = ("assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class SplitPair:
-    """A pair as rules read it: first the chosen side, then the rejected one.
+    """A pair as rules read it, the chosen side first.
 
-    `same_prompt` is False where the two sides answer different prompts, and so cannot be compared.
+    `same_prompt` is False if the sides answer different prompts and cannot be compared.
     """
 
     prompts: tuple[Any, Any]
@@ -38,27 +38,23 @@ class SplitPair:
 
 
 def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
-    """The score of the chosen side minus the score of the rejected one, per row.
+    """Return the total of the chosen side minus the total of the rejected side per row; None if a total is missing.
 
     Args:
-        dataset: Preference pairs with explicit or implicit prompts, text or messages, and the columns the rules read.
+        dataset: Preference pairs with explicit or implicit prompts, text or messages, and the columns that rules read.
         rules: A RuleSet.
-
-    Returns:
-        One difference of totals per row, positive where the rules agree with the pair; None where the rules cannot
-        judge one of the sides.
     """
     dataset = checked_dataset(dataset, PAIR_COLUMNS)
     return gaps_of_rows(dataset, rules, range(len(dataset)))
 
 
 def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list[float | None]:
-    """The gaps of some rows of a checked dataset, as `rule_gaps` gives them for all."""
+    """Return the gaps of some rows of a checked dataset, as `rule_gaps` does for all rows."""
     gaps: list[float | None] = []
     for part in chunks(rows, "Scoring pairs", " pairs"):
         batch = dataset[list(part)]
         pairs = split_batch(batch)
-        # One call of the rules: with all chosen sides, then all rejected ones.
+        # One call of the rules: all chosen sides, then all rejected sides.
         prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
         completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
         totals = scores(rules, prompts, completions, rule_columns(batch, [*range(len(pairs))] * 2), part)
@@ -68,7 +64,7 @@ def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list
 
 
 def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
-    """Split the pairs of a batch; without a column `prompt` the prompts are implicit."""
+    """Split the pairs of a batch; without a column `prompt`, prompts are implicit."""
     sides = zip(batch["chosen"], batch["rejected"], strict=True)
     if "prompt" in batch:
         prompted = zip(batch["prompt"], sides, strict=True)
@@ -89,7 +85,7 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
         return split_texts(chosen, rejected)
     if isinstance(chosen, list) and isinstance(rejected, list):
         cuts = []
-        for side in (chosen, rejected):  # The last assistant turn is all that follows the last user or system message.
+        for side in (chosen, rejected):  # The last assistant turn follows the last user or system message.
             openers = (i + 1 for i, message in reversed([*enumerate(side)]) if message.get("role") not in _TURN_ROLES)
             cuts.append(next(openers, 0))
         prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
@@ -100,7 +96,7 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
 
 
 def split_texts(chosen: str, rejected: str) -> SplitPair:
-    """Cut two texts; without a common beginning, or in dialogues that differ before the last reply, prompts differ."""
+    """Split two texts; prompts differ without a common beginning, or if dialogues differ before the last reply."""
     if all(mark in side for mark in (_HUMAN, _ASSISTANT) for side in (chosen, rejected)):
         cuts = [side.rindex(_ASSISTANT) + len(_ASSISTANT) for side in (chosen, rejected)]
         same = chosen[: cuts[0]] == rejected[: cuts[1]]
@@ -117,7 +113,7 @@ def split_texts(chosen: str, rejected: str) -> SplitPair:
 
 
 def bare(value: Any) -> Any:
-    """The value to compare by: text without blank ends, messages without the empty fields that Arrow adds to them."""
+    """Return the value to compare: text without blank ends, messages without the empty fields that Arrow adds."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, Mapping):

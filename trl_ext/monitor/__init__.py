@@ -1,4 +1,4 @@
-"""Where a run stands and what it came to: the progress line and the report, which our trainers use by themselves.
+"""The progress line and the report of a run, which our trainers use by default.
 
 Names load on first use: `import trl_ext.monitor` imports neither torch nor transformers.
 """

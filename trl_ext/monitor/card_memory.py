@@ -1,6 +1,6 @@
-"""Predicted against measured: the peaks of a card by phase, once per log entry, and a sentence where they are off.
+"""Measured and predicted memory of a card by phase, once per log entry, with a warning if they differ.
 
-The phases are those of the plan. A phase's peak is what was allocated at once while it ran, on the rank with the most.
+The plan defines the phases. A phase's peak is the most that was allocated at once while it ran, on any rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ from trl_ext.monitor.phases import PhaseClock
 
 GIB = 2**30
 STEP = "step"
-# Names of the clock's phases that are part of a plan's phase.
+# The clock's phases that are part of another phase of the plan.
 _PLAN_PHASE = {"logps": "score"}
-TOLERANCE_FRAC = 0.05  # measured over predicted that is worth a warning
-SCARCE_FRAC = 0.03  # of a card; with less free, the next long batch may not fit
+TOLERANCE_FRAC = 0.05  # excess of measured over predicted memory that causes a warning
+SCARCE_FRAC = 0.03  # of a card; if less is free, the next long batch may not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Reading:
 
     Args:
         peak_bytes: By phase.
-        reserved_bytes: Most that the allocator held.
-        free_frac: Of the card, now.
+        reserved_bytes: Most bytes that the allocator held.
+        free_frac: Share of the card that is free now.
         num_retries: Allocations that succeeded only after the cache was emptied.
     """
 
@@ -37,7 +37,7 @@ class Reading:
     num_retries: float
 
     def over(self, largest: Callable[[list[float]], list[float]]) -> "Reading":
-        """The worst of all ranks, given what takes the largest value of each number over them."""
+        """Return the worst of all ranks; `largest` takes the maximum of each number over ranks."""
         *peaks, reserved, used, retries = largest(
             [*self.peak_bytes.values(), self.reserved_bytes, 1 - self.free_frac, self.num_retries]
         )
@@ -46,33 +46,33 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class MemorySource:
-    """The allocator of one CUDA device on this rank: counters on the host, none of which waits for the card."""
+    """The allocator of one CUDA device on this rank; its counters are on the host, so reading them does not wait."""
 
     device: torch.device
 
     def peak_bytes(self) -> int:
-        """Most bytes allocated at once since the last `reset`."""
+        """Return the most bytes allocated at once since the last `reset`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def peak_reserved_bytes(self) -> int:
-        """Most bytes that the allocator held at once since the last `reset`."""
+        """Return the most bytes that the allocator held at once since the last `reset`."""
         return torch.cuda.max_memory_reserved(self.device)
 
     def reset(self) -> None:
-        """Start the peaks over at what is allocated and held now."""
+        """Reset the peaks to the bytes allocated and held now."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def num_alloc_retries(self) -> int:
-        """Allocations since the start that succeeded only after the cache was emptied."""
+        """Count allocations since the start that succeeded only after the cache was emptied."""
         return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
 
     def free_and_total_bytes(self) -> tuple[int, int]:
-        """Free and total bytes of the whole card, with all processes on it."""
+        """Return free and total bytes of the card, counting all its processes."""
         return torch.cuda.mem_get_info(self.device)
 
 
 def source_of(device: torch.device) -> MemorySource | None:
-    """The source for a torch device; None for the CPU, where there is nothing to read."""
+    """Return the source for a CUDA device; None for the CPU."""
     return MemorySource(device) if device.type == "cuda" else None
 
 
@@ -81,7 +81,7 @@ class MemoryMeter:
 
     Args:
         source: The card.
-        phases: Those that are kept, by the plan's names. Others (evaluation) count as reserved only.
+        phases: Phases to record, by the plan's names. Others (evaluation) count only as reserved.
     """
 
     def __init__(self, source: MemorySource, phases: Sequence[str]) -> None:
@@ -92,18 +92,18 @@ class MemoryMeter:
         self._num_retries = source.num_alloc_retries()
 
     def start(self) -> None:
-        """Forget what was before, such as the loading of the model."""
+        """Forget earlier peaks, such as the loading of the model."""
         self.source.reset()
         self._reserved = 0.0
         self._num_retries = self.source.num_alloc_retries()
 
     def charge(self, name: str | None) -> None:
-        """The peak since the last call belongs to this phase of the clock; None to none."""
+        """Charge the peak since the last call to this phase of the clock; None charges no phase."""
         peak, phase = float(self.source.peak_bytes()), _PLAN_PHASE.get(name or "", name)
         self._reserved = max(self._reserved, float(self.source.peak_reserved_bytes()))
         self.source.reset()
         if phase in self._peaks:
-            # A phase that does not run between two readings keeps its last peak.
+            # A phase that does not run between two readings keeps its previous peak.
             self._peaks[phase] = max(self._peaks[phase], peak) if phase in self._ran else peak
             self._ran.add(phase)
 
@@ -120,10 +120,10 @@ class MemoryAudit:
     """Metrics and warnings from readings.
 
     Args:
-        predicted: Bytes by phase, as the plan says; None without a plan.
-        phase_words: Phases as a sentence names them: "while generating".
-        remedy: Says what to set when memory is short, as the end of a sentence.
-        warn: Takes a sentence. Every kind of warning comes once.
+        predicted: The plan's bytes by phase; None without a plan.
+        phase_words: Phases as words of a sentence: "while generating".
+        remedy: Returns the end of a sentence: what to set if memory is short.
+        warn: Prints a sentence; called once per kind of warning.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MemoryAudit:
         self._is_first = True
 
     def metrics(self, reading: Reading) -> dict[str, float]:
-        """Keys `memory/*`, the same ones at every call but for the predicted ones, which come with the first."""
+        """Return keys `memory/*`, the same at every call; the first call adds the predicted values."""
         metrics = {f"memory/{phase}_gib": peak / GIB for phase, peak in reading.peak_bytes.items()}
         metrics["memory/reserved_gib"] = reading.reserved_bytes / GIB
         metrics["memory/free_share"] = reading.free_frac
@@ -186,14 +186,14 @@ class MemoryAudit:
 
 
 class MemoryWatch(TrainerCallback):
-    """Adds `memory/*` to the metrics of the step before they are logged.
+    """Callback that adds `memory/*` to the metrics of the step before they are logged.
 
     Args:
-        meter, audit: Of this rank.
-        clock: The trainer's; its phases are the meter's.
-        largest: The largest value of each number over ranks; collective, called for entries that are logged only.
-        steppers: What has the method `step` that is the optimizer step: torch's optimizers, DeepSpeed's engines.
-        note: Takes a metric's key and value.
+        meter, audit: This rank's.
+        clock: The trainer's clock, with the meter's phases.
+        largest: Takes the maximum of each number over ranks; collective, called only for entries that are logged.
+        steppers: Returns the objects whose method `step` is the optimizer step: torch optimizers, DeepSpeed engines.
+        note: Records a metric's key and value.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class MemoryWatch(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._meter.start()
         self._clock.on_charge = self._meter.charge
-        # Up to here the memory is that of the open phase; from here to the end of the step it is the step's.
+        # Before `step`, memory is charged to the open phase; during it, to STEP.
         self._undo = [_around(one, self._clock.mark, lambda: self._meter.charge(STEP)) for one in self._steppers()]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -236,7 +236,7 @@ class MemoryWatch(TrainerCallback):
 
 
 def _around(stepper: Any, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
-    """Call `before` and `after` around every `step`; returns what undoes it."""
+    """Call `before` and `after` around every `step`; return a function that undoes this."""
     if isinstance(stepper, torch.optim.Optimizer):
         handles = [
             stepper.register_step_pre_hook(lambda *_: before()),

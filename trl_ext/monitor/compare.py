@@ -24,11 +24,11 @@ _KEYS = {
 
 
 def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
-    """Return the table: a header with the runs' names, then a row for each number and for each setting that differs.
+    """Return a table: a header with the runs' names, a row for each number, and a row for each setting that differs.
 
     Raises:
         ConfigError: Fewer than two runs.
-        DataError: A folder holds no run, or half of one.
+        DataError: A folder holds no run, or an incomplete run.
     """
     if len({Path(folder).resolve() for folder in folders}) < max(2, len(folders)):
         given = " ".join(map(str, folders))
@@ -40,7 +40,7 @@ def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last parts of the folders' paths, as few as tell them apart."""
+    """Return the last parts of the folders' paths, as few as distinguish them."""
     parts = [folder.resolve().parts for folder in folders]
     for number in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-number:]) for part in parts]
@@ -50,13 +50,13 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _rows(runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """A row for each name, "-" where a run does not have it."""
+    """Return a row for each name, with "-" for a run without it."""
     names = dict.fromkeys(chain.from_iterable(runs))
     return [[visible(name), *(visible(run.get(name, "-")) for run in runs)] for name in names]
 
 
 def _numbers(log_history: Sequence[log_keys.Entry]) -> dict[str, str]:
-    """The run's last numbers, by name."""
+    """Return the run's last numbers, by name."""
     summary, training = summarize(log_history), training_entries(log_history)
     found: dict[str, str] = {}
     for where, changes in (("last steps", summary.training), ("held-out", summary.held_out)):
@@ -80,7 +80,7 @@ def _mean(name: str, values: Sequence[float | None]) -> dict[str, str]:
 
 
 def _settings(record: RunRecord | None) -> dict[str, str]:
-    """Each key of the recipe, each rule, the machine and the versions of packages, as text; empty without a record."""
+    """Return the recipe's keys, rules, machine and versions of packages as text; empty without a record."""
     if record is None:
         return {}
     rules: Mapping[str, Any] = record.rules or {}

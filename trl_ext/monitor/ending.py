@@ -1,4 +1,4 @@
-"""The last lines of a run: one problem before and after the training, and what to do next."""
+"""The last lines of a run: one problem before and after training, and the next commands."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,11 @@ _SHOWN_CHARS = 160
 
 
 def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
-    """Return the lines.
-
-    Args:
-        folder: The run's output_dir.
-        kind: "grpo", "ppo" or "reward".
-        has_adapter: True if the run saved an adapter and no whole weights.
-    """
+    """Return the lines; `kind` is "grpo", "ppo" or "reward", `has_adapter` is True if only an adapter was saved."""
     lines = []
     if found := same_problem(Path(folder)):
         names = ("One problem", "Before", "After")
-        for name, text in zip(names, found, strict=True):  # in one line that a terminal does not obey
+        for name, text in zip(names, found, strict=True):  # in one line without control characters
             line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
             half = _SHOWN_CHARS // 2
             cut = line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"
@@ -34,10 +28,10 @@ def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
 
 
 def same_problem(folder: Path) -> tuple[str, str, str] | None:
-    """Return the first prompt that stands in a run's first and last table of completions, and an answer of each.
+    """Return a prompt that is in a run's first and last table of completions, and its answer in each.
 
-    Those are tables of evaluations where the run began and ended with one. None where no prompt is in both, or where
-    the run wrote no tables (`log_completions`).
+    Returns None if no prompt is in both, or the run wrote no tables (`log_completions`). The tables are of evaluations
+    if the run began and ended with an evaluation.
     """
     import pyarrow.parquet as parquet
 
@@ -48,7 +42,7 @@ def same_problem(folder: Path) -> tuple[str, str, str] | None:
         ends = [
             parquet.read_table(path, columns=["prompt", "completion"]).to_pylist() for path in (paths[0], paths[-1])
         ]
-    except (OSError, ValueError):  # pyarrow's errors, of a table that a full disk has cut
+    except (OSError, ValueError):  # pyarrow's errors, for a table that a full disk truncated
         return None
     first, last = ({_text(row["prompt"]): _text(row["completion"]) for row in reversed(table)} for table in ends)
     prompt = next((prompt for prompt in reversed(first) if prompt in last), None)

@@ -1,11 +1,11 @@
-"""Reading an entry of a trainer's log history: the only place that knows the metric keys.
+"""Metric keys: reads entries of a trainer's log history.
 
-A kind of run is a table of its curves. Keys beside them, of which any may be absent:
+A kind of run is a table of its curves. Other keys, any of which may be absent:
     packing/forwarded_tokens, packing/padded_tokens, packing/skipped_tokens, packing/forwarded_over_raw    mean per
                                                    optimizer step
     packing/is_on                                  1 where rows are packed, 0 where they are padded
-    packing/why_off                                text: why they are padded though packing was not turned off
-    packing/kernels                                text: whose kernels compute
+    packing/why_off                                text: why rows are padded though packing was not turned off
+    packing/kernels                                text: the source of the kernels
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry
@@ -23,17 +23,17 @@ HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
 HELD_OUT_GREEDY = "eval_greedy_"  # of PPO's metrics of greedy completions, in the same entry
 WHY_PADDED, KERNELS = "packing/why_off", "packing/kernels"
 ERROR = "ended_by_error"
-EVALUATE = "evaluate"  # the phase that is no part of a step, though its seconds are logged with the next one
+EVALUATE = "evaluate"  # This phase is not part of a step, though its seconds are logged with the next step.
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over the steps of a run, or with `*` a family of them.
+    """A metric over the steps of a run, or with `*` a family of metrics.
 
     Args:
-        key: TRL's key in training; evaluation logs the same after HELD_OUT. `*` stands for any name.
-        name: What a person reads; `*` is what it stands for in the key.
-        axis: The axis that it is drawn on; curves on the same axis share a panel. None: in the tables only.
+        key: TRL's key in training; evaluation puts HELD_OUT before it. `*` matches any name.
+        name: Its name for people; `*` is replaced by the matched name.
+        axis: The axis of its chart; curves on the same axis share a panel. None: only in tables.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Curve:
     axis: str | None = None
 
     def values(self, entry: Entry, prefix: str = "") -> dict["Curve", float]:
-        """The finite values that the entry has for this curve, one for each member of a family."""
+        """Return the entry's finite values of this curve, one for each member of a family."""
         before, star, after = self.key.partition("*")
         if not star:
             value = number(entry, prefix + self.key)
@@ -50,7 +50,7 @@ class Curve:
         return {Curve(before + name + after, self.name.replace("*", name), self.axis): value for name, value in found}
 
     def member(self, key: str, prefix: str = "") -> str | None:
-        """What `*` stands for in the key, empty for a curve that is no family; None if the key is another one's."""
+        """Return the name that `*` matches in the key, "" for a curve without `*`; None if the key does not match."""
         before, star, after = (prefix + self.key).partition("*")
         if not star:
             return "" if key == before else None
@@ -58,7 +58,7 @@ class Curve:
         return key[len(before) : len(key) - len(after)] if is_member else None
 
     def is_in(self, entry: Entry, prefix: str = "") -> bool:
-        """True if the entry has this curve or a member of this family, of whatever value."""
+        """Return True if the entry has this curve or a member of this family, with any value."""
         before, star, after = (prefix + self.key).partition("*")
         if not star:
             return before in entry
@@ -70,10 +70,10 @@ class RunKind:
     """The curves and headings that describe runs of a trainer.
 
     Args:
-        curves: The first one says what the run is about.
+        curves: The first curve is the main metric of the run.
         title: Heading of the curves in the report.
         held_out_title: Heading of the evaluations.
-        marks: Keys whose entries belong to this kind; unset, those of the curves on the first axis.
+        marks: Keys that identify entries of this kind; empty for the keys of the curves on the first axis.
     """
 
     curves: tuple[Curve, ...]
@@ -83,22 +83,22 @@ class RunKind:
 
     @property
     def axes(self) -> list[str]:
-        """The panels of the plot, from top to bottom."""
+        """Panels of the plot, from top to bottom."""
         return list(dict.fromkeys(curve.axis for curve in self.curves if curve.axis))
 
     def is_logged_in(self, entry: Entry, prefix: str = "") -> bool:
-        """True also where the value is NaN."""
+        """Return True if the entry belongs to this kind, also if a value is NaN."""
         if not self.marks:
             return self.is_scored_in(entry, prefix)
         return any(prefix + mark in entry for mark in self.marks)
 
     def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
-        """True if the entry has a curve on the first axis; a step on completions of an earlier one has none."""
+        """Return True if the entry has a curve on the first axis; a step that reuses completions has none."""
         first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
         return any(curve.is_in(entry, prefix) for curve in first_axis)
 
     def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
-        """Different curves in the order of this kind's table, members of a family as they come."""
+        """Return the curves without repeats in the order of this kind's table, members of a family in their order."""
 
         def place(curve: Curve) -> int:
             return next(place for place, entry in enumerate(self.curves) if entry.member(curve.key) is not None)
@@ -122,7 +122,7 @@ PPO = RunKind(
     ),
     title="Scores",
     held_out_title="Held-out prompts",
-    # An optimizer step on completions of an earlier one logs its losses alone.
+    # An optimizer step that reuses completions logs only its losses.
     marks=("ppo/unscored_frac", "loss/value_avg"),
 )
 REWARD_MODEL = RunKind(
@@ -139,21 +139,21 @@ REWARD_MODEL = RunKind(
     title="Reward model",
     held_out_title="Held-out pairs",
 )
-# PPO first: its runs log what GRPO's do as well.
+# PPO first: its runs also log GRPO's keys.
 KINDS = (PPO, GRPO, REWARD_MODEL)
 
-# What a RuleSet without a name is called in TRL's metrics.
+# TRL's key for a RuleSet without a name.
 WHOLE_SET = "rewards/rules/mean"
 
 
 def kind_of(log_history: Iterable[Entry]) -> RunKind:
-    """The kind of run that wrote the history; GRPO where nothing tells."""
+    """Return the kind of run that wrote the history; GRPO if no entry shows it."""
     kinds = (kind for entry in log_history for prefix in ("", HELD_OUT) if (kind := _kind(entry, prefix)))
     return next(kinds, GRPO)
 
 
 def number(entry: Entry, key: str) -> float | None:
-    """The finite value under `key`, else None. TRL logs NaN for a rule that gave no verdict."""
+    """Return the finite value of `key`, else None. TRL logs NaN for a rule that gave no verdict."""
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -161,10 +161,10 @@ def number(entry: Entry, key: str) -> float | None:
 
 
 def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
-    """The entry's curves in the order of their table, of training or, with `prefix=HELD_OUT`, of evaluation."""
+    """Return the entry's curves of training, or of evaluation with `prefix=HELD_OUT`, in the order of their table."""
     kind = _kind(entry, prefix)
     found = {c: value for curve in (kind.curves if kind else ()) for c, value in curve.values(entry, prefix).items()}
-    # A RuleSet is one reward function for TRL, which logs its mean beside the rules' own: it repeats the total.
+    # TRL logs the mean of a RuleSet, one reward function, as well as the means of its rules: it repeats the total.
     whole, total = number(entry, prefix + WHOLE_SET), number(entry, f"{prefix}reward")
     if whole is not None and total is not None and math.isclose(whole, total, rel_tol=1e-3, abs_tol=1e-6):
         found = {curve: value for curve, value in found.items() if curve.key != WHOLE_SET}
@@ -172,24 +172,24 @@ def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
 
 
 def phases(entry: Entry) -> dict[str, float]:
-    """Seconds per optimizer step and phase."""
+    """Return the seconds per optimizer step by phase."""
     return family(entry, "phase/", "_s")
 
 
 def step_s(entry: Entry) -> float | None:
-    """Seconds of an optimizer step, evaluation left out."""
+    """Return the seconds of an optimizer step, without evaluation."""
     seconds = [s for name, s in phases(entry).items() if name != EVALUATE]
     return sum(seconds) if seconds else None
 
 
 def memory(entry: Entry) -> dict[str, float]:
-    """GiB allocated at the peak of every phase."""
+    """Return the GiB allocated at the peak of every phase."""
     found = family(entry, "memory/", "_gib")
     return {name: peak for name, peak in found.items() if name != "reserved" and not name.startswith("predicted_")}
 
 
 def family(entry: Entry, before: str, after: str) -> dict[str, float]:
-    """The finite values of the keys with these two ends, by what stands between them."""
+    """Return the finite values of the keys with these two ends, by the part between them."""
     keys = [key for key in entry if key.startswith(before) and key.endswith(after)]
     names = {key: key[len(before) : len(key) - len(after)] for key in keys}
     return {name: value for key, name in names.items() if name and (value := number(entry, key)) is not None}

@@ -1,9 +1,7 @@
 """Wall-clock seconds of a step by phase: a stopwatch with named, nested phases.
 
-One rule makes the numbers add up: at any moment exactly one phase is charged, the innermost open one. A phase that
-opens inside another one therefore takes its seconds away from the outer phase, and no second counts twice.
-
-Left out on purpose: threads (one clock belongs to one thread) and CUDA events (give `sync` instead).
+At any time exactly one phase is charged, the innermost open phase, so no second counts twice. A clock belongs to one
+thread. It uses no CUDA events; give `sync` instead.
 """
 
 import time
@@ -15,9 +13,9 @@ class PhaseClock:
     """Seconds per named phase since the last `take()`.
 
     Args:
-        sync: Called before every reading of the clock, e.g. `torch.cuda.synchronize`, so that kernels still in flight
-            are charged to the phase that launched them. None reads the clock at once.
-        outside: Name that is charged for the time between phases, from the first phase on. None drops that time.
+        sync: Called before every reading of the clock, e.g. `torch.cuda.synchronize`, so that running kernels are
+            charged to the phase that launched them. None reads the clock at once.
+        outside: Name to charge for the time between phases, from the first phase on. None drops that time.
 
     Example:
         >>> clock = PhaseClock(outside="other")
@@ -35,18 +33,14 @@ class PhaseClock:
         self._whole: str | None = None
         self._seconds: dict[str, float] = {}
         self._last_reading_s: float | None = None
-        # Told the name that is charged at every reading: the memory audit reads its own meter then.
+        # Called with the charged name at every reading: the memory audit reads its meter then.
         self.on_charge: Callable[[str | None], None] | None = None
 
     @contextmanager
     def phase(self, name: str, whole: bool = False) -> Iterator[None]:
-        """Charge the seconds of the `with` block to `name`, except those of phases opened inside it.
-
-        Args:
-            whole: Charge those to `name`, too.
-        """
+        """Charge the seconds of the `with` block to `name`, without phases opened inside it unless `whole` is set."""
         outer = self._whole
-        is_same = self._open[-1:] == [outer or name]  # then no time changes hands, and nothing waits for the device
+        is_same = self._open[-1:] == [outer or name]  # then nothing needs to wait for the device
         if not is_same:
             self.mark()
         self._open.append(outer or name)
@@ -60,14 +54,14 @@ class PhaseClock:
             self._whole = outer
 
     def take(self) -> dict[str, float]:
-        """Seconds per phase since the last call, and start over. Phases that are open stay open."""
-        if self._last_reading_s is not None:  # only a first phase starts the clock
+        """Return the seconds per phase since the last call, and start again. Open phases stay open."""
+        if self._last_reading_s is not None:  # None before the first phase, which starts the clock
             self.mark()
         seconds, self._seconds = self._seconds, {}
         return seconds
 
     def mark(self) -> None:
-        """Give the time since the last reading to the innermost open phase, or to `outside`."""
+        """Charge the time since the last reading to the innermost open phase, or to `outside`."""
         if self._sync is not None:
             self._sync()
         now_s = time.perf_counter()

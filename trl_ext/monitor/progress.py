@@ -1,6 +1,6 @@
-"""Progress of a run on rank 0: a bar on a terminal, curves in a notebook, one short line per logging step elsewhere.
+"""Progress of a run on rank 0: a bar on a terminal, curves in a notebook, otherwise one short line per logging step.
 
-Replaces transformers' ProgressCallback and PrinterCallback, which print the whole metrics dictionary at every step.
+It replaces transformers' ProgressCallback and PrinterCallback, which print the whole metrics dictionary at every step.
 """
 
 import shutil
@@ -21,10 +21,10 @@ _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
 
 class ProgressLine(ProgressCallback, PrinterCallback):
-    """Steps, the run's curves (for GRPO the reward and every rule) and time left; with `disable_tqdm` always lines.
+    """Shows steps, the run's curves (for GRPO the reward and every rule) and time left; lines with `disable_tqdm`.
 
-    Our trainers have one in the place of transformers' own callbacks. It is one of both: whoever removes them, as in
-    `trainer.remove_callback(PrinterCallback)`, removes it.
+    Our trainers have it instead of transformers' callbacks. It subclasses both, so that code which removes either, as
+    in `trainer.remove_callback(PrinterCallback)`, removes it.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         if is_in_notebook():
             self._curves = NotebookCurves()
         elif sys.stderr.isatty():
-            # Not tqdm's own measure: a container's terminal may report a width of 0, which would hide the bar.
+            # tqdm's measure hides the bar in a container whose terminal reports a width of 0.
             columns = shutil.get_terminal_size().columns
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, bar_format=_BAR, ncols=columns)
 
@@ -54,7 +54,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         self._steps_s += time.perf_counter() - self._step_begin_s
         self._num_steps += 1
         if self._num_steps == 1 and state.is_world_process_zero and self._curves is None:
-            # By the first step and, where it began with an evaluation, by that.
+            # Estimated from the first step, and from the first evaluation if the run began with it.
             total_s = time.perf_counter() - self._train_begin_s + (state.max_steps - state.global_step) * self._steps_s
             if args.eval_on_start and args.eval_strategy == "steps":
                 num_evaluations = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
@@ -87,7 +87,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Show no bar of its own for an evaluation."""
+        """Show no separate bar for an evaluation."""
 
     def _print(self, line: str, state: Any) -> None:
         if self._curves is not None:
@@ -100,7 +100,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
 
 
 def _plotted(logs: Entry, prefix: str = "") -> str:
-    """The curves that have an axis, the reward of the only function once; the others stand in the report."""
+    """Return the curves with an axis as text; a single reward function, equal to the reward, is left out."""
     found = {curve: value for curve, value in log_keys.values(logs, prefix).items() if curve.axis}
     total = next(iter(found.values()), None)
     parts = [curve for curve in found if curve.key.startswith("rewards/")]

@@ -1,12 +1,12 @@
-"""The record of a run: what it was given and on what it ran, in its folder from before the first step.
+"""The record of a run in its folder, written before the first step: settings, rules, machine and versions.
 
     recipe.yaml     every setting, as `trl-ext grpo --config RUN/recipe.yaml --output_dir OTHER` reads it
-    rules.yaml      the rules, as `RuleSet.from_yaml` reads them; absent where nothing was scored by rules
+    rules.yaml      the rules, as `RuleSet.from_yaml` reads them; absent without rules
     versions.json   trainer, time, processes, cards and the versions of packages
-    plan.json       the plan, where `memory` made one
-    log.jsonl       what was logged, an entry a line, as it came; an error that ended the run is the last
+    plan.json       the plan, if `memory` made one
+    log.jsonl       log entries, one a line, written during the run; the last may be the error that ended it
 
-Each other file is replaced as a whole, and versions.json comes last: where it is, the others are.
+Except for log.jsonl, each file is replaced as a whole. versions.json is written last: it marks a complete record.
 """
 
 import json
@@ -26,7 +26,7 @@ VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
 LOG_FILE = "log.jsonl"
 FILES = (RECIPE_FILE, RULES_FILE, VERSIONS_FILE, PLAN_FILE, LOG_FILE)
-# The first line of YAML files that a run writes: it replaces them, and nobody else's.
+# The first line of YAML files that a run writes: it replaces only files with this line.
 MARK = "# Written by trl_ext at the start of a run."
 
 
@@ -35,12 +35,12 @@ class RunRecord:
     """The record of a run.
 
     Args:
-        recipe: Keys and values of recipe.yaml. A trainer constructed in Python leaves out what it got as objects.
-        versions: versions.json: `trainer` ("grpo", "ppo", "reward"), `run` (an id, which its checkpoints have, too),
-            `started` (ISO 8601, UTC), `num_processes`, `launch` (the line), `cards` (names), `cuda`, `python`,
-            `commit` (None where not known), and `packages`, a mapping from name to version with trl_ext first.
-        rules: The mapping of rules.yaml, None without.
-        plan: The mapping of plan.json, None without.
+        recipe: Keys and values of recipe.yaml. A trainer constructed in Python leaves out arguments that are objects.
+        versions: versions.json: `trainer` ("grpo", "ppo", "reward"), `run` (an id, also in its checkpoints),
+            `started` (ISO 8601, UTC), `num_processes`, `launch` (the command), `cards` (names), `cuda`, `python`,
+            `commit` (None if not known), and `packages`, a mapping from name to version with trl_ext first.
+        rules: The mapping of rules.yaml, or None.
+        plan: The mapping of plan.json, or None.
     """
 
     recipe: Mapping[str, Any]
@@ -50,30 +50,30 @@ class RunRecord:
 
     @property
     def trainer(self) -> str:
-        """Return "grpo", "ppo" or "reward"."""
+        """Name of the trainer: "grpo", "ppo" or "reward"."""
         return str(self.versions["trainer"])
 
     @property
     def model(self) -> str | None:
-        """Return the name or folder of the model that training began with, None where it is not known."""
+        """Name or folder of the model before training, None if not known."""
         return self.recipe.get("model_name_or_path")
 
     @property
     def dataset(self) -> str | None:
-        """Return the name, folder or file of the data, None where it is not known."""
+        """Name, folder or file of the data, None if not known."""
         mixed = ", ".join(str(one.get("path")) for one in self.recipe.get("datasets") or ())
         return self.recipe.get("dataset_name") or mixed or None
 
     @property
     def cards(self) -> str:
-        """Return `8 x NVIDIA A40`, empty without a card."""
+        """Cards as `8 x NVIDIA A40`, empty without a card."""
         cards = [str(card) for card in self.versions.get("cards") or ()]
         return ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
 
     @property
     def measures(self) -> list[str]:
-        """Return the keys of evaluations that training does not reward, without their prefix: rules of weight 0, and
-        `metric_for_best_model` where more is better."""
+        """Keys of evaluation that training does not reward, without prefix: rules of weight 0, and
+        `metric_for_best_model` if higher is better."""
         rules = [rule for rule in (self.rules or {}).get("rules", ()) if rule.get("weight") == 0]
         keys = [f"rewards/{rule.get('name', rule.get('rule'))}/mean" for rule in rules]
         best = self.recipe.get("metric_for_best_model")
@@ -81,7 +81,7 @@ class RunRecord:
         return [*keys, str(best).removeprefix("eval_")] if is_score else keys
 
     def settings(self) -> dict[str, str]:
-        """Return what a person reads of the run, as text by name: the recipe without its rules, then the versions."""
+        """Return the settings as text by name: the recipe without its rules, then the rules and versions."""
         facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.get("packages", {}).items())
         rules = []  # such as "answer (gold answer, kind number)"
@@ -100,10 +100,10 @@ class RunRecord:
 
 
 def read_record(output_dir: str | Path) -> RunRecord | None:
-    """Read the record of a run, or of the run that a checkpoint is of; None where the folder holds none.
+    """Read the record of a run or of a checkpoint's run; return None if there is none.
 
     Raises:
-        DataError: A file of the record is damaged, or the run ended while it was writing them.
+        DataError: A file of the record is damaged or missing.
     """
     folder = Path(output_dir)
     if folder.name.startswith("checkpoint-") and not (folder / RECIPE_FILE).exists():
@@ -124,24 +124,24 @@ def read_record(output_dir: str | Path) -> RunRecord | None:
 
 @dataclass(eq=False)
 class LogFile:
-    """Writes the entries of a run's log as they come. The log of an earlier run is overwritten."""
+    """Writer of a run's log. The log of an earlier run is overwritten."""
 
     path: Path
     _num_entries: int = 0
     _num_bytes: int = 0
 
     def write(self, log_history: Sequence[Mapping[str, Any]]) -> None:
-        """Write the entries of a history that are not in the file yet; a failed write (OSError) is made up for."""
+        """Write the entries that are not in the file yet; after a failed write (OSError), the next call repeats it."""
         new = log_history[self._num_entries :]
         text = "".join(json.dumps(entry, default=str) + "\n" for entry in new).encode()
         with self.path.open("ab") as file:
-            file.truncate(self._num_bytes)  # which a write that failed may have passed
+            file.truncate(self._num_bytes)  # removes the remains of a failed write
             file.write(text)
         self._num_entries, self._num_bytes = len(log_history), self._num_bytes + len(text)
 
 
 def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
-    """Read log.jsonl; empty where there is none. A last line that a kill has cut is left out."""
+    """Read log.jsonl, empty if it is missing. An incomplete last line, of a killed run, is left out."""
     path = Path(output_dir, LOG_FILE)
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     try:
@@ -151,16 +151,16 @@ def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def recorded_run(output_dir: str | Path) -> str | None:
-    """Return the id of the run whose record lies in a folder; None where none is known."""
+    """Return the id of the run whose record is in a folder, or None."""
     try:
         record = read_record(output_dir)
-    except DataError:  # it ended while it was beginning
+    except DataError:  # The run ended while it was writing the record.
         return None
     return None if record is None else record.versions.get("run")
 
 
 def _mapping(path: Path) -> dict[str, Any] | None:
-    """Return the mapping of a YAML or JSON file, None where there is no such file."""
+    """Return the mapping of a YAML or JSON file, None if there is no such file."""
     if not path.is_file():
         return None
     try:
@@ -170,7 +170,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
         raise DataError(
             f"{path} is damaged: {' '.join(str(error).split())}. Remove it, or start the run again."
         ) from error
-    if content is None and path.name == RULES_FILE:  # notes alone: rules that no file can hold
+    if content is None and path.name == RULES_FILE:  # only notes: rules that no file can hold
         return None
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: it holds no keys. Remove it, or start the run again.")
@@ -187,13 +187,12 @@ def write_record(
     recipe_notes: str = "",
     rules_notes: str = "",
 ) -> None:
-    """Write the record of a run, in the place of an earlier run's.
+    """Write the record of a run and replace an earlier record.
 
     Args:
-        output_dir: The run's folder, made if missing.
+        output_dir: The run's folder, created if missing.
         recipe, versions, rules, plan: See `RunRecord`; rules and plan None for no file.
-        recipe_notes, rules_notes: Lines of comment at the head of the two files; rules.yaml is also written where
-            only its notes say something.
+        recipe_notes, rules_notes: Comments at the head of the two files. Notes without rules also make a rules.yaml.
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -207,7 +206,7 @@ def write_record(
     for name, text in texts.items():
         path = folder / name
         if path.suffix == ".yaml" and path.is_file() and not path.read_bytes().startswith(MARK.encode()):
-            path.rename(path.with_suffix(".given.yaml"))  # a user has written it
+            path.rename(path.with_suffix(".given.yaml"))  # a user's file
         if text is None:
             path.unlink(missing_ok=True)
         else:
@@ -215,7 +214,7 @@ def write_record(
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f".{path.name}.unfinished")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

@@ -1,7 +1,7 @@
-"""The end of a run on paper: a table in the terminal, and `report.html`, one file that needs no other.
+"""The report of a run: a table in the terminal, and `report.html`, a single file.
 
-Everything is computed from `trainer.state.log_history`, which also stands in trainer_state.json, and from the run's
-folder, so that a report can be made again long after the run.
+It is computed from `trainer.state.log_history`, which trainer_state.json contains, and from the run's folder, so that
+it can be made again long after the run.
 """
 
 import json
@@ -31,10 +31,10 @@ HTML_FILE = "report.html"
 
 
 def read_state(output_dir: str | Path) -> dict[str, Any]:
-    """The trainer_state.json of a finished or stopped run, with its `log_history`, which log.jsonl has up to the end.
+    """Read trainer_state.json of a finished or stopped run, with the `log_history` of log.jsonl if that exists.
 
     Raises:
-        DataError: Neither the folder nor a checkpoint in it holds a readable one, and there is no log.jsonl.
+        DataError: Neither the folder nor its checkpoints have a readable trainer_state.json, and log.jsonl is missing.
     """
     folder = Path(output_dir)
     log = read_log(folder)
@@ -59,16 +59,16 @@ def read_state(output_dir: str | Path) -> dict[str, Any]:
 
 
 def read_log_history(output_dir: str | Path) -> list[dict[str, Any]]:
-    """The log history of a finished or stopped run. Raises as `read_state`."""
+    """Return the log history of a finished or stopped run; see `read_state`."""
     return read_state(output_dir)["log_history"]
 
 
 def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = None) -> RunSummary:
-    """Write report.html of a run into its folder, and return the summary for the table.
+    """Write report.html into a run's folder, and return the summary for the table.
 
     Args:
-        output_dir: The run's folder, made if missing.
-        log_history: `trainer.state.log_history`; None reads what the run has saved.
+        output_dir: The run's folder, created if missing.
+        log_history: `trainer.state.log_history`; None reads the run's saved log.
 
     Raises:
         DataError: Nothing was saved, or a file of the run is damaged.
@@ -76,7 +76,7 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = N
     folder = Path(output_dir)
     record = read_record(folder)
     max_steps = record.recipe.get("max_steps") if record else None
-    if log_history is None:  # else what an earlier run has saved in this folder says nothing of this one
+    if log_history is None:  # Otherwise a saved state may be of an earlier run in this folder.
         state = read_state(folder)
         log_history, max_steps = state["log_history"], state.get("max_steps", max_steps)
     summary = summarize(log_history)
@@ -90,7 +90,7 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = N
 def run_facts(
     folder: Path, log_history: Sequence[Entry], summary: RunSummary, record: RunRecord | None, max_steps: int | None
 ) -> RunFacts:
-    """Read what the page says of a run beside its log; what its folder lacks is left out."""
+    """Read the page's contents other than the log; files that the folder lacks are left out."""
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
     weights = record.recipe.get("reward_weights") if record else None
     tables = _of_run(folder, COMPLETIONS_FOLDER).parent
@@ -125,7 +125,7 @@ def run_facts(
 
 
 def _planned(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a plan says of memory and time, by name; what is not as we write it is left out."""
+    """Return a plan's memory and time by name; malformed entries are left out."""
     numbers = {key: value for key, value in plan.items() if isinstance(value, (int, float))}
     rows = [("settings", plan["label"])] if isinstance(plan.get("label"), str) else []
     if {"peak_gib", "usable_gib"} <= numbers.keys():
@@ -137,7 +137,7 @@ def _planned(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _of_run(folder: Path, name: str) -> Path:
-    """A file of the run, also where the folder is one of its checkpoints."""
+    """Return the path of a run's file, also if the folder is one of its checkpoints."""
     is_inside = folder.name.startswith("checkpoint-") and not (folder / name).exists()
     return (folder.parent if is_inside else folder) / name
 
@@ -147,20 +147,20 @@ def _text(path: Path) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name of the hub as it is, of a folder its last two parts."""
+    """Return a Hub name unchanged, or the last two parts of a folder."""
     parts = Path(name).parts
     return "/".join(parts[-2:]) if len(parts) > 2 or name.startswith((".", "/")) else name
 
 
 def print_report(output_dir: str | Path, log_history: Sequence[Entry], summary: RunSummary) -> None:
-    """Print what a run ends with: table, tokens, seconds by phase, verdict, and where its report is."""
+    """Print a run's final table, tokens, seconds by phase, verdict, and the path of its report."""
     console = Console()
     console.print(summary_table(summary, log_history, output_dir))
     console.print(f"Report: {Path(output_dir, HTML_FILE)}", soft_wrap=True, markup=False, highlight=False)
 
 
 def summary_table(summary: RunSummary, log_history: Sequence[Entry] = (), folder: str | Path = "") -> Group:
-    """The table that a run ends with, and the verdict where its log and its folder are given, for rich to print."""
+    """Return the final table of a run, with the verdict if its log is given, for rich to print."""
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     table = table_of(curve_rows(summary), f"{summary.num_steps} steps{time}")
     facts = [": ".join(row) for row in token_rows(summary)]
@@ -183,5 +183,5 @@ def table_of(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
     for column, name in enumerate(header):
         table.add_column(Text(name), justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a rule's name is no markup, nor is a folder's
+        table.add_row(*(Text(cell) for cell in row))  # Text, because names of rules and folders are no markup
     return table

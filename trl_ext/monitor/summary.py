@@ -1,4 +1,4 @@
-"""A summary of a run in numbers, and its tables, from the log history that every Trainer keeps."""
+"""A run's summary in numbers and tables, from the log history that every Trainer keeps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, KERNELS, WHY_PADDED, Curve, Entry, RunKind
 from trl_ext.monitor.words import score
 
-# Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
+# Log entries with new completions to average at either end of a run; fewer in a run shorter than four times this.
 WINDOW_ENTRIES = 5
 MEMORY_HEADER = ["memory", "predicted GiB", "measured GiB", "difference"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A curve at two times. None where nothing was logged."""
+    """A curve at two times; None if nothing was logged."""
 
     before: float | None = None
     after: float | None = None
@@ -23,23 +23,23 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The end of a run.
+    """The results of a run.
 
     Args:
-        kind: What was trained.
+        kind: The kind of run.
         num_steps: Last optimizer step in the log.
         window_steps: Optimizer steps that are averaged at either end for `training`.
-        training: Curves over the first and over the last steps. For GRPO the reward and every rule.
-        held_out: The same on the evaluation set, before step 1 and at the last evaluation.
-        forwarded_tokens: Tokens that went through the model for log-probabilities and loss, all ranks, whole run.
-        padded_tokens: Tokens that padded batches would have taken for the same.
-        skipped_tokens: Tokens of rows that were left out, as they have no gradient.
+        training: Curves over the first and the last steps. For GRPO the reward and every rule.
+        held_out: Curves on the evaluation set, before step 1 and at the last evaluation.
+        forwarded_tokens: Tokens through the model for log-probabilities and loss, all ranks, whole run.
+        padded_tokens: Tokens of the same rows in padded batches.
+        skipped_tokens: Tokens of rows that were left out because they have no gradient.
         raw_tokens: Tokens without padding and without sharing prompts.
         phase_s: Seconds per phase over the whole run, on rank 0.
         train_s: Wall-clock seconds of `train()`.
-        memory: Rows of the table of memory, empty where none was measured.
-        why_padded: Why rows were padded though packing was not turned off; empty where they were not.
-        kernels: Whose kernels computed, in words.
+        memory: Rows of the table of memory, empty if it was not measured.
+        why_padded: Why rows were padded though packing was not turned off; empty if they were not.
+        kernels: Source of the kernels.
     """
 
     kind: RunKind
@@ -59,10 +59,10 @@ class RunSummary:
 
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
-    """The run's summary. Metrics that the history lacks are None or missing from their mapping."""
+    """Summarize a run. Metrics that the history lacks are None or missing from their mapping."""
     training = training_entries(log_history)
     held_out = held_out_entries(log_history)
-    # The entries that are averaged at either end, each with those that go on with its completions.
+    # Average entries with new completions at either end, with the following entries that reuse these.
     kind = log_keys.kind_of(training)
     starts = [place for place, entry in enumerate(training) if kind.is_scored_in(entry)]
     window = max(1, min(WINDOW_ENTRIES, len(starts) // 4))
@@ -94,21 +94,21 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
 
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
-    """Entries with a training curve, in order."""
+    """Return the entries with a training curve, in order."""
     return [entry for entry in log_history if log_keys.is_training(entry)]
 
 
 def held_out_entries(log_history: Sequence[Entry]) -> list[Entry]:
-    """Entries of evaluations, in order."""
+    """Return the entries of evaluations, in order."""
     return [entry for entry in log_history if log_keys.is_held_out(entry)]
 
 
 def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
-    """A table of memory: header, then each phase with its highest peak; empty for a run without measured memory."""
+    """Return a header and a row for each phase with its highest peak; empty if memory was not measured."""
     measured: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for entry in log_history:
-        predicted |= log_keys.family(entry, "memory/predicted_", "_gib")  # by the plan, in the first entry
+        predicted |= log_keys.family(entry, "memory/predicted_", "_gib")  # from the plan, in the first entry
         for phase, peak in log_keys.memory(entry).items():
             measured[phase] = max(peak, measured.get(phase, 0.0))
     rows = []
@@ -120,7 +120,7 @@ def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
 
 
 def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
-    """Training entries with the number of optimizer steps that each of them averages."""
+    """Yield training entries with the number of optimizer steps that each averages."""
     last_step = 0
     for entry in training_entries(log_history):
         step = int(entry.get("step", last_step + 1))
@@ -129,7 +129,7 @@ def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]
 
 
 def _total(log_history: Sequence[Entry], name: str) -> int | None:
-    """Sum over optimizer steps of a count of tokens that is logged as a mean per step, None if it never is."""
+    """Sum a token count over optimizer steps from its logged means per step; None if it is never logged."""
     known = []
     for entry, num_steps in _with_num_steps(log_history):
         value = log_keys.number(entry, f"packing/{name}_tokens")
@@ -143,7 +143,7 @@ def _total(log_history: Sequence[Entry], name: str) -> int | None:
 
 
 def _curves(entries: Iterable[Entry], prefix: str = "") -> Iterable[Curve]:
-    """Every curve that one of the entries has."""
+    """Return every curve that any entry has."""
     latest: dict[str, float] = {}
     for entry in entries:
         latest |= {key: value for key in entry if (value := log_keys.number(entry, key)) is not None}
@@ -151,7 +151,7 @@ def _curves(entries: Iterable[Entry], prefix: str = "") -> Iterable[Curve]:
 
 
 def _means(entries: Sequence[Entry], prefix: str = "") -> dict[Curve, float]:
-    """The mean of every curve over the entries that have it."""
+    """Return the mean of every curve over the entries that have it."""
     values: dict[Curve, list[float]] = {}
     for entry in entries:
         for curve, value in log_keys.values(entry, prefix).items():
@@ -165,13 +165,13 @@ def _changes(
     return {curve: Change(before.get(curve), after.get(curve)) for curve in curves}
 
 
-# Tables as rows of text, for the terminal and for the page ---------------------------------------------------------
+# Tables as rows of text, for the terminal and the page -------------------------------------------------------------
 
 Rows = list[list[str]]
 
 
 def curve_rows(summary: RunSummary) -> Rows:
-    """Header and one row per curve; the held-out columns only where there was an evaluation."""
+    """Return a header and one row per curve; held-out columns only if there was an evaluation."""
     window = "step" if summary.window_steps == 1 else f"{summary.window_steps} steps"
     rows = [["", f"first {window}", f"last {window}", "held-out before", "held-out after"]]
     kind = summary.kind
@@ -183,7 +183,7 @@ def curve_rows(summary: RunSummary) -> Rows:
 
 
 def token_rows(summary: RunSummary) -> Rows:
-    """Tokens that went through the model, and that other ways would have taken; first why rows are padded, kernels."""
+    """Return rows with why rows are padded, kernels, tokens through the model, and tokens without packing."""
     rows = [["packing is off", f"{summary.why_padded}."]] if summary.why_padded else []
     rows += [["kernels", summary.kernels]] if summary.kernels else []
     if not summary.forwarded_tokens:
@@ -201,14 +201,14 @@ def token_rows(summary: RunSummary) -> Rows:
 
 
 def phase_rows(summary: RunSummary) -> Rows:
-    """Phases with their share of the time, the longest first."""
+    """Return phases with their share of the time, the longest first."""
     phases = sorted((summary.phase_s or {}).items(), key=lambda phase: -phase[1])
     total_s = sum(seconds for _, seconds in phases)
     return [[name, f"{seconds:.1f} s ({seconds / total_s:.0%})"] for name, seconds in phases if total_s > 0]
 
 
 def entry_rows(kind: RunKind, entries: Sequence[Entry], prefix: str) -> Rows:
-    """One row per log entry; columns that no entry fills are left out."""
+    """Return a header and one row per log entry, without empty columns."""
     values = [log_keys.values(entry, prefix) for entry in entries]
     curves = kind.in_order(curve for found in values for curve in found)
     rows = [["step", *(curve.name for curve in curves), "completion tokens", "tokens forwarded", "seconds"]]

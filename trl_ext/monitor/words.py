@@ -1,35 +1,35 @@
-"""Numbers as a person reads them: on the progress line, in the end table and in the report."""
+"""Numbers and texts for people: on the progress line, in the final table and in the report."""
 
 import unicodedata
 from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
-    """`2:10` or `1:02:10`, as a clock."""
+    """Write seconds as `2:10` or `1:02:10`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def score(value: float | None) -> str:
-    """A value of a curve with two decimals, never -0.00; a dash where there is none."""
+    """Write a value with two decimals, never -0.00; None as a dash."""
     return "-" if value is None else f"{value:z.2f}"
 
 
 def from_to(before: float, after: float) -> str:
-    """`from 0.42 to 0.55`, with as many decimals as tell the two apart."""
+    """Write `from 0.42 to 0.55`, with enough decimals to distinguish the two."""
     specs = ("z.2f", "z.3f", "z.4f", ".6g")
     spec = next((one for one in specs if format(before, one) != format(after, one)), specs[0])
     return f"from {before:{spec}} to {after:{spec}}"
 
 
 def scores(named_values: Iterable[tuple[str, float]]) -> str:
-    """`reward 0.42  answer 0.31  format 0.55`."""
+    """Write `reward 0.42  answer 0.31  format 0.55`."""
     return "  ".join(f"{name} {score(value)}" for name, value in named_values)
 
 
 def short(value: float) -> str:
-    """A value of any size in a few characters: `0.42`, `128`, `12.5k`, `3.4M`, `4.0e-05`."""
+    """Write a value of any size in a few characters: `0.42`, `128`, `12.5k`, `3.4M`, `4.0e-05`."""
     size = abs(value)
     if size and not 1e-3 <= size < 1e9:
         return f"{value:.1e}"
@@ -40,14 +40,12 @@ def short(value: float) -> str:
     return f"{value:z,.{digits}f}"
 
 
-# Joiners within words and emoji, which some scripts need; all other characters that cannot be seen are spelled out.
+# Joiners within words and emoji, which some scripts need; all other invisible characters are escaped.
 _JOINERS = "\u200c\u200d"
 
 
 def visible(text: str) -> str:
-    """The text with its invisible characters spelled out: those that control a terminal, turn the direction of
-    writing or hide text. Data and completions are not to be trusted.
-    """
+    """Escape invisible characters, which can control a terminal, reverse text or hide it: data is not trusted."""
     if text.isprintable():
         return text
     return "".join(
@@ -61,7 +59,7 @@ def visible(text: str) -> str:
 
 
 def cut(text: str, most_chars: int) -> str:
-    """The text, if it is too long its beginning and its end, where answers stand, with what is missing between."""
+    """Cut the middle of a long text and write its length there; answers are at the end."""
     if len(text) <= most_chars:
         return text
     tail = most_chars // 4

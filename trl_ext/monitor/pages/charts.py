@@ -1,6 +1,6 @@
-"""Curves as pictures: positions on a plane that a template writes as SVG, so that a page needs no library.
+"""Charts: positions that a template writes as SVG, so that a page needs no library.
 
-Legend: coordinates are pixels of the picture, from its top left corner.
+Coordinates are pixels from the top left corner of the picture.
 """
 
 import itertools
@@ -14,15 +14,15 @@ from trl_ext.monitor.words import short
 
 T = TypeVar("T")
 
-MOST_POINTS = 240  # of a line; more are averaged in as many columns
-MOST_MARKERS = 40  # a line of fewer points shows each of them
+MOST_POINTS = 240  # of a line; more points are averaged to this number
+MOST_MARKERS = 40  # A line of at most so many points shows each point.
 NUM_HUES = 8
-# Values that reach this many times their median are drawn on a logarithmic axis: else one outlier flattens the rest.
+# A larger ratio of maximum to median gives a logarithmic axis: otherwise one outlier flattens the rest.
 _LOG_RATIO = 100.0
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 8, 22
-_LETTER = 6.5  # pixels that a letter of a label takes
-# The range of an axis beside its values: labels of a smaller one would be numbers of many digits.
+_LETTER = 6.5  # width in pixels of a letter of a label
+# The least range of an axis relative to its values: labels of a smaller range would need many digits.
 _LEAST_RANGE = 1e-4
 
 
@@ -34,7 +34,7 @@ class Line:
         name: For the legend.
         steps, values: Of the same length.
         hue: Number of its colour; lines of the same hue belong together.
-        is_held_out: Drawn as rings; few and far between.
+        is_held_out: Drawn as rings without a line.
         is_strong: Drawn thicker.
     """
 
@@ -54,8 +54,8 @@ class Stroke:
         name: For the legend.
         style: CSS classes.
         path: The line, an SVG path.
-        markers: Places of single values with what they are.
-        last: The last value, in words.
+        markers: Positions of single values, with a text.
+        last: The last value, as text.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Picture:
     Args:
         title, unit: For its heading.
         width, height: Pixels.
-        x_ticks, y_ticks: Places with their labels.
-        strokes: Lines, or areas where `is_stacked`.
-        note: What the reader must know about it, or empty.
-        left: Where the picture begins, right of its labels.
+        x_ticks, y_ticks: Positions with their labels.
+        strokes: Lines, or areas if `is_stacked`.
+        note: A remark for the reader, or empty.
+        left: Width of the labels on the left.
     """
 
     title: str
@@ -113,7 +113,7 @@ class Scale:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def at(self, pixel: float) -> float:
-        """The value at this place of a linear scale."""
+        """Return the value at this position of a linear scale."""
         return self.low + (pixel - self.start) / (self.end - self.start) * (self.high - self.low)
 
 
@@ -133,7 +133,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, h
 
 
 def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920, height: int = 220) -> Picture | None:
-    """Draw values on top of each other, a column for a step or, of many steps, for several."""
+    """Draw stacked values, with a column for each step, or for several steps of a long run."""
     steps = sorted({step for line in lines for step in line.steps})
     if not steps:
         return None
@@ -172,7 +172,7 @@ def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
 
 
 def _columns(points: Sequence[T]) -> list[Sequence[T]]:
-    """The points in at most MOST_POINTS neighbourhoods of equal number, but for one."""
+    """Split points into at most MOST_POINTS parts whose sizes differ by at most 1."""
     number = min(MOST_POINTS, len(points))
     edges = [place * len(points) // number for place in range(number + 1)]
     return [points[start:end] for start, end in itertools.pairwise(edges)]
@@ -197,7 +197,7 @@ def _staircase(edges: Sequence[float], heights: Sequence[float]) -> str:
 
 
 def _half(steps: Sequence[int]) -> float:
-    """Half the distance of neighbouring steps: a column reaches so far to both sides."""
+    """Return half the distance of neighbouring steps, which is half the width of a column."""
     return (steps[-1] - steps[0]) / (len(steps) - 1) / 2 if len(steps) > 1 else 0.5
 
 
@@ -228,7 +228,7 @@ def _y_scale(values: Sequence[float], height: int) -> Scale:
 
 
 def _nice_step(rough: float) -> float:
-    """The next of 1, 2, 5, 10 times a power of ten."""
+    """Round up to 1, 2, 5 or 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
@@ -245,7 +245,7 @@ def _y_ticks(y: Scale) -> tuple[tuple[float, str], ...]:
         low, high = round(math.log10(y.low)), round(math.log10(y.high))
         powers = range(low, high + 1, math.ceil((high - low) / 5))
         return tuple((round(y(10.0**power), 1), f"{10.0**power:g}") for power in powers)
-    for parts in (4, 8):  # where a step of a fourth leaves a single one, it takes half of it
+    for parts in (4, 8):  # if a quarter of the range gives a single tick, an eighth
         step = _nice_step((y.high - y.low) / parts)
         numbers = range(math.ceil(y.low / step - 1e-9), math.floor(y.high / step + 1e-9) + 1)
         if len(numbers) > 1:
@@ -254,7 +254,7 @@ def _y_ticks(y: Scale) -> tuple[tuple[float, str], ...]:
 
 
 def _tick_label(value: float, step: float) -> str:
-    """A value of an axis as exactly as its neighbours, a step away, ask for."""
+    """Write a value of an axis with enough digits to distinguish it from its neighbours, a step away."""
     if value == 0:
         return "0"
     if step >= 1000:

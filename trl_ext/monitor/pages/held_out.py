@@ -1,4 +1,4 @@
-"""Completions of held-out prompts, from the tables that PPO's evaluations write: sampled and greedy side by side.
+"""Sampled and greedy completions of held-out prompts, from the tables that PPO's evaluations write.
 
 A table is a file of JSON lines in the run's folder `completions`, one completion a line, with the keys
     step, decoding ("sampled" or "greedy"), prompt, completion, score
@@ -25,14 +25,14 @@ from trl_ext.monitor.pages.samples import (
 )
 
 MOST_PROMPTS = 12
-MOST_ANSWERS = 2  # of a prompt, in each way of decoding
+MOST_ANSWERS = 2  # of a prompt, for each decoding
 _NAME = re.compile(r"held_out_(\d+)(.*)\.jsonl")
 _REWARD = "rewards/"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutAnswer:
-    """A completion with its score, None where nothing scored it, and what each rule and reward model gave."""
+    """A completion with its score (None if it has none) and the value of each rule and reward model."""
 
     decoding: str
     completion: str
@@ -42,7 +42,7 @@ class HeldOutAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
-    """A prompt with the dataset's cells that rules read, and its completions."""
+    """A prompt with its completions and the dataset's cells that rules read."""
 
     prompt: str
     gold: Mapping[str, str]
@@ -54,9 +54,9 @@ class HeldOutTable:
     """The last evaluation's completions.
 
     Args:
-        prompts: Those that are shown.
+        prompts: Prompts on the page.
         step: Optimizer step of the evaluation, None without a table.
-        num_prompts: All of them.
+        num_prompts: Number of all prompts.
         damaged: Names of tables that could not be read.
     """
 
@@ -67,11 +67,7 @@ class HeldOutTable:
 
 
 def read_held_out(folder: Path) -> HeldOutTable:
-    """Read the completions of a run's last evaluation.
-
-    Args:
-        folder: The run's.
-    """
+    """Read the completions of the last evaluation from a run's folder."""
     tables = (folder / COMPLETIONS_FOLDER).glob("held_out_*.jsonl")
     found = [(int(match[1]), path) for path in tables if (match := _NAME.fullmatch(path.name))]
     if not found:
@@ -100,7 +96,7 @@ def read_held_out(folder: Path) -> HeldOutTable:
 
 def _answer(row: Mapping[str, Any]) -> HeldOutAnswer:
     parts = trace_parts(json_mapping(row.get("rule_trace")))
-    # With a line for each rule their whole set says nothing new.
+    # With a line for each rule, the whole set's line is redundant.
     whole = WHOLE_SET.removesuffix("/mean") if parts else None
     names = [name for name in row if name.startswith(_REWARD) and name != whole]
     others = tuple(RulePart(name.removeprefix(_REWARD), finite(row[name])) for name in names)

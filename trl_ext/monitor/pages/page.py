@@ -1,8 +1,7 @@
-"""The report of one run as a page: what stands in it, and the templates that write it.
+"""The report of one run as an HTML page: its contents and its templates.
 
-A page is one file without scripts and without anything from outside. Every text in it is data that nobody has vouched
-for: the templates escape all of it, invisible characters are spelled out, and the page's own policy forbids the
-browser to run or to fetch anything.
+A page is one file without scripts and external resources. No text in it is trusted: the templates escape all texts
+and their invisible characters, and the page's content policy forbids the browser to run or fetch anything.
 """
 
 import functools
@@ -37,17 +36,17 @@ MOST_LINES = 12  # of a picture
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a page says of a run beside its log.
+    """Contents of a page other than the log.
 
     Args:
-        title: Of the page.
-        facts: Below the title.
-        settings: Of the run, by name, as text.
-        versions: Of packages, by name.
-        rules, plan: The files' text, empty without.
-        planned: What the plan says, by name.
-        launch: The line that the run was launched with, empty where not known.
-        max_steps: Steps that the run was to take, None if not known.
+        title: Title of the page.
+        facts: Lines below the title.
+        settings: Settings of the run by name, as text.
+        versions: Versions of packages by name.
+        rules, plan: Text of the files, or empty.
+        planned: The plan's figures by name.
+        launch: The command that launched the run, empty if not known.
+        max_steps: Planned steps of the run, None if not known.
         measures: See `judge_run`.
         samples: Completions.
         held_out: Completions of held-out prompts.
@@ -68,7 +67,7 @@ class RunFacts:
 
 
 def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSummary | None = None) -> str:
-    """The report as one HTML document; `summary` saves time where it is there."""
+    """Return the report as one HTML document; `summary` is computed if it is None."""
     summary, series = summary or summarize(log_history), read_series(log_history)
     kind = summary.kind
     small: list[Picture | None] = []
@@ -118,10 +117,9 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
 
 
 def panel_chart(panel: Panel, series: Mapping[str, Series], is_main: bool = False) -> Picture | None:
-    """A panel's curves with those of held-out rows in the same colour; None where the log has none of them.
+    """Draw a panel's curves, with held-out curves in the same colour; return None if the log has none of them.
 
-    Args:
-        is_main: As wide as the page; the first curve is what the others add up to.
+    With `is_main`, the chart is as wide as the page and has the held-out curves, and a total is drawn thicker.
     """
     found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
     hues = {curve.key: hue for hue, curve in enumerate(_in_order(panel, found))}
@@ -137,7 +135,7 @@ def panel_chart(panel: Panel, series: Mapping[str, Series], is_main: bool = Fals
 
 
 def _main_charts(panel: Panel, series: Mapping[str, Series]) -> Iterator[Picture]:
-    """A panel as wide pictures of at most MOST_LINES curves each."""
+    """Draw a panel as wide pictures of at most MOST_LINES curves each."""
     found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
     curves = _in_order(panel, found)
     for start in range(0, len(curves), MOST_LINES):
@@ -148,13 +146,13 @@ def _main_charts(panel: Panel, series: Mapping[str, Series]) -> Iterator[Picture
 
 
 def _in_order(panel: Panel, found: Mapping[log_keys.Curve, Series]) -> list[log_keys.Curve]:
-    """The curves in the order of their panel, members of a family as they come."""
+    """Return the curves in the order of their panel, members of a family in their order."""
     places = {curve.key: place for place, curve in enumerate(panel.curves)}
     return sorted(found, key=lambda curve: places.get(curve.key, len(places)))
 
 
 def phase_chart(training: Sequence[Entry]) -> Picture | None:
-    """Seconds of an optimizer step, phase upon phase, the longest at the bottom; evaluation is no part of a step."""
+    """Draw the stacked seconds of an optimizer step by phase, without evaluation, the longest at the bottom."""
     steps: dict[str, list[int]] = {}
     seconds: dict[str, list[float]] = {}
     for entry in training:
@@ -168,7 +166,7 @@ def phase_chart(training: Sequence[Entry]) -> Picture | None:
 
 
 def _tiles(series: Mapping[str, Series], summary: RunSummary) -> list[tuple[str, str]]:
-    """The numbers that people look for first, by name."""
+    """Return the most important numbers, by name."""
     tiles = []
     for title, changes in (("training", summary.training), ("held-out", summary.held_out)):
         change = next((found for c, found in changes.items() if c.key == summary.kind.curves[0].key), Change())
@@ -215,7 +213,7 @@ def _templates() -> Any:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Of every text that a template writes; Markup is what a template of ours has already written.
+        # Applies to every text that a template inserts; Markup was already written by a template.
         finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     templates.filters |= {"cut": cut, "explained": _explained}
@@ -224,7 +222,7 @@ def _templates() -> Any:
 
 
 def _explained(one: ShownCompletion | HeldOutAnswer) -> list[list[str]]:
-    """The rules' lines of a completion, for a table."""
+    """Return the rules' lines of a completion as rows of a table."""
     rows = [["rule", "value", "status", "adds", "detail"]]
     for part in one.parts:
         value, adds = (

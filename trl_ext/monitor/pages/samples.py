@@ -1,6 +1,6 @@
 """Completions worth reading, from the tables that TRL writes with `log_completions`.
 
-Columns of a table: step, prompt, completion, one for each reward function, advantage, and those of our rules:
+Columns of a table: step, prompt, completion, one for each reward function, advantage, and for our rules
     rule_trace      JSON: each rule's value, status, contribution to the total, and detail
     rule_columns    JSON: the dataset's cells that the rules read, the gold answer among them
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 COMPLETIONS_FOLDER = "completions"
-MOST_TABLES = 40  # that are read: the first, the last, and others evenly between
+MOST_TABLES = 40  # to read: the first, the last, and others evenly between
 PER_GROUP = 2
-# Columns that are no reward function's.
+# Columns other than reward functions.
 _OTHERS = frozenset({"step", "prompt", "completion", "advantage", "rule_trace", "rule_columns", "image"})
 
 
 @dataclass(frozen=True, slots=True)
 class RulePart:
-    """A rule's line of an explanation; None and "" where the table does not say."""
+    """A rule's line of an explanation; None or "" for a value that the table lacks."""
 
     rule: str
     value: float | None
@@ -33,13 +33,13 @@ class RulePart:
 
 @dataclass(frozen=True, slots=True)
 class ShownCompletion:
-    """A completion with what it earned and why.
+    """A completion with its reward and the explanation.
 
     Args:
         step: Optimizer step of the table.
-        prompt, completion: As text, whole.
-        total: Weighted sum of the reward functions; None where nothing scored it.
-        advantage: As logged.
+        prompt, completion: The whole texts.
+        total: Weighted sum of the reward functions; None if it has no reward.
+        advantage: The logged advantage.
         gold: The dataset's cells that the rules read.
         parts: One for each rule.
     """
@@ -55,11 +55,11 @@ class ShownCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Completions by what makes them worth reading, and how many tables they were chosen from.
+    """Groups of completions worth reading.
 
     Args:
-        groups: Heading, and its completions.
-        num_read, num_tables: Tables that were read, and tables that are there.
+        groups: Completions by heading.
+        num_read, num_tables: Numbers of tables that were read, and of all tables.
         damaged: Names of tables that could not be read.
     """
 
@@ -79,12 +79,12 @@ class _Candidate:
 
 
 def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[float] | None = None) -> Samples:
-    """Choose from a run's tables the first, the last, the best, the worst and the most disputed completions.
+    """Choose the first, last, best, worst and most disputed completions from a run's tables.
 
     Args:
-        folder: The run's.
-        reward_names: Reward functions by the log's metrics; other columns of numbers are not counted.
-        weights: Of the reward functions, 1 each if None.
+        folder: The run's folder.
+        reward_names: Reward functions in the log's metrics; other columns of numbers are not counted.
+        weights: Weights of the reward functions; None for 1 each.
     """
     paths = sorted(
         (folder / COMPLETIONS_FOLDER).glob("completions_*.parquet"), key=lambda path: (len(path.name), path)
@@ -102,7 +102,7 @@ def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, the first and the last among them, at equal distances."""
+    """Return at most `most` items at equal distances, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
@@ -124,7 +124,7 @@ def _candidates(path: Path, reward_names: Collection[str], weights: Sequence[flo
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
-    """The groups, each completion in one of them; of equal ones the latest."""
+    """Return the groups; a completion is in one group, and the latest of equal completions is taken."""
     if not candidates:
         return {}
     scored = [one for one in candidates if one.total is not None]
@@ -142,7 +142,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
     taken: set[tuple[Path, int]] = set()
     groups = {}
     for name, order in orders.items():
-        # The first that are not taken, of different tables as far as there are some among the next hundred.
+        # The first completions that are not taken, from different tables if the next hundred have enough tables.
         free = [one for one in order if (one.path, one.row) not in taken][:100]
         by_table: dict[Path, _Candidate] = {}
         for one in free:
@@ -153,8 +153,8 @@ def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
 
 
 def _dispute(one: _Candidate) -> tuple[bool, float, float]:
-    """How far apart the rules are: some give and some take away, then the widest range, then the widest spread."""
-    # A rule that takes away from the total counts as negative.
+    """Return a sort key for the disagreement of rules: whether signs differ, range, standard deviation."""
+    # The value of a rule that lowers the total counts as negative.
     known = [(part.value, part.adds or 0.0) for part in one.parts if part.value is not None]
     values = [-value if value * adds < 0 else value for value, adds in known]
     if len(values) < 2:
@@ -173,7 +173,7 @@ def _shown(one: _Candidate) -> ShownCompletion:
 
 
 def conversation_text(value: Any) -> str:
-    """A prompt or completion as text: a lone message by its content, several with their roles."""
+    """Return a prompt or completion as text: the content of a single message, several messages with their roles."""
     if value is None:
         return ""
     if not isinstance(value, list):
@@ -196,7 +196,7 @@ def _content(content: Any) -> str:
 
 
 def trace_parts(trace: Mapping[str, Any]) -> tuple[RulePart, ...]:
-    """The lines of a trace; those that are no list as we write it are left out."""
+    """Return the lines of a trace; malformed lines are left out."""
     found = []
     for rule, cells in trace.items():
         if isinstance(cells, list) and len(cells) >= 3:
@@ -206,7 +206,7 @@ def trace_parts(trace: Mapping[str, Any]) -> tuple[RulePart, ...]:
 
 
 def json_mapping(text: Any) -> dict[str, Any]:
-    """The mapping of a JSON text, empty for anything else."""
+    """Return the mapping of a JSON text, empty for anything else."""
     try:
         content = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -215,6 +215,6 @@ def json_mapping(text: Any) -> dict[str, Any]:
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float, None unless it is a finite number."""
+    """Return a finite number as a float, anything else as None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None

@@ -1,7 +1,4 @@
-"""Series of a run's log, by key, and the panels that they are drawn in.
-
-Legend: a series is one key's finite values over optimizer steps.
-"""
+"""Series of a run's log (a key's finite values over optimizer steps), and their panels."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +10,7 @@ from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One key of the log: steps and the values there, in the order of the log."""
+    """Steps and values of one key, in the order of the log."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -21,12 +18,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves that are drawn on one pair of axes.
+    """Curves on one pair of axes.
 
     Args:
-        title: What they show.
-        unit: Of the values; empty for a number without unit.
-        curves: Keys and names; families (`*`) are drawn one line a member.
+        title: Heading.
+        unit: Unit of the values, or empty.
+        curves: Keys and names; a family (`*`) has a line for each member.
         only_positive: Leave out members that are 0 throughout.
     """
 
@@ -37,7 +34,7 @@ class Panel:
 
 
 def _panel(title: str, unit: str, keys: str | dict[str, str], *, only_positive: bool = False) -> Panel:
-    """Make a panel of keys and their names; of a single key that is called like the panel."""
+    """Make a panel of keys with their names, or of a single key named like the panel."""
     names = {keys: title[0].lower() + title[1:]} if isinstance(keys, str) else keys
     return Panel(title, unit, tuple(Curve(key, name) for key, name in names.items()), only_positive)
 
@@ -45,7 +42,7 @@ def _panel(title: str, unit: str, keys: str | dict[str, str], *, only_positive: 
 _LENGTHS = {"mean": "mean", "max": "longest", "min": "shortest"}
 _NO_VALUE = {"none_frac": "no value", "timeout_frac": "out of time", "error_frac": "failed"}
 _TOKENS = {"forwarded": "forwarded", "padded": "as padded batches", "skipped": "left out, without advantage"}
-# Of all kinds of runs, in this order. A panel whose keys a log lacks is not drawn.
+# For all kinds of runs, in this order. A panel without logged keys is not drawn.
 PANELS = (
     _panel("KL to the reference model", "nats per token", {"kl": "KL"}),
     _panel("Entropy", "nats per token", "entropy"),
@@ -89,7 +86,7 @@ PANELS = (
 
 
 def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
-    """Every key with a finite value, in the order in which they first appear."""
+    """Return the series of every key with a finite value, in the order in which keys first appear."""
     found: dict[str, Series] = {}
     for entry in log_history:
         step = entry.get("step", 0)
@@ -100,7 +97,7 @@ def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
                     series = found[key] = Series()
                 series.steps.append(int(step))
                 series.values.append(float(value))
-    for prefix in ("", HELD_OUT):  # a RuleSet is one reward function for TRL, and repeats the total
+    for prefix in ("", HELD_OUT):  # For TRL a RuleSet is one reward function, so its mean repeats the total.
         whole, total = (found.get(prefix + key) for key in (log_keys.WHOLE_SET, "reward"))
         if whole and total and whole.steps == total.steps:
             pairs = zip(whole.values, total.values, strict=True)
@@ -110,7 +107,7 @@ def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
 
 
 def main_panels(kind: RunKind) -> list[Panel]:
-    """The panels of what the run is about, one for each axis of its kind."""
+    """Return a panel for each axis of the run's kind."""
     panels = []
     for axis in kind.axes:
         curves = tuple(curve for curve in kind.curves if curve.axis == axis)
@@ -119,14 +116,14 @@ def main_panels(kind: RunKind) -> list[Panel]:
 
 
 def other_panels(kind: RunKind) -> list[Panel]:
-    """The other panels, without the curves that the main ones have."""
+    """Return the other panels, without the curves of the main panels."""
     drawn = {curve.key for curve in kind.curves if curve.axis}
     kept = ((panel, tuple(curve for curve in panel.curves if curve.key not in drawn)) for panel in PANELS)
     return [Panel(panel.title, panel.unit, curves, panel.only_positive) for panel, curves in kept if curves]
 
 
 def members(panel: Panel, series: Mapping[str, Series], prefix: str = "") -> Iterator[tuple[Curve, Series]]:
-    """The panel's curves that the log has, with their series."""
+    """Yield the panel's curves that the log has, with their series."""
     for curve in panel.curves:
         keys: Sequence[str] = [prefix + curve.key] if "*" not in curve.key else list(series)
         for key in keys:

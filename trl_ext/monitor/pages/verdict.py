@@ -1,4 +1,4 @@
-"""The verdict on a run: did it learn, did it end, and what went wrong on the way."""
+"""The verdict on a run: whether it learned, whether it ended, and warnings."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
 
-# Where a warning begins. None of them proves a fault: each is what people look for first.
+# Thresholds of warnings. A warning does not prove a fault.
 TRUNCATED_FRAC = 0.1
 SAME_REWARD_FRAC = 0.5
 KL_PER_TOKEN = 1.0
@@ -24,7 +24,7 @@ OUTBID = 0.05
 IDLE_FRAC = 0.3
 MOST_WARNINGS = 8
 MOST_CHARS = 500  # of an error in the headline
-# A change by less than this share of the larger value is none.
+# A smaller change, as a share of the larger value, does not count.
 _SMALL = 0.02
 HELP_PAGE = "docs/running/my_run.md"
 _RULES = Panel("", "", (Curve("rewards/*/mean", "*"),))
@@ -35,10 +35,10 @@ class RunVerdict:
     """The verdict.
 
     Args:
-        headline: What happened to what the run is about.
+        headline: The change of the run's main metric.
         mood: "better", "worse", "same" or "unknown".
         ending: How the run ended.
-        is_finished: It took all its steps.
+        is_finished: True if it took all its steps.
         warnings: Sentences.
     """
 
@@ -50,7 +50,7 @@ class RunVerdict:
 
     @property
     def help(self) -> str:
-        """Which page has the causes and the remedies; empty where nothing went wrong."""
+        """A sentence with the page of causes and remedies; empty if nothing went wrong."""
         return f"What to look at, and which key mends it: {HELP_PAGE}" if self.warnings or self.mood == "worse" else ""
 
 
@@ -61,16 +61,16 @@ def judge_run(
     max_steps: int | None,
     measures: Sequence[str] = (),
 ) -> RunVerdict:
-    """The verdict on a run.
+    """Judge a run.
 
     Args:
-        log_history, series, summary: Of the run.
-        max_steps: Steps that it was to take, None if not known.
-        measures: Keys of evaluations that training does not reward, without their prefix.
+        log_history, series, summary: The run's.
+        max_steps: Its planned steps, None if not known.
+        measures: Keys of evaluation that training does not reward, without prefix.
     """
     headline, mood = _learning(series, summary)
     norms = [entry for entry in log_history if "grad_norm" in entry]
-    # A gradient norm is the last step's alone, the share of rows that are left out all logged steps'.
+    # The gradient norm is of the last step only; the share of skipped rows is of all steps of the entry.
     idle = [e for e in norms if e["grad_norm"] == 0 and e.get("packing/skipped_rows_frac", 1) == 1]
     if len(idle) == max(len(norms), 1) or (2 * len(idle) > len(norms) and mood != "better"):
         how_little = "Nothing" if len(idle) == len(norms) else "Hardly anything"
@@ -93,7 +93,7 @@ def judge_run(
 
 
 def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, str]:
-    """What happened to the run's first curve, on held-out rows if it was evaluated before and after."""
+    """Return headline and mood from the run's main curve, on held-out rows if it was evaluated before and after."""
     curve = summary.kind.curves[0]
     held_out = next((c for c in summary.held_out if c.key == curve.key), None)
     change = summary.held_out[held_out] if held_out else Change()
@@ -122,7 +122,7 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
 
 
 def _noise(values: Sequence[float], window: int) -> float:
-    """Two standard errors of the difference of two means of `window` entries; infinite where too few tell."""
+    """Return two standard errors of the difference of two means of `window` entries; infinite for too few values."""
     jumps = [later - earlier for earlier, later in itertools.pairwise(values)]
     if len(jumps) < 3:
         return math.inf
@@ -183,7 +183,7 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
 
 
 def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequence[str]) -> Iterator[str]:
-    """Warn of held-out measures that fall from their best value while the training reward goes on rising."""
+    """Warn of held-out metrics that fall after their best value while the reward in training rises."""
     reward = summary.kind.curves[0]
     training = series.get(reward.key, Series())
     for name in dict.fromkeys([reward.key, f"greedy_{reward.key}", *measures]):
@@ -204,7 +204,7 @@ def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequen
 
 
 def _overlap(series: Mapping[str, Series]) -> Iterator[str]:
-    """Which side waits, where samples are generated ahead."""
+    """Warn if training or the vLLM servers wait for each other, when samples are generated ahead."""
     took = series.get("sampling/generation_s")
     phases = [values for key, values in series.items() if key.startswith("phase/")]
     if not took or not phases:
@@ -225,7 +225,7 @@ def _overlap(series: Mapping[str, Series]) -> Iterator[str]:
 
 
 def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """KL per token: GRPO logs it so, PPO the sum over a completion."""
+    """Warn of a high KL per token; GRPO logs it, PPO logs the sum over a completion."""
     kl = series.get("kl")
     lengths = series.get("completions/mean_length")
     values = kl.values if kl else []
@@ -261,7 +261,7 @@ def _window(series: Series) -> int:
 
 
 def _last(series: Mapping[str, Series], key: str) -> float | None:
-    """The mean of the last entries of a key."""
+    """Return the mean of the last entries of a key, for a held-out key the last entry."""
     found = series.get(key)
     if found is None:
         return None
@@ -269,7 +269,7 @@ def _last(series: Mapping[str, Series], key: str) -> float | None:
 
 
 def _change(series: Series) -> float:
-    """The last quarter's mean less the first quarter's, 0 where that is within the noise."""
+    """Return the mean of the last quarter minus the mean of the first quarter; 0 within the noise."""
     window = max(1, len(series.values) // 4)
     change = statistics.fmean(series.values[-window:]) - statistics.fmean(series.values[:window])
     return change if abs(change) > _noise(series.values, window) else 0.0

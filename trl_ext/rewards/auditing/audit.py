@@ -61,7 +61,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
         names = ", ".join(f"'{entry.rule}' on {entry.num_rows} rows" for entry in found)
         raise ConfigError(
             f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot name which "
-            "completion would be right. In a rule of your own, override ideal(self, columns)."
+            "completion would be right. In your rule, override ideal(self, columns)."
         )
     rate = run.num_verdicts / max(run.seconds, 1e-9)
     return AuditReport(found, len(rows), rate, step_rows, worst_step_s(rules, step_rows))

@@ -156,7 +156,7 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
         DataError: A column is missing, no rule has a value for a row, or every gold is undecided.
     """
     if shape is not None and "[answer]" not in shape:
-        raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
+        raise ConfigError(f"shape is {shape!r}. Write [answer] for the answer and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run. Here it is a finding.
     rules = replace(rules, on_error="floor")
     targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))

@@ -39,7 +39,7 @@ def checked_dataset(dataset: Any, accepted: Sequence[tuple[str, ...]]) -> "Datas
         there = ", ".join(dataset.column_names) or "none"
         raise DataError(f"The dataset needs the columns {wanted}; its columns are: {there}. Rename its columns.")
     if len(dataset) == 0:
-        raise DataError("The dataset has no rows. Give one with at least one row.")
+        raise DataError("The dataset has no rows. Give at least one row.")
     return dataset.with_format(None)
 
 

@@ -25,7 +25,7 @@ class Reading:
     """Peaks and counts of a card since the last reading.
 
     Args:
-        peak_bytes: By phase.
+        peak_bytes: Bytes by phase.
         reserved_bytes: Most bytes that the allocator held.
         free_frac: Share of the card that is free now.
         num_retries: Allocations that succeeded only after the cache was emptied.
@@ -77,12 +77,7 @@ def source_of(device: torch.device) -> MemorySource | None:
 
 
 class MemoryMeter:
-    """Peaks by phase on this rank.
-
-    Args:
-        source: The card.
-        phases: Phases to record, by the plan's names. Others (evaluation) count only as reserved.
-    """
+    """Peaks by phase on this rank; phases other than `phases` (evaluation) count only as reserved."""
 
     def __init__(self, source: MemorySource, phases: Sequence[str]) -> None:
         self.source = source
@@ -189,7 +184,6 @@ class MemoryWatch(TrainerCallback):
     """Callback that adds `memory/*` to the metrics of the step before they are logged.
 
     Args:
-        meter, audit: This rank's.
         clock: The trainer's clock, with the meter's phases.
         largest: Takes the maximum of each number over ranks; collective, called only for entries that are logged.
         steppers: Returns the objects whose method `step` is the optimizer step: torch optimizers, DeepSpeed engines.

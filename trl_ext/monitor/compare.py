@@ -26,9 +26,7 @@ _KEYS = {
 def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
     """Return a table: a header with the runs' names, a row for each number, and a row for each setting that differs.
 
-    Raises:
-        ConfigError: Fewer than two runs.
-        DataError: A folder holds no run, or an incomplete run.
+    Raises ConfigError for fewer than two runs, DataError if a folder holds no run or an incomplete run.
     """
     if len({Path(folder).resolve() for folder in folders}) < max(2, len(folders)):
         given = " ".join(map(str, folders))

@@ -70,7 +70,7 @@ class RunKind:
     """The curves and headings that describe runs of a trainer.
 
     Args:
-        curves: The first curve is the main metric of the run.
+        curves: The first is the run's main metric.
         title: Heading of the curves in the report.
         held_out_title: Heading of the evaluations.
         marks: Keys that identify entries of this kind; empty for the keys of the curves on the first axis.

@@ -72,8 +72,7 @@ class RunRecord:
 
     @property
     def measures(self) -> list[str]:
-        """Keys of evaluation that training does not reward, without prefix: rules of weight 0, and
-        `metric_for_best_model` if higher is better."""
+        """Evaluation keys outside the reward, without prefix: rules of weight 0, a best-model metric to maximize."""
         rules = [rule for rule in (self.rules or {}).get("rules", ()) if rule.get("weight") == 0]
         keys = [f"rewards/{rule.get('name', rule.get('rule'))}/mean" for rule in rules]
         best = self.recipe.get("metric_for_best_model")
@@ -100,11 +99,7 @@ class RunRecord:
 
 
 def read_record(output_dir: str | Path) -> RunRecord | None:
-    """Read the record of a run or of a checkpoint's run; return None if there is none.
-
-    Raises:
-        DataError: A file of the record is damaged or missing.
-    """
+    """Read the record of a run or of a checkpoint's run, or return None; raise DataError if it is damaged."""
     folder = Path(output_dir)
     if folder.name.startswith("checkpoint-") and not (folder / RECIPE_FILE).exists():
         folder = folder.parent
@@ -187,12 +182,9 @@ def write_record(
     recipe_notes: str = "",
     rules_notes: str = "",
 ) -> None:
-    """Write the record of a run and replace an earlier record.
+    """Write the record of a run (see `RunRecord`) into its folder, created if missing, and replace an earlier record.
 
-    Args:
-        output_dir: The run's folder, created if missing.
-        recipe, versions, rules, plan: See `RunRecord`; rules and plan None for no file.
-        recipe_notes, rules_notes: Comments at the head of the two files. Notes without rules also make a rules.yaml.
+    `recipe_notes` and `rules_notes` are comments at the head of the two files; `rules_notes` alone makes a rules.yaml.
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)

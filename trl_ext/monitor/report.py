@@ -31,10 +31,9 @@ HTML_FILE = "report.html"
 
 
 def read_state(output_dir: str | Path) -> dict[str, Any]:
-    """Read trainer_state.json of a finished or stopped run, with the `log_history` of log.jsonl if that exists.
+    """Read trainer_state.json of a run or its newest checkpoint, with the `log_history` of log.jsonl if that exists.
 
-    Raises:
-        DataError: Neither the folder nor its checkpoints have a readable trainer_state.json, and log.jsonl is missing.
+    Raises DataError if trainer_state.json is missing or damaged and there is no log.jsonl.
     """
     folder = Path(output_dir)
     log = read_log(folder)
@@ -64,10 +63,9 @@ def read_log_history(output_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = None) -> RunSummary:
-    """Write report.html into a run's folder, and return the summary for the table.
+    """Write report.html into a run's folder, created if missing, and return the summary for the table.
 
     Args:
-        output_dir: The run's folder, created if missing.
         log_history: `trainer.state.log_history`; None reads the run's saved log.
 
     Raises:

@@ -26,7 +26,6 @@ class RunSummary:
     """The results of a run.
 
     Args:
-        kind: The kind of run.
         num_steps: Last optimizer step in the log.
         window_steps: Optimizer steps that are averaged at either end for `training`.
         training: Curves over the first and the last steps. For GRPO the reward and every rule.
@@ -39,7 +38,6 @@ class RunSummary:
         train_s: Wall-clock seconds of `train()`.
         memory: Rows of the table of memory, empty if it was not measured.
         why_padded: Why rows were padded though packing was not turned off; empty if they were not.
-        kernels: Source of the kernels.
     """
 
     kind: RunKind

@@ -31,8 +31,6 @@ class Line:
     """Values over steps.
 
     Args:
-        name: For the legend.
-        steps, values: Of the same length.
         hue: Number of its colour; lines of the same hue belong together.
         is_held_out: Drawn as rings without a line.
         is_strong: Drawn thicker.
@@ -51,7 +49,6 @@ class Stroke:
     """A line of a picture.
 
     Args:
-        name: For the legend.
         style: CSS classes.
         path: The line, an SVG path.
         markers: Positions of single values, with a text.
@@ -70,11 +67,9 @@ class Picture:
     """A chart ready to be written.
 
     Args:
-        title, unit: For its heading.
-        width, height: Pixels.
         x_ticks, y_ticks: Positions with their labels.
         strokes: Lines, or areas if `is_stacked`.
-        note: A remark for the reader, or empty.
+        note: A remark in the heading, or empty.
         left: Width of the labels on the left.
     """
 

@@ -54,9 +54,8 @@ class HeldOutTable:
     """The last evaluation's completions.
 
     Args:
-        prompts: Prompts on the page.
+        prompts: Prompts on the page, of `num_prompts` in all.
         step: Optimizer step of the evaluation, None without a table.
-        num_prompts: Number of all prompts.
         damaged: Names of tables that could not be read.
     """
 

@@ -36,20 +36,14 @@ MOST_LINES = 12  # of a picture
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Contents of a page other than the log.
+    """Contents of a page other than the log; text that is not known is empty.
 
     Args:
-        title: Title of the page.
         facts: Lines below the title.
-        settings: Settings of the run by name, as text.
-        versions: Versions of packages by name.
-        rules, plan: Text of the files, or empty.
+        rules, plan: Text of the files.
         planned: The plan's figures by name.
-        launch: The command that launched the run, empty if not known.
-        max_steps: Planned steps of the run, None if not known.
-        measures: See `judge_run`.
-        samples: Completions.
-        held_out: Completions of held-out prompts.
+        launch: The command that launched the run.
+        max_steps, measures: See `judge_run`.
     """
 
     title: str = "trl_ext report"

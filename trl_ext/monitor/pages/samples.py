@@ -37,9 +37,7 @@ class ShownCompletion:
 
     Args:
         step: Optimizer step of the table.
-        prompt, completion: The whole texts.
         total: Weighted sum of the reward functions; None if it has no reward.
-        advantage: The logged advantage.
         gold: The dataset's cells that the rules read.
         parts: One for each rule.
     """
@@ -82,7 +80,6 @@ def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[
     """Choose the first, last, best, worst and most disputed completions from a run's tables.
 
     Args:
-        folder: The run's folder.
         reward_names: Reward functions in the log's metrics; other columns of numbers are not counted.
         weights: Weights of the reward functions; None for 1 each.
     """

@@ -21,7 +21,6 @@ class Panel:
     """Curves on one pair of axes.
 
     Args:
-        title: Heading.
         unit: Unit of the values, or empty.
         curves: Keys and names; a family (`*`) has a line for each member.
         only_positive: Leave out members that are 0 throughout.

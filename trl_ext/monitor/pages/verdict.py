@@ -37,7 +37,6 @@ class RunVerdict:
     Args:
         headline: The change of the run's main metric.
         mood: "better", "worse", "same" or "unknown".
-        ending: How the run ended.
         is_finished: True if it took all its steps.
         warnings: Sentences.
     """
@@ -64,7 +63,6 @@ def judge_run(
     """Judge a run.
 
     Args:
-        log_history, series, summary: The run's.
         max_steps: Its planned steps, None if not known.
         measures: Keys of evaluation that training does not reward, without prefix.
     """

@@ -30,8 +30,6 @@ class Failure:
         kind: One of FAULTS.
         row: Number of the judged row, from 0.
         other: Number of the row whose gold was the completion; None if it was the same row.
-        completion: The judged text.
-        value, status, detail: The verdict.
     """
 
     kind: str
@@ -53,7 +51,6 @@ class RuleAudit:
     """The counts of one rule over the data.
 
     Args:
-        rule: Its name.
         num_rows: Rows to which it applies (`when`).
         num_right: Rows whose gold earned the ceiling on its row.
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
@@ -117,7 +114,6 @@ class AuditReport:
 
     Args:
         rules: One entry per rule that judges correctness.
-        num_rows: Rows of the data.
         rows_per_s: Rows per second that such a rule judged, on this machine and in this run.
         step_rows: Rows of a training step, for the next figure.
         worst_step_s: Seconds until workers have given up a step in which every row uses the processor time

@@ -88,10 +88,8 @@ class RedteamReport:
     """The report of `redteam`; `print(report)` gives a table.
 
     Args:
-        attempts: One per cheat.
         rights: The highest total of a right answer on each row; None if no gold is known.
         bars: The highest total of a wrong answer on each row.
-        num_completions: Completions that were scored.
         undecided_rows: Rows left out, because a rule has no value for any wrong completion.
     """
 

@@ -40,9 +40,7 @@ class SplitPair:
 def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
     """Return the total of the chosen side minus the total of the rejected side per row; None if a total is missing.
 
-    Args:
-        dataset: Preference pairs with explicit or implicit prompts, text or messages, and the columns that rules read.
-        rules: A RuleSet.
+    `dataset` has explicit or implicit prompts, text or messages, and the columns that rules read.
     """
     dataset = checked_dataset(dataset, PAIR_COLUMNS)
     return gaps_of_rows(dataset, rules, range(len(dataset)))

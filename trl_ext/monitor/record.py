@@ -6,7 +6,7 @@
     plan.json       the plan, if `memory` made one
     log.jsonl       log entries, one a line, written during the run; the last may be the error that ended it
 
-Except for log.jsonl, each file is replaced as a whole. versions.json is written last: it marks a complete record.
+Except for log.jsonl, each file is replaced as a whole; versions.json is written last and marks a complete record.
 """
 
 import json

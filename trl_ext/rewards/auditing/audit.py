@@ -31,8 +31,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
         rules: The set; its limits, isolation and `on_error` apply.
         dataset: A `datasets.Dataset` or a list of mappings.
         others: Number of golds of other rows that each row must refuse. Golds that are equal as texts or plain numbers
-            are left out. Golds of equal meaning in other words accept each other; that is a fault only if it happens
-            often.
+            are left out. Two golds that accept each other may mean the same: a fault only if it happens often.
         seed: Seed of the choice of others.
         step_rows: Rows of a training step, for the report's figures.
 

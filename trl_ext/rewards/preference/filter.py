@@ -50,21 +50,17 @@ def filter_pairs(
 ) -> tuple["Dataset", FilterReport]:
     """Drop pairs that cannot be compared, and pairs that the rules contradict.
 
-    A row is dropped for the first reason that applies:
+    A row is dropped for the first reason that applies. Rows that the rules cannot judge are kept (`unscored`).
 
         empty             a side is missing or blank, or (implicit prompt in plain text) one side is, without blank
                           ends, the beginning of the other
         identical         both sides are the same, without blank ends
-        different_prompt  implicit prompts differ: messages before the last assistant turn; dialogues as text up to the
-                          last "Assistant:"; other text without any common beginning
+        different_prompt  implicit prompts differ (`gaps` describes how sides are split), or plain texts have no
+                          common beginning
         contradicted      the rules' total is not at least `min_gap` higher for the chosen side
 
-    Rows that the rules cannot judge are kept and counted as `unscored`. `gaps` describes how sides are split into
-    prompt and completion for the rules.
-
     Args:
-        dataset: Columns (prompt, chosen, rejected) or (chosen, rejected), text or messages, and columns that rules
-            read.
+        dataset: Columns (prompt, chosen, rejected) or (chosen, rejected), text or messages, and columns for the rules.
         rules: A RuleSet, or None to compare only the texts.
         min_gap: Least difference of the rules' totals, at least 0.
         margin: Add the column `margin`, which TRL's reward loss subtracts: the gap, or 0.0 if it is negative or

@@ -1,7 +1,6 @@
-"""Batches of preference pairs: flat rows, and under a token budget equally many of them on every rank.
+"""Batches of preference pairs: flat rows, and under a token budget the same number of rows on every rank.
 
-The pairs of an optimizer step are those that TRL takes, in TRL's order, and weigh what they weigh there. Which rank
-and which forward a pair is in is ours.
+An optimizer step has the same pairs as in TRL, with the same weights. We choose the rank and the forward of each pair.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.step_plan import RowBlock, RowSize, forward_cost, plan_blocks
 from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, PairRow, num_tokens_of_pair, pair_row
 
-# Numbers of pairs, each with the pairs of its micro-batch in TRL.
+# Rows of (index of a pair, number of pairs in its micro-batch in TRL).
 Rows = list[tuple[tuple[int, int], ...]]
 
 
@@ -25,9 +24,9 @@ class PairSizes:
     """Tokens and cost of every pair of a dataset.
 
     Args:
-        chosen, rejected: Tokens of either side of every pair.
+        chosen, rejected: Tokens of the sides of every pair.
         shared: Tokens that both sides begin with, forwarded once.
-        hidden_size: Of the model; weighs attention against the linear layers.
+        hidden_size: The model's hidden size, which weighs attention against the linear layers.
     """
 
     def __init__(self, chosen: Sequence[int], rejected: Sequence[int], shared: Sequence[int], hidden_size: int):
@@ -38,19 +37,18 @@ class PairSizes:
 
 @dataclass(eq=False)
 class StepSampler(Sampler[Rows]):
-    """Yields, for this rank, `accumulation` batches an optimizer step; a batch is a list of rows of pairs.
+    """Yields this rank's batches, lists of rows of pairs: `accumulation` batches per optimizer step.
 
-    A batch may hold no row where a step needs fewer rows than batches; the last batch of a step always holds one, as
-    it is the one after which the weights change.
+    A batch is empty if a step needs fewer rows than batches. The last batch of a step, after which the weights
+    change, always has a row.
 
     Args:
-        batches: TRL's micro-batches of all ranks, in the order in which they are dealt to the ranks.
-        sizes: Of every pair of the dataset.
+        batches: TRL's micro-batches of all ranks, in the order in which they go to the ranks.
+        sizes: Sizes of all pairs of the dataset.
         accumulation: Micro-batches of a rank in an optimizer step.
-        rank, num_ranks: Which part is this one's.
-        in_group: Neighbouring ranks that get the same rows, which they forward together.
+        in_group: Neighbouring ranks that get the same rows and forward them together.
         max_tokens: Most tokens of a row.
-        clock: Charged with the phase `layout`.
+        clock: Times the phase `layout`.
     """
 
     batches: BatchSampler
@@ -64,7 +62,7 @@ class StepSampler(Sampler[Rows]):
 
     @property
     def sampler(self) -> Any:
-        """Where accelerate looks for the one that shuffles, to tell it the epoch."""
+        """The shuffling sampler, on which accelerate sets the epoch."""
         return self.batches.sampler
 
     @property
@@ -76,7 +74,7 @@ class StepSampler(Sampler[Rows]):
         return self.batches.drop_last
 
     def __len__(self) -> int:
-        """Batches of this rank, as many as TRL has."""
+        """Return the number of this rank's batches, which is TRL's."""
         if self.drop_last:
             return len(self.batches) // self.num_ranks
         return -(-len(self.batches) // self.num_ranks)
@@ -89,7 +87,7 @@ class StepSampler(Sampler[Rows]):
             if len(step) == per_step:
                 yield from self._batches_of(step, self.accumulation)
                 step = []
-        # The last step of an epoch may be short, and its pairs are shared out all the same.
+        # The last step of an epoch may be short.
         left = len(step) // self.num_ranks if self.drop_last else -(-len(step) // self.num_ranks)
         if left:
             yield from self._batches_of(step[: left * self.num_ranks], left)
@@ -101,15 +99,15 @@ class StepSampler(Sampler[Rows]):
             plan = plan_blocks(blocks, self.num_ranks // self.in_group, self.max_tokens)
             mine = plan.forwards[self.rank // self.in_group]
         rows = [tuple(pairs[k] for k in row) for row in mine]
-        # Even, and rounded so that the last batch is never the empty one.
+        # Even, and rounded so that the last batch is never empty.
         cuts = [len(rows) * k // num_batches for k in range(num_batches + 1)]
         return [rows[a:b] for a, b in pairwise(cuts)]
 
 
 @dataclass(eq=False)
 class RowsOfPairs(Dataset):
-    """A dataset of pairs that is asked for whole rows: `rows[(3, 4), (8, 2)]` is the list of pairs 3 and 8, of
-    micro-batches of 4 and of 2 pairs."""
+    """A dataset indexed by rows of pairs: `rows[(3, 4), (8, 2)]` is the list of pair 3, from a micro-batch of 4 pairs,
+    and pair 8, from a micro-batch of 2."""
 
     pairs: Any
 
@@ -120,19 +118,19 @@ class RowsOfPairs(Dataset):
         return [{**self.pairs[i], IN_MICRO_BATCH: size} for i, size in row]
 
 
-# More pairs than any rank's row has, where a rank does not know the others'.
+# An upper bound of the pairs in a row of another rank, where the number is not known.
 ANY_NUMBER = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class PairForward:
-    """A row of pairs that goes through the model at once; `trl_ext.trainers.step.forward.Forward`.
+    """A row of pairs for one forward; implements `trl_ext.trainers.step.forward.Forward`.
 
     Args:
-        row: The pairs; none: it counts for nothing.
-        make_row: Makes a row of some of them.
-        most_rows: At least the pairs of any rank's row at this place.
-        in_micro_batch: Pairs of the row that this one is a part of.
+        row: The pairs; may be empty.
+        make_row: Makes a row of some of the pairs.
+        most_rows: Upper bound of the pairs in any rank's row of this forward.
+        in_micro_batch: Pairs of the row before it was halved.
         level: How often it was halved.
     """
 
@@ -166,14 +164,13 @@ class PairForward:
 
 @dataclass(eq=False)
 class PairCollator:
-    """Makes `{"rows": [PairRow, ...]}` of pairs, or of rows of pairs that were planned already.
+    """Makes `{"rows": [PairRow, ...]}` from pairs, or from planned rows of pairs.
 
     Args:
-        share_prompt: One copy of what both sides begin with.
-        pad_token_id: The model's.
-        max_tokens: Most tokens of a row; None for one row. A pair that is larger gets a row of its own.
-        clock: Charged with the phase `layout`, in the main process.
-        padded: A collator of pairs whose outputs stand beside `rows`, for a `compute_metrics` that asks for inputs.
+        share_prompt: True to forward the common prefix of both sides once.
+        max_tokens: Most tokens of a row; None for a single row. A larger pair gets a separate row.
+        clock: Times the phase `layout` in the main process.
+        padded: Collates pairs with padding; its outputs are added for a `compute_metrics` that needs inputs.
     """
 
     share_prompt: bool
@@ -183,7 +180,7 @@ class PairCollator:
     padded: Callable[[list[Any]], dict[str, Any]] | None = None
 
     def __call__(self, examples: Sequence[Any]) -> dict[str, Any]:
-        # A loader's worker process has no part in the trainer's clock, and must not touch the card.
+        # A data loader's worker has no part in the trainer's clock, and must not use the GPU.
         with nullcontext() if get_worker_info() else self.clock.phase("layout"):
             rows = self._rows(examples)
             batch: dict[str, Any] = {"rows": [self.row(row) for row in rows]}
@@ -198,7 +195,7 @@ class PairCollator:
             return examples
         if self.max_tokens is None:
             return [examples]
-        # In their order: an evaluation's predictions stand in that of the dataset.
+        # Keep the order, so that predictions of an evaluation are in the order of the dataset.
         rows: list[list[Mapping[str, Any]]] = []
         room = 0
         for example in ({**one, IN_MICRO_BATCH: len(examples)} for one in examples):

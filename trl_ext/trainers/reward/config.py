@@ -1,4 +1,4 @@
-"""Arguments of `trl_ext.RewardTrainer`: TRL's, ours of packing, and those of memory."""
+"""Arguments of `trl_ext.RewardTrainer`: TRL's arguments, and ours for packing and memory."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trl_ext.trainers.settings.values import setting
 
 @dataclass(repr=False)
 class RewardConfig(ExtendedConfig, TRLRewardConfig):
-    """TRL's `RewardConfig` with packing and with memory that is planned."""
+    """TRL's `RewardConfig` with packing and planned memory."""
 
     share_prompt: bool = setting(
         True, "Forward what chosen and rejected have in common once for both, instead of once each."

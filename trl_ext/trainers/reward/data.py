@@ -1,7 +1,6 @@
-"""Preference data on its way to the trainer: what cannot be trained on is named before step 0.
+"""Preparation of preference data around TRL's tokenization.
 
-TRL tokenises. Before it, the columns, the sides and the margins are looked at; after it, pairs that are too long are
-dropped or shortened, and counted, and every pair is told how many tokens its sides have in common.
+Pairs that are too long are dropped or shortened, and counted; the columns `shared_tokens` and `rule_gap` are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +20,19 @@ from trl_ext.trainers.rows.screen import maybe_equal, rows_where
 logger = logging.get_logger(__name__)
 
 _SIDES = ["chosen_ids", "rejected_ids"]
-# Added to a tokenised dataset. `row` is the pair's number in the dataset that the user gave.
+# Columns added to the dataset. `row` is the pair's number in the user's dataset.
 ROW, GAP = "row", "rule_gap"
 
 
 def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first: int | None, role: str) -> Any:
-    """Pairs whose sides hold at most `max_length` tokens; says once how many were dropped or shortened.
+    """Drop or shorten pairs with a side of more than `max_length` tokens, and warn how many they are.
 
     Args:
         dataset: With `chosen_ids` and `rejected_ids`.
         max_length: Most tokens of a side; None for any number.
-        policy: "drop", or "truncate_prompt": the oldest tokens that both sides share are cut off.
-        keep_first: Token id that stays if it is the first one, as a BOS token must.
-        role: What the message calls the dataset.
+        policy: "drop", or "truncate_prompt": cut off the oldest tokens that both sides share.
+        keep_first: Token id that is not cut off if it comes first, such as BOS.
+        role: The dataset's name in messages.
 
     Raises:
         DataError: no pair is left.
@@ -46,7 +45,7 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
         return dataset
     if policy == "truncate_prompt":
         if SHARED in columns_of(dataset, role):
-            dataset = dataset.remove_columns(SHARED)  # of the prompts as they were
+            dataset = dataset.remove_columns(SHARED)  # counted before the prompts were cut
         dataset = _apply(dataset.map, Shortening(max_length, keep_first), dataset, f"Shortening prompts of {role}")
     num_dropped = None if is_stream else _num_longer(dataset, max_length)
     if num_dropped != 0:
@@ -60,11 +59,11 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
 
 @dataclass(frozen=True)
 class Shortening:
-    """Cuts the oldest shared tokens of a pair until both sides fit, or leaves it as it is where that is not enough.
+    """Cuts the oldest shared tokens of a pair until both sides fit; leaves the pair unchanged if they cannot.
 
     Args:
         max_length: Most tokens of a side.
-        keep_first: Token id that stays if it is the first one.
+        keep_first: Token id that is not cut off if it comes first.
     """
 
     max_length: int
@@ -84,7 +83,7 @@ class Shortening:
 
 
 def without_equal_tokens(dataset: Any, role: str) -> Any:
-    """The pairs whose sides are different tokens, which different texts need not be: a tokenizer may not know a word.
+    """Drop pairs whose sides have equal tokens, which different texts can have if the tokenizer lacks a word.
 
     Raises:
         DataError: no pair is left.
@@ -102,16 +101,16 @@ def without_equal_tokens(dataset: Any, role: str) -> Any:
 
 
 def add_shared_tokens(dataset: Any) -> Any:
-    """Return the dataset with the column `shared_tokens`; idempotent."""
+    """Add the column `shared_tokens` if it is missing."""
     if SHARED in (dataset.column_names or ()):
         return dataset
     return _apply(dataset.map, lambda c, r: {SHARED: num_shared_tokens(c, r)}, dataset, "Comparing the sides", _SIDES)
 
 
 def add_rule_gaps(dataset: Any, rules: Any, role: str) -> Any:
-    """The dataset with the column `rule_gap`: the rules' score of chosen minus that of rejected.
+    """Add the column `rule_gap`: the rules' score of chosen minus their score of rejected.
 
-    A column of that name gives way: sides may have been swapped since it was made. Tokens cannot be judged.
+    An existing column is replaced, as sides may have been swapped since. Tokenized datasets and streams get none.
     """
     columns = columns_of(dataset, role)
     if "chosen_ids" in columns:
@@ -124,14 +123,14 @@ def add_rule_gaps(dataset: Any, rules: Any, role: str) -> Any:
 
 
 def add_row_numbers(dataset: Any) -> Any:
-    """The dataset with the column `row`, where a pair can be named; only of a dataset that is not a stream."""
+    """Add the column `row`, by which messages name a pair; a stream stays as it is."""
     if not isinstance(dataset, Dataset) or ROW in dataset.column_names:
         return dataset
     return dataset.add_column(ROW, list(range(len(dataset))))
 
 
 def check_budget(dataset: Dataset, pair_tokens: Sequence[int], max_tokens: int, role: str) -> None:
-    """Raise DataError naming the first pair that is larger than one forward."""
+    """Raise DataError if a pair is larger than one forward."""
     too_long = [i for i, tokens in enumerate(pair_tokens) if tokens > max_tokens]
     if not too_long:
         return
@@ -147,13 +146,13 @@ def check_budget(dataset: Dataset, pair_tokens: Sequence[int], max_tokens: int, 
 def _apply(
     method: Callable[..., Any], function: Any, dataset: Any, desc: str, columns: list[str] | None = None
 ) -> Any:
-    # A stream's map and filter know no description.
+    # A stream's map and filter take no description.
     options = {"desc": desc} if isinstance(dataset, Dataset) else {}
     return method(function, **options, **({"input_columns": columns} if columns else {}))
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:
-    """Return the number of tokens in every row of a column of token ids, without building a list of them."""
+    """Return the number of tokens in every row of a column, without loading the token ids as lists."""
     tables = dataset.select_columns([column]).with_format("arrow").iter(batch_size=10_000)
     return [n for table in tables for n in pc.list_value_length(table[column]).to_pylist()]
 

@@ -15,15 +15,12 @@ from trl_ext.trainers.reward.data import GAP
 def pair_losses(
     chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor | None = None, center: float | None = None
 ) -> torch.Tensor:
-    """The loss of every pair: Bradley-Terry's negative log-likelihood, and the penalty on scores far from zero.
+    """Return the loss of every pair, [N] float32: the Bradley-Terry loss, plus a penalty on scores far from zero.
 
     Args:
         chosen, rejected: [N] scores.
         margins: [N] by how much chosen should lead.
         center: Weight of (chosen + rejected)**2.
-
-    Returns:
-        [N], in float32.
 
     Source: arXiv:2307.09288, equations 1 and 2 (with margin); arXiv:2312.09244, equation 2 (centring).
     """
@@ -35,10 +32,10 @@ def pair_losses(
 
 @dataclass(frozen=True, slots=True)
 class PairStats:
-    """Sums over pairs, which add up over forwards and ranks.
+    """Sums over pairs, which can be added over forwards and ranks.
 
     Args:
-        pairs, correct: Number of pairs, and of those whose chosen side scores higher.
+        pairs, correct: Number of pairs, and of pairs whose chosen side scores higher.
         lead: Sum of chosen minus rejected score.
         reward: Sum of all scores.
         raw_tokens: Tokens of all sides, shared ones counted twice.
@@ -54,7 +51,7 @@ class PairStats:
     highest: float
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of TRL's RewardTrainer, less `num_tokens`."""
+        """Return the metrics of TRL's RewardTrainer, without `num_tokens`."""
         return {
             "min_reward": self.lowest,
             "mean_reward": self.reward / (2 * self.pairs),
@@ -65,12 +62,7 @@ class PairStats:
 
 
 def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, raw_tokens: int) -> torch.Tensor:
-    """[7] the fields of a PairStats on the scores' device, without waiting for it.
-
-    Args:
-        chosen, rejected: [N] scores; N may be 0.
-        raw_tokens: Tokens of all sides.
-    """
+    """Return the fields of a PairStats, [7], on the device of the scores [N], without waiting; N may be 0."""
     chosen, rejected = chosen.detach().float(), rejected.detach().float()
     scores = torch.cat([chosen, rejected])
     infinity = scores.new_full((1,), torch.inf)
@@ -88,7 +80,7 @@ def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, raw_tokens: int) ->
 
 
 def combined(stats: torch.Tensor) -> torch.Tensor:
-    """Return one vector [7] for several of `pair_stats`, [K, 7]."""
+    """Combine several results of `pair_stats`, [K, 7], into one vector [7]."""
     return torch.cat([stats[:, :5].sum(dim=0), stats[:, 5:6].amin(dim=0), stats[:, 6:].amax(dim=0)])
 
 
@@ -99,7 +91,7 @@ class JudgedPair:
     Args:
         chosen, rejected: Scores.
         chosen_tokens, rejected_tokens: Lengths.
-        rule_gap: Rules' score of chosen minus that of rejected; None where the rules cannot tell or there are none.
+        rule_gap: Rules' score of chosen minus their score of rejected; None if there is none.
     """
 
     chosen: float
@@ -118,10 +110,10 @@ def judged(examples: Sequence[Mapping[str, Any]], chosen: torch.Tensor, rejected
 
 
 def evaluation_metrics(pairs: Sequence[JudgedPair]) -> dict[str, float]:
-    """Metrics over all pairs of an evaluation; those that no pair can tell are left out.
+    """Return metrics over all pairs of an evaluation, without metrics that no pair defines.
 
     accuracy_rules_agree, accuracy_rules_disagree: accuracy on pairs whose chosen side the rules score higher, lower.
-    rules_agree_frac: share of pairs whose chosen side the rules score higher, among those that they tell apart.
+    rules_agree_frac: share of pairs whose chosen side the rules score higher, among pairs with a difference.
     score_length_correlation: Spearman's rank correlation of score and tokens over all sides, -1 to 1.
     """
     metrics = {}
@@ -139,7 +131,7 @@ def evaluation_metrics(pairs: Sequence[JudgedPair]) -> dict[str, float]:
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank; None where one of the two is constant."""
+    """Return Spearman's rank correlation, with ties at their mean rank; None if a or b is constant."""
     value = pd.Series(a, dtype=float).rank().corr(pd.Series(b, dtype=float).rank()) if len(set(a)) > 1 else math.nan
     return None if math.isnan(value) else float(value)
 

@@ -1,4 +1,4 @@
-"""LoRA and its kin on a reward model: the score head must learn, and be saved with the adapter."""
+"""PEFT on a reward model: the score head must be trained, and be saved with the adapter."""
 
 import copy
 from typing import Any
@@ -14,16 +14,16 @@ HEAD = "score"  # of transformers' decoders with a sequence classification head
 
 
 def for_reward_model(config: Any, model: Any, args: Any) -> Any:
-    """Return a PEFT config under which no random score head stays frozen; None stays None.
+    """Return a PEFT config that leaves no random score head frozen; None stays None.
 
-    A config that trains the head by itself keeps its way: `modules_to_save` or `target_modules` name it, or
-    "all-linear" reaches it, which it does without a task type. So does one without a task type on a checkpoint that
-    has a head. Any other gets the task type SEQ_CLS, under which PEFT trains the head and saves it.
+    The task type becomes SEQ_CLS, with which PEFT trains and saves the head. A config stays as it is if it trains
+    the head already (by `modules_to_save`, by `target_modules`, or by "all-linear" without a task type), or if it has
+    no task type and the checkpoint has a head.
 
     Args:
         config: The user's PEFT config.
         model: The model, or its name or folder.
-        args: The trainer's config, which says how to load it.
+        args: The trainer's config, with the options to load the model.
     """
     task = getattr(config, "task_type", "SEQ_CLS")
     if config is None or task == "SEQ_CLS":
@@ -45,7 +45,7 @@ def for_reward_model(config: Any, model: Any, args: Any) -> Any:
 
 
 def warn_of_new_head(model: Any) -> None:
-    """Say so when a score head that no checkpoint has is frozen, or would not be saved with its adapter."""
+    """Warn if a new score head is frozen, or would not be saved with its adapter."""
     model_below = base_model(model)
     if _has_head(model_below.config) or not hasattr(model_below, HEAD):
         return
@@ -63,7 +63,7 @@ def warn_of_new_head(model: Any) -> None:
 
 
 def _has_head(config: Any) -> bool:
-    """Return True if the checkpoint of a model's config is a reward model's, so that its head is no random one."""
+    """Return True if the config is of a reward model's checkpoint, so that the head is not random."""
     return any("SequenceClassification" in name for name in getattr(config, "architectures", None) or ())
 
 
@@ -74,5 +74,5 @@ def _config_of(model: Any, args: Any) -> Any:
     options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
     try:
         return AutoConfig.from_pretrained(model, **{"trust_remote_code": args.trust_remote_code, **options})
-    except (OSError, ValueError):  # TRL is about to say so when it loads the model
+    except (OSError, ValueError):  # TRL raises it when it loads the model
         return None

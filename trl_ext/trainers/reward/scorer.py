@@ -1,9 +1,8 @@
 """A frozen reward model that scores completions in forwards of bounded tokens.
 
-TRL pads the local batch to its longest row and scores it in one forward, which is where long completions run out of
-memory. Here sequences are laid into flat rows behind one copy of their prompt; models that are not exact that way
-get padded batches, of bounded tokens as well. Which token ids are scored, `trl_ext/trainers/forward/reward_input.py`
-says.
+TRL pads the local batch to its longest row and scores it in one forward, where long completions run out of memory.
+Here sequences are packed into flat rows, after one copy of their prompt. Models for which packing is not exact get
+padded batches, also of bounded tokens. `trl_ext/trainers/forward/reward_input.py` makes the token ids.
 
 Legend: N completions.
 """
@@ -40,35 +39,34 @@ from trl_ext.trainers.step.unpadded import renumbered
 logger = logging.get_logger(__name__)
 
 DEFAULT_MAX_TOKENS = 16_384
-# What a rank forwards while others have one more forward. Its score is no one's.
+# Forwarded by a rank that has fewer forwards than other ranks. The score is dropped.
 _SURPLUS = [0, 0]
 
 
 class CompletionScorer:
-    """Makes token ids of completions, and forwards of token ids.
+    """Scores completions: makes their token ids, plans forwards and runs them.
 
     Args:
-        tokenizer: The reward model's own; need not be the policy's. Not changed.
-        name: What messages and logs call the model.
-        max_tokens_per_forward: Most tokens of one forward, padding included; None for 16,384. A sequence that alone
-            is longer gets a forward of its own.
+        tokenizer: The reward model's tokenizer, which may differ from the policy's. Not changed.
+        name: The model's name in messages and logs.
+        max_tokens_per_forward: Most tokens of one forward, padding included; None for 16,384. A longer sequence gets
+            a separate forward.
         autocast: Makes the context of every forward.
-        agree: Takes this rank's number of forwards and returns the largest of all ranks, which each of them then
-            makes: forwards of ZeRO-3 are collectives. Called once per call on every rank, whatever is to be scored.
-        reading: For RewardEncoder, which makes the token ids.
+        agree: Takes this rank's number of forwards and returns the largest of all ranks. Each rank then runs that
+            many: forwards are collectives under ZeRO-3. Called once per call, on every rank.
+        reading: Keyword arguments of RewardEncoder.
 
     Attributes:
-        encoder: Makes the token ids.
         model: The bare model.
-        wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
+        wrapped: The module to call; set it to `model` as wrapped by accelerate or DeepSpeed.
         packs: True if forwards are flat rows.
-        group: Processes that forward the flat rows of all of them together; None: each forwards its own.
-        error: What the last call raised while it made token ids, where `agree` is given: then nothing is scored,
-            and the caller raises it on all ranks.
-        is_adapter: True for an adapter on the policy's weights, False for a model of its own.
+        group: Processes that forward their flat rows together; None if each process forwards its rows alone.
+        error: With `agree`, the error of the last call while it made token ids. Nothing was scored then, and the
+            caller has to raise it on all ranks.
+        is_adapter: True for an adapter on the policy's weights, False for a separate model.
 
     Raises:
-        ConfigError: what RewardEncoder refuses.
+        ConfigError: as RewardEncoder does.
     """
 
     is_adapter = False
@@ -77,7 +75,7 @@ class CompletionScorer:
     packs: bool
     group: SequenceGroup | None = None
     _num_positions: int | None
-    _shares_prompts = True  # whether equal prompts go through the model once
+    _shares_prompts = True  # True if equal prompts go through the model once
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class CompletionScorer:
         **reading: Any,
     ):
         self.encoder = RewardEncoder(tokenizer, name, **reading)
-        self.name = self.__name__ = name  # the second is what TRL's logs take
+        self.name = self.__name__ = name  # TRL's logs read __name__
         self.error: Exception | None = None
         self._pad_token_id = self.encoder.pad_token_id
         self._max_tokens = max_tokens_per_forward or DEFAULT_MAX_TOKENS
@@ -99,7 +97,7 @@ class CompletionScorer:
         self._warned_of_cut = False
 
     def _prepare(self) -> None:
-        """Get ready to score; called first in every call."""
+        """Get ready to score; runs at the start of every call."""
         raise NotImplementedError
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
@@ -107,17 +105,17 @@ class CompletionScorer:
 
         Args:
             prompts, completions: N strings each, or N lists of messages each.
-            keep: N truth values; the score of the others is NaN and costs nothing. None keeps all.
+            keep: N truth values; where False, the score is NaN and costs nothing. None scores all.
 
         Raises:
-            ConfigError: conversations for a tokenizer without chat template.
+            ConfigError: conversations, and the tokenizer has no chat template.
         """
         kept = [i for i in range(len(prompts)) if keep is None or bool(keep[i])]
         self._prepare()
         self.error = None
         try:
             sequences = self._fitting(self.encoder([prompts[i] for i in kept], [completions[i] for i in kept]))
-        except Exception as error:  # whatever a chat template raises; the other ranks are on their way to `agree`
+        except Exception as error:  # a chat template may raise anything, and the other ranks wait in `agree`
             if self._agree is None:
                 raise
             self.error, kept, sequences = error, [], []
@@ -128,11 +126,11 @@ class CompletionScorer:
 
     @property
     def device(self) -> torch.device:
-        """The device that the model's inputs go to."""
+        """The device of the model's inputs."""
         return self.model.device
 
     def _fitting(self, sequences: list[list[int]]) -> list[list[int]]:
-        """Return the sequences, those beyond the model's positions without their first tokens."""
+        """Return the sequences; too long sequences lose their first tokens."""
         limit = self._num_positions
         if not sequences or limit is None or max(map(len, sequences)) <= limit:
             return sequences
@@ -149,7 +147,7 @@ class CompletionScorer:
 
     @torch.no_grad()
     def _score(self, sequences: list[list[int]], prompts: list[str]) -> torch.Tensor:
-        """Return the scores [n] of sequences, those with equal `prompts` behind one copy of what they share."""
+        """Return the scores [n]. Sequences with equal `prompts` share one copy of their common prefix."""
         own = slice(len(sequences))
         if self.group is not None and self.packs:
             of_processes = self.group.gather_object((sequences, prompts))
@@ -169,7 +167,7 @@ class CompletionScorer:
     def _plan(self, sequences: list[list[int]], prompts: list[str]) -> list[Any]:
         if not self.packs:
             return plan_padded(sequences, self._max_tokens)
-        # A sequence that was cut begins elsewhere, and would leave its group nothing to share.
+        # A cut sequence begins with other tokens: in the group of its prompt, nothing could be shared.
         groups = [(p, len(ids) == self._num_positions) for p, ids in zip(prompts, sequences, strict=True)]
         return plan_packed(sequences, groups if self._shares_prompts else None, self._max_tokens)
 
@@ -180,16 +178,16 @@ class CompletionScorer:
 
 
 class RewardModel(CompletionScorer):
-    """A sequence classification model with one label, frozen, that scores completions.
+    """A frozen sequence classification model with one label, which scores completions.
 
     Args:
-        model: As transformers loads it, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no
-            cache, the tokenizer's pad token in its config, packed attention. `packs` may turn False at the first
-            call, when the self-check runs.
-        tokenizer, name, options: As for CompletionScorer.
+        model: From transformers, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no cache,
+            the tokenizer's pad token in its config, packed attention. The first call runs the self-check, after
+            which `packs` may be False.
+        tokenizer, name, options: Arguments of CompletionScorer.
 
     Raises:
-        ConfigError: more or fewer than one label, or what CompletionScorer refuses.
+        ConfigError: the model has not exactly one label, or as CompletionScorer does.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, **options: Any):
@@ -202,11 +200,11 @@ class RewardModel(CompletionScorer):
                 "loaded with AutoModelForSequenceClassification and num_labels=1."
             )
         self._num_positions = num_positions(self.model)
-        # It decides which token the model scores.
+        # The model scores the last token that is not padding.
         self.model.config.get_text_config().pad_token_id = self._pad_token_id
         model.eval().requires_grad_(False)
         for config in (model.config, model.config.get_text_config()):
-            # A padded forward would keep the keys and values of all layers for a generation that never comes.
+            # A padded forward would store a KV cache that nothing reads.
             config.use_cache = False
         self.packs = self._start_packing()
         self._check_is_due = self.packs
@@ -231,7 +229,7 @@ class RewardModel(CompletionScorer):
         return False
 
     def _prepare(self) -> None:
-        """Switch to evaluation mode; before the first packed forward run the self-check, with the weights in place."""
+        """Switch to evaluation mode; run the self-check before the first packed forward, when weights are in place."""
         if self.wrapped.training or self.model.training:
             self.wrapped.eval()
         if not self._check_is_due:
@@ -264,12 +262,12 @@ class RewardModel(CompletionScorer):
 
 
 def num_positions(model: Any) -> int | None:
-    """Return the most tokens of a sequence by the model's config; None where it names no limit."""
+    """Return the most tokens of a sequence by the model's config; None if it has no limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         return None
     for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from the one after padding.
+        # RoBERTa and similar models count positions from padding_idx + 1.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return limit - module.padding_idx - 1
     return limit
@@ -279,15 +277,14 @@ Sequences = Sequence[list[int]]
 
 
 def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: int) -> list[PlannedRow]:
-    """Plan flat rows of at most `max_tokens`, and one for each sequence that is longer.
+    """Plan flat rows of at most `max_tokens`, and a separate row for each longer sequence.
 
     Args:
         sequences: Token ids.
-        groups: One key per sequence; equal keys share the tokens that all of them begin with. None shares nothing.
-        max_tokens: Most tokens of a row.
+        groups: One key per sequence; sequences with equal keys share their common prefix. None shares nothing.
     """
     first: dict[Any, int] = {}
-    shared: dict[Any, int] = {}  # leaves every member of a group a token of its own
+    shared: dict[Any, int] = {}  # leaves at least one token to every member of a group
     keys = range(len(sequences)) if groups is None else groups
     for i, (ids, group) in enumerate(zip(sequences, keys, strict=True)):
         head = first.setdefault(group, i)
@@ -307,9 +304,9 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: 
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
-    """Plan batches of similar lengths, each of at most `max_tokens` with its padding, or of one longer sequence."""
+    """Plan batches of similar lengths: at most `max_tokens` with padding, or a single longer sequence."""
     batches: list[list[int]] = []
-    # Longest first: the first member is the width of its batch, and what does not fit fails at once.
+    # Longest first: the first sequence sets the width of its batch, and too large sequences fail at once.
     for i in sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i)):
         if batches and len(sequences[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens:
             batches[-1].append(i)
@@ -326,9 +323,9 @@ def score_packed(
     device: torch.device,
     group: SequenceGroup | None = None,
 ) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences that end in a flat row, and their scores [n], by one model call.
+    """Return the sequences that end in a flat row, and their scores [n], from one model call.
 
-    With `group` its processes have the same row, and each forwards a part of it.
+    All processes of `group` pass the same row, and each forwards a part of it.
     """
     own = [segment for segment in row.segments if not segment.is_prefix]
     places = [row.place(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
@@ -340,6 +337,6 @@ def score_packed(
 def score_padded(
     model: Callable[..., Any], batch: list[int], sequences: Sequences, pad_token_id: int, device: torch.device
 ) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences of a batch, padded on the right, and their scores [n], by one model call."""
+    """Return the sequences of a batch, and their scores [n], from one model call padded on the right."""
     ids, mask = right_padded([sequences[i] for i in batch], pad_token_id, device)
     return batch, model(input_ids=ids, attention_mask=mask).logits[:, 0]

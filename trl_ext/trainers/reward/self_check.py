@@ -1,4 +1,4 @@
-"""The packing self-check, asked of a reward model: the three ways to score the same sequences."""
+"""The packing self-check of a reward model: scores the same sequences alone, padded and packed."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,19 +24,18 @@ def check_reward_model(
     share_prompt: bool,
     group: SequenceGroup | None = None,
 ) -> CheckResult:
-    """Score a few short sequences alone, padded and packed as pairs; collective under ZeRO-3.
+    """Score a few short sequences alone, padded and packed as pairs, and compare. Collective under ZeRO-3.
 
-    Compared are the scores, and what the head makes them from: a fresh head may be all zeros.
+    The head's scores and its inputs are compared, as a fresh head may be all zeros.
 
     Args:
-        model: With packed attention and pooled head installed, wrapped as training will call it, in evaluation mode.
+        model: The model with packed attention and pooled head, wrapped as in training, in evaluation mode.
         head: Its layer `score`.
-        config: The model's, of its text part.
-        pad_token_id: The model's.
-        device: Where the model's inputs go.
+        config: The config of the model's text part.
+        device: Device of the model's inputs.
         autocast: Makes the context in which training calls the model.
-        half_precision: Whether weights or autocast are in bfloat16 or float16.
-        share_prompt: As training will plan.
+        half_precision: True if weights or autocast are in bfloat16 or float16.
+        share_prompt: True if training shares prompts.
         group: Processes that share the packed rows, as in training.
     """
 
@@ -58,14 +57,14 @@ def check_reward_model(
         (states, *_), _ = seen[-1]
         states = whole(states, tokens_here(row.flat, row.pool_index, group), len(scores), group)
         numbers = _numbers(list(states), scores)
-        # The row's ends are all chosen sides, then all rejected ones.
+        # The row holds the ends of all chosen sides, then of all rejected sides.
         return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]
 
     return check(lambda probe: padded([probe])[0], padded, packed, config, half_precision, what="scores")
 
 
 def _numbers(hidden: list[torch.Tensor], scores: torch.Tensor) -> list[torch.Tensor]:
-    """Per sequence: its pooled hidden state, in units of its own size, and its score."""
+    """Return for each sequence its pooled hidden state, divided by its root mean square, and its score."""
     return [
         torch.cat([h.float() / h.float().square().mean().sqrt().clamp(min=1e-12), s.float()])
         for h, s in zip(hidden, scores, strict=True)

@@ -1,7 +1,7 @@
-"""`trl_ext.RewardTrainer`: TRL's RewardTrainer on flat rows, both sides of a pair behind one copy of their prompt.
+"""`trl_ext.RewardTrainer`: TRL's RewardTrainer on packed rows, with one copy of the prompt for both sides of a pair.
 
-TRL prepares the data and runs the loop. What changes is how many tokens go through the model, and that ranks may hold
-different numbers of pairs.
+TRL prepares the data and runs the loop. Fewer tokens go through the model, and ranks may hold different numbers of
+pairs.
 """
 
 import copy
@@ -61,16 +61,16 @@ from trl_ext.trainers.step.exchange import agreed_num_forwards
 class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
-    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that would leave a new score
-    head random gets the task type SEQ_CLS, with which the head is trained and saved.
+    With a plain `trl.RewardConfig`, packing is on where it is exact. LoRA that would leave a new score head random
+    gets the task type SEQ_CLS, so that the head is trained and saved.
 
     Args:
-        rules: A RuleSet that scores the evaluation pairs as well; evaluation then tells the accuracy where the rules
-            prefer the chosen side and where they do not. A column `rule_gap` in the dataset does the same.
+        rules: A RuleSet that also scores the evaluation pairs. Evaluation then reports the accuracy separately where
+            the rules prefer the chosen side and where they do not. A column `rule_gap` in the dataset does the same.
 
     Metrics, one value per optimizer step:
         packing/forwarded_over_raw: Tokens through the model over real tokens; below 1 where prompts are shared.
-        packing/padded_over_forwarded: Tokens that a padded batch would take over tokens through the model.
+        packing/padded_over_forwarded: Tokens of the same batch, padded, over tokens through the model.
         phase/<name>_s: Seconds spent in layout, update and other, on this rank.
     Per evaluation: accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac, score_length_correlation.
     """
@@ -130,11 +130,11 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         args: TRLRewardConfig,
         dataset_name: str,
     ) -> Dataset | IterableDataset:
-        """Overrides trl.RewardTrainer._prepare_dataset: checked before, fitted to length and measured after."""
+        """Overrides trl.RewardTrainer._prepare_dataset: checks pairs before, limits length and measures after."""
         role = f"{dataset_name}_dataset"
-        # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
+        # TRL prepares the training pairs first; an evaluation dataset may also be called "train".
         is_train, self._has_train_dataset = not self._has_train_dataset, True
-        dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
+        dataset = dataset.with_format(None)  # Python numbers, even if the user set a tensor format
         pair_rows.check_pairs(dataset, role, processing_class)
         dataset = preference_data.add_row_numbers(pair_rows.without_bad_pairs(dataset, role, processing_class))
         if is_train:
@@ -154,14 +154,14 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             return preference_data.add_shared_tokens(dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Overrides trl.RewardTrainer._set_signature_columns_if_needed: our columns reach the collator, too."""
+        """Overrides trl.RewardTrainer._set_signature_columns_if_needed: keeps our columns for the collator."""
         super()._set_signature_columns_if_needed()
         own = (SHARED, preference_data.GAP)
         columns: list[str] = self._signature_columns or []
         columns += [name for name in own if name not in columns]
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks."""
+        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, plans rows over all ranks."""
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
             return loader
@@ -178,13 +178,13 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
 
     def _collate_rows(self) -> None:
-        """Batches of flat rows instead of padded ones."""
+        """Collate flat rows instead of padded batches."""
         if self.accelerator.dispatch_batches:
             raise ConfigError(
                 "dispatch_batches=True cuts padded batches into chunks, which flat rows are not. Remove it from "
                 "accelerator_config."
             )
-        # A stream would be dispatched unless told otherwise.
+        # The default would dispatch a stream.
         self.accelerator.dataloader_config.dispatch_batches = False
         wants_inputs = "inputs" in self.args.include_for_metrics
         self.data_collator = PairCollator(
@@ -203,7 +203,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return PairSizes(chosen, rejected, shared, self.model.config.get_text_config().hidden_size)
 
     def _start_budget(self, max_tokens: int) -> None:
-        """Check the settings that a token budget needs, and that it holds every pair."""
+        """Raise if the settings do not fit a token budget, or if a pair is larger than the budget."""
         if getattr(self.args, "train_sampling_strategy", "random") == "batch_rebalance":
             raise ConfigError(
                 "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
@@ -215,8 +215,8 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the forwards of the step where a stream
-        leaves each rank to itself; processes that share rows get all rows of their group."""
+        """Overrides trl.RewardTrainer.get_batch_samples: ranks that read a stream agree on the number of forwards;
+        processes of a sequence-parallel group get all rows of the group."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
         for batch in batches if self.sequence_group is not None and not is_planned else ():
@@ -229,7 +229,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return batches, num_items
 
     def _rows_of_group(self, rows: list[PairRow]) -> list[list[PairRow]]:
-        """Return the rows of each process that forwards these with this one. Collective where there are others."""
+        """Return the rows of each process of the sequence-parallel group. Collective in a group."""
         group = self.sequence_group
         if group is None:
             return [rows]
@@ -237,22 +237,22 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return [[self._collator.row(pairs).to(self.accelerator.device) for pairs in own] for own in of_processes]
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
-        """Return as many rows as every rank forwards: the forwards of ZeRO-3 are collectives."""
+        """Append empty rows up to `num_rows`, which all ranks forward: forwards are collectives under ZeRO-3."""
         surplus = num_rows - len(rows)
         return rows + [self._collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
 
     @property
     def _counts_rows(self) -> bool:
-        """Whether this process counts the rows that it trains on; one process of a group does."""
+        """Whether this process counts the rows that it trains on; only one process of a group does."""
         return self.sequence_group is None or self.sequence_group.rank == 0
 
     @property
     def _collator(self) -> PairCollator:
-        assert isinstance(self.data_collator, PairCollator)  # asked for only where no other one was given
+        assert isinstance(self.data_collator, PairCollator)  # not called if the user gave a collator
         return self.data_collator
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Overrides transformers.Trainer._save: what the model was trained to read is written beside it."""
+        """Overrides transformers.Trainer._save: also writes which input format the model was trained to read."""
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             self._input_record.write(output_dir or str(self.args.output_dir))
@@ -286,7 +286,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         )
 
     def _stop_sharing(self, reason: str) -> bool:
-        """Overrides PackingSwitch._stop_sharing: rows that are laid out already stay as they are."""
+        """Overrides PackingSwitch._stop_sharing: rows that the collator has laid out stay as they are."""
         return not isinstance(self.data_collator, PairCollator) and super()._stop_sharing(reason)
 
     @property
@@ -296,26 +296,26 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     # Loss ---------------------------------------------------------------------------------------------------------
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Overrides trl.RewardTrainer.training_step: timed; ends the metrics of an optimizer step."""
+        """Overrides trl.RewardTrainer.training_step: times the step and completes its metrics."""
         with self._in_update():
             loss = super().training_step(model, inputs, num_items_in_batch)
-        # One value a micro-batch, as in TRL, or a step, where a budget has no micro-batches.
+        # One value per micro-batch, as in TRL; under a token budget, which has no micro-batches, one per step.
         if self.counts.samples and (self.accelerator.sync_gradients or self._max_tokens is None):
             self._log_stats(combined(torch.stack(self.counts.samples)))
             self.counts.samples.clear()
         if self.accelerator.sync_gradients:
             self._log_step()
-            if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
+            if self.args.include_num_input_tokens_seen == "no":  # else transformers counts
                 self.state.num_input_tokens_seen = self._total_train_tokens
-        # Each process of a group returns the group's loss, of which all processes' mean is logged.
+        # Each process of a group returns the group's loss; the mean over all processes is logged.
         return loss / self.num_sharing
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, each row with its backward, and sums over
-        ranks, not gathered logits."""
-        if "rows" not in inputs:  # a collator of the user's
+        """Overrides trl.RewardTrainer.compute_loss: scores flat rows, each with its backward, and sums statistics
+        over ranks instead of gathering logits."""
+        if "rows" not in inputs:  # the user's collator
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self.check_packing(model)
         if return_outputs or not torch.is_grad_enabled():
@@ -347,7 +347,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         else:
             self._log_stats(stats)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
-        # A mean over the pairs of a part, beside the mean over all of the micro-batch.
+        # The loss is a mean over these pairs; weight it to get the mean over the whole micro-batch.
         if IN_MICRO_BATCH in inputs and self._max_tokens is None:
             loss = loss * (sum(row.num_pairs for row in rows) / inputs[IN_MICRO_BATCH])
         return (loss, outputs) if return_outputs else loss
@@ -356,7 +356,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
     ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
         padded = super()._prepare_inputs(self._padded_collator([dict(e) for row in rows for e in row.examples]))
-        # Its metrics are those of this forward alone; the step's are merged from all of them.
+        # Drop the metrics of this single forward; the step's metrics are merged from all forwards.
         with (
             swapped(self, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}),
             restored(self, "_total_train_tokens"),
@@ -365,7 +365,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
 
     def _packed_loss(self, model: nn.Module, rows: list[PairRow]) -> tuple[torch.Tensor, SequenceClassifierOutput]:
         forwarded, mine = rows, slice(len(rows))
-        if not self.model.training:  # training has gathered and agreed before
+        if not self.model.training:  # in training, get_batch_samples has gathered and agreed
             of_processes = self._rows_of_group(rows)
             forwarded = [row for own in of_processes for row in own]
             first = 0 if self.sequence_group is None else sum(map(len, of_processes[: self.sequence_group.rank]))
@@ -377,7 +377,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         losses = torch.cat([pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=True)])
         chosen, rejected = torch.cat(scores, dim=1)
         if self._max_tokens is not None and self.model.training:
-            # The means over TRL's micro-batches, whatever rank and forward their pairs are in.
+            # The means over TRL's micro-batches, on whichever rank and forward their pairs are.
             sizes = [example[IN_MICRO_BATCH] for row in rows for example in row.examples]
             loss = (losses / losses.new_tensor(sizes)).sum()
         else:
@@ -387,7 +387,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
     def why_not_rehearse(self) -> str:
-        """Return a reason that all ranks know; empty if there is none."""
+        """Return why no rehearsal is possible, the same on all ranks; empty if it is."""
         if self._has_own_collator:
             return "a data_collator is given, whose batches are its own"
         if not isinstance(self.train_dataset, Dataset) and self.args.max_length is None:
@@ -395,7 +395,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return ""
 
     def largest_micro_batch(self) -> MicroBatch:
-        """Return what the rehearsal forwards."""
+        """Return the batch that the rehearsal forwards."""
         return pair_batch(self, self._pair_sizes().tokens if isinstance(self.train_dataset, Dataset) else None)
 
     def rehearse(self, batch: MicroBatch) -> None:
@@ -424,7 +424,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Overrides trl.RewardTrainer.evaluation_loop: metrics over all pairs of it; a phase of its own."""
+        """Overrides trl.RewardTrainer.evaluation_loop: adds metrics over all pairs, and times it as a phase."""
         self._judged = []
         with self.clock.phase("evaluate", whole=True):
             output = super().evaluation_loop(
@@ -438,17 +438,17 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         return output
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl.RewardTrainer._load_optimizer_and_scheduler: `num_tokens` is counted on, not from 0."""
+        """Overrides trl.RewardTrainer._load_optimizer_and_scheduler: `num_tokens` continues its count."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._total_train_tokens = self.state.num_input_tokens_seen
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Overrides trl.RewardTrainer.floating_point_ops: of the tokens that went through the model."""
+        """Overrides trl.RewardTrainer.floating_point_ops: counts the tokens that went through the model."""
         return super().floating_point_ops(self._as_ids(inputs))
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """Overrides trl.RewardTrainer._track_num_input_tokens: of the tokens that went through the model."""
+        """Overrides trl.RewardTrainer._track_num_input_tokens: counts the tokens that went through the model."""
         super()._track_num_input_tokens(self._as_ids(inputs))
 
     def _as_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Rows that a model is trained on: looked at before the first step, those of a stream as they come; and drawn."""
+"""Checks of the rows of a dataset before the first step, and of a stream's rows as they arrive."""

@@ -1,4 +1,4 @@
-"""Columns of what is given as a dataset."""
+"""Columns of datasets, and errors for arguments that are none."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from trl_ext.trainers.rows.sentence import listed
 
 
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield the name for messages, the dataset, and its columns; of a dict of datasets each dataset's."""
+    """Yield (name for messages, dataset, columns) for a dataset, or for each dataset of a dict."""
     if isinstance(dataset, dict):
         if role == "train_dataset":
             raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
@@ -18,10 +18,10 @@ def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str
             yield from columns_of_all(part, f"{role}['{name}']")
     elif isinstance(dataset, (Dataset, IterableDataset)):
         yield role, dataset, columns_of(dataset, role)
-    elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
+    elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # a DataFrame has iloc
         maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
         raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
-    # Else it is None, or something that TRL refuses.
+    # Else it is None, or TRL refuses it.
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""The columns that rules score against: a rule whose column is empty would leave the sum without a word.
+"""Checks of the columns that rules score against: a rule with an empty column would silently drop out of the sum.
 
-A gold that a rule cannot read is found by asking the rule, before any completion is generated.
+The rules themselves are run to find golds that they cannot read, before any completion is generated.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,22 @@ from trl_ext.rewards.totals.scorer import gives_batches
 from trl_ext.trainers.rows.screen import batches
 from trl_ext.trainers.rows.sentence import named
 
-# Rows of a dataset that a rule is tried on: all of a small one, else evenly spaced ones of those that it is for. Rules
-# in workers take seconds for these.
+# A rule is tried on at most this many of its rows, evenly spaced. Rules in workers take seconds for them.
 MAX_ROWS_TRIED = 256
 _ROWS_LOOKED_AT = 16 * MAX_ROWS_TRIED
-# Verdicts on rows whose gold no completion can meet.
+# Statuses of rows whose gold cannot be read.
 _UNREAD = ("gold_invalid", "undecided")
 
 logger = logging.get_logger(__name__)
 
 
 def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None:
-    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn where in some.
+    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn if in some.
 
     Args:
         dataset: Rows with the columns that the rules read.
-        reward_funcs: Rule sets among them say what they read.
-        role: What the message calls the dataset.
+        reward_funcs: Rewards, of which rule sets are checked.
+        role: The dataset's name in messages.
     """
     for rules in reward_funcs:
         for rule in _rules_of(rules):
@@ -58,7 +57,10 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
 
 
 def unread_in_batch(rows: Sequence[Mapping[str, Any]], reward_funcs: Sequence[Any]) -> str:
-    """Return what is wrong where a rule can read no gold of a stream's rows, and no rule of correctness any."""
+    """Return the problem if a rule can read no gold of a stream's rows.
+
+    Empty if there is none, or if a rule that judges correctness can read a gold.
+    """
     problem = ""
     for rules in reward_funcs:
         for rule in _rules_of(rules):
@@ -103,8 +105,8 @@ def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal
 
 
 def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
-    """Return by their numbers rows that the rule is for and that hold what it reads: at most MAX_ROWS_TRIED, or all
-    where the rule is asked about the data alone."""
+    """Return rows, by number, to which the rule applies and which have its columns: at most MAX_ROWS_TRIED, or all
+    if the rule can judge the data alone."""
     names = sorted({"prompt"} & set(dataset.column_names) | set(rule.all_columns))
     numbers = range(0, len(dataset), 1 if _reads_data(rule) else -(-len(dataset) // _ROWS_LOOKED_AT))
     plain = dataset.with_format(None).select_columns(names).select(numbers) if names else ()
@@ -113,7 +115,7 @@ def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
 
 
 def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Return the verdicts that tell which rows the rule can score; none where it raises, which a step will tell."""
+    """Return verdicts that show which rows the rule can score; empty if it raises, as the first step would, too."""
     rules = next((one for one in (function, function.rules) if isinstance(one, RuleSet)), None)
     if not rows or rules is None:
         return []
@@ -128,9 +130,9 @@ def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each row why the rule cannot read its gold, empty where it can.
+    """Return for each row why the rule cannot read its gold, "" if it can.
 
-    No row is asked about of rules that read no column, cost money or load a model.
+    The list is empty for rules that read no column, cost money or load a model.
     """
     costs = rule.is_async and not _reads_data(rule)
     if not rule.columns or costs or (gives_batches(rule) and not rule.judges_correctness):
@@ -140,7 +142,7 @@ def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -
 
 
 def _reads_data(rule: Rule) -> bool:
-    """True for a rule that waits for a server, and can tell by a row's data alone whether that can be judged."""
+    """Return True for a rule that calls a server, but can check a row's data without it."""
     return isinstance(rule, AsyncRule) and type(rule).unread is not AsyncRule.unread
 
 
@@ -153,7 +155,7 @@ def _is_for(rule: Rule, row: Mapping[str, Any]) -> bool:
 
 
 def _rules_of(function: Any) -> Iterator[Rule]:
-    """Yield the rules of a RuleSet; of one column of a set, those of its set."""
+    """Yield the rules of a RuleSet, or of the set to which a RuleColumn belongs."""
     rules = getattr(function, "rules", ())
     for rule in getattr(rules, "rules", rules):
         if isinstance(rule, Rule):

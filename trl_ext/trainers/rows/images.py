@@ -1,4 +1,4 @@
-"""Images of rollouts: from TRL's arguments to the images of each row, and with rows that change ranks."""
+"""Images of rollouts: the images of each row from TRL's arguments, and their transfer between ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from trl.trainer.utils import split_pixel_values_by_grid
 from trl_ext.errors import DataError
 from trl_ext.packing.families.images import Image, ImageReader, ImageRows, images_of, one_of_each
 
-# What TRL hands to a forward for the images of its rows.
+# TRL's arguments of a forward for the images of its rows.
 KEYS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
-_COLUMNS, _ADDRESSES = ("image", "images"), ("image", "url", "path", "base64")  # of a row, and of a part of a message
-_MOST_ASPECT = 200  # that Qwen's processors take
+_COLUMNS, _ADDRESSES = ("image", "images"), ("image", "url", "path", "base64")  # of a row; of a part of a message
+_MOST_ASPECT = 200  # the limit of Qwen's processors
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +25,8 @@ class GivenImages:
     """The images of the rows of a batch.
 
     Args:
-        rows: Of each row, in the order in which it shows them.
-        reader: Of the model.
+        rows: Images of each row, in the order of their placeholders.
+        reader: The model's reader.
         runs_everywhere: As in `BatchImages`.
     """
 
@@ -35,10 +35,10 @@ class GivenImages:
     runs_everywhere: bool = False
 
     def of_all(self, accelerator: Any) -> "GivenImages":
-        """Return the same with what decides whether the vision tower runs in all forwards. Collective.
+        """Return a copy with `runs_everywhere` set: whether the vision tower runs in all forwards. Collective.
 
-        In one process, and under DDP while no rank has an image, it runs where there are images, as in TRL: a tower
-        without gradients stays as it is. DeepSpeed would take the last gradient of a tower that has none again.
+        In one process, and under DDP while no rank has an image, it runs only on images, as in TRL: a tower without
+        gradients is not updated. DeepSpeed would apply the previous gradient again.
         """
         is_sharded = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
         is_alone = accelerator.num_processes == 1
@@ -49,7 +49,7 @@ def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
     """Return the images of each row.
 
     Args:
-        given: TRL's arguments by name, or ours: images by rows as `pixel_values`.
+        given: TRL's arguments by name, or `pixel_values` as images by rows (`by_rows`).
         num_rows: Rows of the batch.
     """
     pixels, counts = given.get("pixel_values"), given.get("num_images")
@@ -58,7 +58,7 @@ def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
     if pixels is None or counts is None:
         return [()] * num_rows
     split = split_pixel_values_by_grid({name: given[name] for name in KEYS[:3]})
-    # Of a row's patches, those of each of its images.
+    # Split each row's patches by image.
     grids = [grid for of_row in split["image_grid_thw"] for grid in of_row.tolist()]
     patches = [
         one
@@ -70,24 +70,24 @@ def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
 
 
 def by_rows(rollouts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rollouts with their images by rows, as `pixel_values`, instead of TRL's arguments for them."""
+    """Return rollouts with images by rows, as `pixel_values`, instead of TRL's arguments."""
     rows = image_rows(rollouts, len(rollouts["completion_ids"]))
     return {**{k: v for k, v in rollouts.items() if k not in KEYS}, "pixel_values": rows}
 
 
 def is_any_shown(rows: ImageRows, accelerator: Any) -> bool:
-    """Return whether a row of any rank shows an image. Collective."""
+    """Return True if a row of any rank has an image. Collective."""
     return any(gather_object([any(rows)]) if accelerator.num_processes > 1 else [any(rows)])
 
 
 def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
-    """Raise DataError on all ranks where a row's image tokens are not those of its images. Collective.
+    """Raise DataError on all ranks if the image tokens of a row do not match its images. Collective.
 
-    Where no row of any rank shows an image, its token is text, as in TRL.
+    If no row of any rank has an image, the image token is text, as in TRL.
 
     Args:
-        rollouts: TRL's, just generated, whose rows stand in the order of their prompts.
-        reader: Of the model; None for one that reads none here, whose rows are not looked at.
+        rollouts: TRL's rollouts, in the order of their prompts.
+        reader: The model's reader; None if it reads no images: nothing is checked.
         accelerator: accelerate's.
     """
     if reader is None:
@@ -104,9 +104,9 @@ def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accele
 
 
 def redistribute_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> ImageRows:
-    """Give every rank the images of the rows that it is to have, as `redistribute` gives it rows. Collective.
+    """Send every rank the images of its new rows, as `redistribute` sends the rows. Collective.
 
-    One rank's images cross at a time, each once, and of them only those of rows that leave it.
+    One rank sends at a time: each image once, and only images of rows that leave it.
     """
     mine, size = list(dict.fromkeys(image for row in rows for image in row)), len(rows)
     number = {image: i for i, image in enumerate(mine)}
@@ -123,13 +123,13 @@ def redistribute_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]],
         if not is_mine:
             come = {k: one for k, one in sent[0].items() if (rank, k) in wanted[accelerator.process_index]}
             here |= {(rank, k): replace(one, pixels=one.pixels.to(accelerator.device)) for k, one in come.items()}
-    # A group may come from several ranks: its images are one again.
+    # Rows of a group may come from several ranks: store their equal images once.
     rows_here = rows_of_ranks[accelerator.process_index]
     return one_of_each([tuple(here[i // size, k] for k in shown[i]) for i in rows_here])
 
 
 def digest_of_rows(rows: ImageRows, device: torch.device) -> torch.Tensor:
-    """[B] int64 numbers of the images of rows, in their order."""
+    """Return [B] int64 hashes of the images of each row, in their order."""
     numbers = []
     for row in rows:
         total = 0
@@ -140,7 +140,7 @@ def digest_of_rows(rows: ImageRows, device: torch.device) -> torch.Tensor:
 
 
 def without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a batch whose rows have an empty list of images where they have null, which TRL cannot read."""
+    """Return a batch with an empty list of images instead of null, which TRL cannot read."""
     if not any(row.get(name, "") is None for row in rows for name in _COLUMNS):
         return rows
     return [
@@ -149,9 +149,9 @@ def without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
-    """Return the rows that `problem_of_row` finds something wrong with, by what it is.
+    """Return the numbers of rows by problem, see `problem_of_row`.
 
-    Pixels are not decoded, which would take minutes: a JPEG that is cut off after its head is not found.
+    Pixels are not decoded, which would take minutes: a JPEG that is cut off after its header is not found.
     """
     found: dict[str, list[int]] = {}
     files = dataset.select_columns([name for name in ("prompt", *_COLUMNS) if name in dataset.column_names])
@@ -168,11 +168,11 @@ def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
 
 
 def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
-    """Return what is wrong with the images of a row, in words that follow "row 7 has"; empty if nothing is.
+    """Return the problem with the images of a row, in words that follow "row 7 has"; empty if there is none.
 
     Args:
         row: Its prompt, and its columns `image` and `images`, decoded or not.
-        image_token: The placeholder of an image in a rendered prompt; empty where it is not known.
+        image_token: The placeholder of an image in a rendered prompt; empty if it is not known.
     """
     prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
     if isinstance(prompt, str):
@@ -188,9 +188,9 @@ def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
 
 
 def _problem_of_image(image: Any) -> str:
-    import PIL.Image  # not there where nobody trains on images
+    import PIL.Image  # not installed if nobody trains on images
 
-    if isinstance(image, str):  # transformers opens or fetches what it names
+    if isinstance(image, str):  # an address, which transformers would open or fetch
         is_data = image.startswith("data:image/")
         return "" if is_data else "the address of an image, and none is opened but in a column of datasets' Image()"
     try:

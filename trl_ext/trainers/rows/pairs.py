@@ -1,5 +1,4 @@
-"""Preference pairs of the RewardTrainer: all rows of a dataset before they are tokenized, those of a stream as they
-come."""
+"""Checks of the RewardTrainer's preference pairs: of a dataset before tokenization, of a stream as rows arrive."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,16 +22,16 @@ from trl_ext.trainers.rows.text import TextCheck, is_blank
 logger = logging.get_logger(__name__)
 
 _TOKENS = ("chosen_ids", "rejected_ids")
-# What TRL called them before, and still takes.
+# Former names, which TRL still takes.
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
 _MIXED, _OTHER_TURNS = "text next to messages", "sides with different user turns"
-_MAX_MARGIN = 1e4  # of scores that differ by some units
+_MAX_MARGIN = 1e4  # scores differ by a few units
 
 
 def check_columns(dataset: Any, role: str) -> None:
-    """Raise DataError unless the dataset has rows, and columns that make a pair of texts."""
+    """Raise DataError unless the dataset has rows, and the columns of preference pairs."""
     for name, _, columns in columns_of_all(dataset, role):
         if shown := [column for column in ("image", "images") if column in columns]:
             raise DataError(
@@ -49,12 +48,12 @@ def check_columns(dataset: Any, role: str) -> None:
 
 
 def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
-    """Raise DataError for columns, prompts, sides or margins that cannot be trained on.
+    """Raise DataError for columns, prompts, sides or margins that cannot be used for training.
 
     Args:
-        dataset: Map-style, looked at whole; or iterable, of which only the first row is looked at.
-        role: What the message calls it, such as "train_dataset".
-        tokenizer: Knows special tokens and the chat template; None to look at neither.
+        dataset: A dataset, or a stream, of which only the first row is checked.
+        role: The dataset's name in messages, such as "train_dataset".
+        tokenizer: For special tokens and the chat template; None checks neither.
     """
     check_columns(dataset, role)
     check = TextCheck.of(tokenizer, is_answer=True)
@@ -65,7 +64,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
     found: dict[str, list[int]] = {}
     first = None
     for row, pair in rows:
-        first = first or pair  # Only columns of any JSON hold both kinds, and all of their rows are looked at.
+        first = first or pair  # Only JSON columns can hold both kinds, and all of their rows are checked.
         for problem in problems(pair, check, first):
             found.setdefault(problem, []).append(row)
     if found:
@@ -89,7 +88,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
 
 @contextmanager
 def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[None]:
-    """Turn a chat template's error within the block into a DataError that names the first row it refuses."""
+    """Turn a chat template's error within the block into a DataError that names the first refused row."""
     try:
         yield
     except (TemplateError, TypeError) as error:
@@ -112,10 +111,7 @@ def _render(pair: Mapping[str, Any], tokenizer: Any) -> None:
 
 
 def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
-    """Return a stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
-
-    Anything but a stream is handed back as it is.
-    """
+    """Return a stream without the pairs that `check_pairs` would refuse; return anything else unchanged."""
     if not isinstance(dataset, IterableDataset):
         return dataset
     check = TextCheck.of(tokenizer, is_answer=True)
@@ -130,12 +126,12 @@ def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
 
 
 def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Yield what is wrong with a pair, in words that follow "row 7 has".
+    """Yield the problems of a pair, in words that follow "row 7 has".
 
     Args:
         row: The pair.
-        check: For its texts and messages.
-        first: A pair of the same dataset, of whose kind all must be.
+        check: Check of its texts and messages.
+        first: The first pair of the dataset; all must be of its kind, text or messages.
     """
     tokens = token_columns(row)
     chosen, rejected = (row[name] for name in tokens or ("chosen", "rejected"))
@@ -156,7 +152,7 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
     for name in ("chosen", "rejected"):
         if found := check.problem(row[name], f"{name} side"):
             return found
-    # An explicit prompt may be blank: the sides are then all there is.
+    # An explicit prompt may be blank.
     if row.get("prompt", []) != [] and (found := TextCheck(may_be_blank=True).problem(row["prompt"], "prompt")):
         return found
     kinds = [_is_chat(row[name]) for name in ("prompt", "chosen", "rejected") if name in row]
@@ -190,7 +186,7 @@ def _is_empty(side: Any) -> bool:
 
 
 def token_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns of tokens that TRL would train on; none where it would tokenize."""
+    """Return the columns of tokens that TRL would train on; empty if TRL would tokenize."""
     return next((names for names in (_TOKENS, _LEGACY) if set(names) <= set(columns)), ())
 
 
@@ -200,7 +196,7 @@ def _read(dataset: Dataset) -> list[str]:
 
 
 def _flags(columns: dict[str, pa.Array], check: TextCheck) -> np.ndarray:
-    """Return True for each pair that is not known to be fine."""
+    """Return True for each pair that may be bad."""
     names = [name for name in columns if name != "margin"]
     found = maybe_equal(*(columns[name] for name in names[-2:]))
     for name in names:

@@ -1,7 +1,6 @@
-"""Prompts of GRPO and PPO: all rows of a dataset before anything loads, those of a stream before they are answered.
+"""Checks of the prompts of GRPO and PPO: of a dataset before the model loads, of a stream before generation.
 
-What the tokenizer decides (special tokens, the chat template, the length) is looked at as well: it loads in a moment,
-the model in minutes.
+The tokenizer is loaded for it (special tokens, chat template, length), which takes a moment, not minutes.
 """
 
 import inspect
@@ -28,10 +27,10 @@ from trl_ext.trainers.rows.text import TextCheck
 
 logger = logging.get_logger(__name__)
 
-# What TRL calls a reward function with, beside the columns of the dataset; and what else, if there is an environment.
+# Arguments that TRL gives a reward function in addition to columns; WITH_ENVIRONMENT if there is an environment.
 ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
 WITH_ENVIRONMENT = ("environments",)
-# Columns that TRL does not hand on to reward functions.
+# Columns that TRL does not pass to reward functions.
 KEPT_BACK = ("prompt", "completion", "completion_ids")
 # Columns that TRL reads when `remove_unused_columns` drops the others.
 USED = ("prompt", "image", "images")
@@ -46,11 +45,11 @@ _TEMPLATE_ADVICE = "Give a tokenizer with one (tokenizer.chat_template = ...), o
 
 @dataclass(eq=False)
 class PromptChecks:
-    """What a trainer that answers prompts asks of its rows.
+    """Checks the rows of a trainer that generates completions.
 
     Args:
         model: Model, or its name or folder.
-        reward_funcs: As TRL's trainer takes them.
+        reward_funcs: Rewards, as in TRL's trainer.
         args: The trainer's config.
         options: Keyword arguments of TRL's trainer: processing_class, tools, rollout_func, environment_factory.
     """
@@ -63,11 +62,11 @@ class PromptChecks:
     may_hold_images: bool = False
 
     def look_at(self, datasets: Any, role: str) -> None:
-        """Raise DataError for rows that cannot be trained on or evaluated with.
+        """Raise DataError for rows that cannot be used for training or evaluation.
 
         Args:
-            datasets: Map-style or a stream, or a dict of them; None is fine. A stream's rows come later.
-            role: What the message calls it, such as "train_dataset".
+            datasets: A dataset, a stream, a dict of them or None. A stream's rows are checked as they arrive.
+            role: The name in messages, such as "train_dataset".
         """
         limit, most = positions(self._config), self.args.max_completion_length or 0
         if limit is not None and most > limit:
@@ -78,18 +77,18 @@ class PromptChecks:
             self._check_needed(columns, name)
             self._check_columns(columns, name)
             self.may_hold_images |= may_hold_images(dataset)
-            if isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom":  # or of a transform
+            if isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom":  # custom: a transform
                 self.has_late_rows = True
             else:
                 self._check_rows(dataset, name)
 
     def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
-        """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks.
+        """Raise DataError on all ranks if any of them has bad rows of a stream. Collective.
 
         Args:
-            rows: Those of this rank.
-            accelerator: Says whether there are others.
-            is_first: True in a run's first step, whose golds have to be such that rules can read some.
+            rows: This rank's rows.
+            accelerator: accelerate's.
+            is_first: True in a run's first step: rules must be able to read some of its golds.
         """
         if not self.has_late_rows or self.options.get("rollout_func") is not None:
             return
@@ -117,7 +116,7 @@ class PromptChecks:
             return self.model.config
         try:
             return AutoConfig.from_pretrained(self.model, **self._loading())
-        except (OSError, ValueError):  # TRL is about to say so when it loads the model
+        except (OSError, ValueError):  # TRL raises it when it loads the model
             return None
 
     @cached_property
@@ -145,7 +144,7 @@ class PromptChecks:
         return TextCheck.of(self._processor, may_be_blank=is_filled)
 
     def _check_needed(self, columns: list[str], role: str) -> None:
-        """Raise for rows without a prompt where no environment makes one, or without what rules ask for."""
+        """Raise if there is neither a prompt nor an environment, or if a rule's column is missing."""
         if not self._has_environment and "prompt" not in columns:
             raise DataError(
                 f"{role} has no column 'prompt', only {listed(columns)}. Name the one that holds the prompts: in a "
@@ -160,7 +159,7 @@ class PromptChecks:
                 )
 
     def _check_columns(self, columns: list[str], role: str) -> None:
-        """Raise for columns that TRL would hide behind arguments of its own, keep back or drop."""
+        """Raise for columns that TRL would shadow by arguments of the same name, not pass on, or drop."""
         dropped = set(columns) - set(USED) if self.args.remove_unused_columns else set()
         names = (*ARGUMENTS_OF_REWARDS, *(WITH_ENVIRONMENT if self._has_environment else ()))
         taken = [name for name in names if name in columns and name not in dropped]
@@ -169,7 +168,7 @@ class PromptChecks:
                 f"{role} has a column {listed(taken)}, and TRL calls reward functions with an argument of that name. "
                 f"Rename it: dataset.rename_column('{taken[0]}', 'own_{taken[0]}')."
             )
-        if self.options.get("rollout_func") is None:  # which may give arguments of its own
+        if self.options.get("rollout_func") is None:  # a rollout_func may add arguments
             given = {"prompts", "completions", "completion_ids", *names, *(set(columns) - set(KEPT_BACK) - dropped)}
             for function in filter(_takes_columns, self.reward_funcs):
                 check_call(function, given, f"{role} has {listed(columns)}")
@@ -188,7 +187,7 @@ class PromptChecks:
                 )
 
     def _check_rows(self, dataset: Dataset, role: str) -> None:
-        """Raise for golds that rules cannot read, rows that name none of several environments, and bad prompts."""
+        """Raise for golds that rules cannot read, damaged images, unknown environments and bad prompts."""
         check_gold(dataset, self.reward_funcs, role)
         if may_hold_images(dataset) and (damaged := unreadable(dataset, self._image_token)):
             refuse(damaged, role, _ADVICE)
@@ -204,7 +203,7 @@ class PromptChecks:
         if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
             self._check_prompts(dataset, role)
         elif "prompt" in dataset.column_names and not self._text_check(dataset.column_names).may_be_blank:
-            # What else is in a prompt is the rollout_func's business.
+            # Other problems of a prompt are up to the rollout_func.
             if rows := [row for row, _ in rows_where(dataset, ["prompt"], lambda c: are_empty(c["prompt"]))]:
                 refuse({"an empty prompt": rows}, role, _ADVICE)
 
@@ -214,7 +213,7 @@ class PromptChecks:
         first = None
         for row, prompt in suspects(dataset, "prompt", check):
             problem = check.problem(prompt, "prompt")
-            if not problem:  # Only a column of any JSON holds both kinds, and all of its rows are suspects.
+            if not problem:  # Only a JSON column can hold both kinds, and all of its rows are suspects.
                 first = prompt if first is None else first
                 problem = _other_kind(prompt, first)
             if problem:
@@ -240,7 +239,7 @@ class PromptChecks:
         return "messages, and the tokenizer has no chat template" if is_missing and isinstance(prompt, list) else ""
 
     def _problem_of_batch(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return what is wrong with the first bad row, and how its prompt begins; empty if nothing is wrong."""
+        """Return the problem of the first bad row and the start of its prompt; empty if there is none."""
         check = self._text_check(list(rows[0]) if rows else [])
         prompts = [row["prompt"] for row in rows if "prompt" in row or not self._has_environment]
         for prompt in prompts:
@@ -252,15 +251,15 @@ class PromptChecks:
 
 
 def _takes_columns(function: Any) -> bool:
-    """Return True for a reward function; a reward model, also PPO's with an encoder of its own, reads text alone."""
+    """Return True for a reward function; reward models (PPO's have an encoder) read text only."""
     return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
 
 
 def check_call(function: Any, given: set[str], what: str) -> None:
-    """Raise for a reward function that TRL cannot call with the arguments `given`; `what` tells of the columns."""
+    """Raise for a reward function that TRL cannot call with the arguments `given`; `what` lists the columns."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of some functions in C nobody knows it
+    except ValueError:  # some functions in C have no signature
         return
     name = getattr(function, "__name__", type(function).__name__)
     by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
@@ -296,9 +295,9 @@ def _other_kind(prompt: Any, first: Any) -> str:
 
 
 def may_hold_images(dataset: Dataset | IterableDataset) -> bool:
-    """Return False if no row can hold an image: a checkpoint with a processor is trained on text as well.
+    """Return False if no row can hold an image.
 
-    True where types of columns are not known before the rows come: some streams', and those of a transform.
+    True if column types are unknown until rows arrive: some streams, and datasets with a transform.
     """
     is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
     if is_transformed or dataset.features is None:
@@ -308,7 +307,7 @@ def may_hold_images(dataset: Dataset | IterableDataset) -> bool:
 
 
 def _may_hold_image(feature: Any) -> bool:
-    """Return False for text and for messages without a part called `image`."""
+    """Return False for text, and for messages without a field `image`."""
     if isinstance(feature, dict):
         return "image" in feature or any(map(_may_hold_image, feature.values()))
     inner = getattr(feature, "feature", None)  # of a list

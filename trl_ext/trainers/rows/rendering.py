@@ -1,4 +1,4 @@
-"""Rows as the model will read them: prompts through the chat template, ids of its vocabulary, none too long."""
+"""Checks of rows as the model reads them: the chat template, the vocabulary and the length."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from trl_ext.trainers.rows.sentence import named, parts, refuse
 
 logger = logging.get_logger(__name__)
 
-# Tokenizing takes longest: of the prompts that may be too long, those with most bytes are measured.
+# Tokenizing is slow: of the prompts that may be too long, only the ones with most bytes are tokenized.
 MAX_MEASURED = 1000
-# What a chat template adds to a prompt and to each message: more than those in use.
+# Tokens that a chat template adds to a prompt and to each message: more than any template in use.
 _TOKENS_PER_CHAT, _TOKENS_PER_MESSAGE = 128, 16
-# Where a trainer keeps the numbers that rows had before some were dropped.
+# Column with the number of each row before any was dropped.
 _ROW = "row"
 
 
@@ -26,10 +26,10 @@ def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, arg
     """Raise DataError for prompts that the chat template refuses, or that are too long for the model.
 
     Args:
-        dataset: Rows whose prompts are good, and all text or all messages.
-        role: What the message calls the dataset.
-        tokenizer: The policy's.
-        config: The policy's; None if it is not known.
+        dataset: Rows with valid prompts, all text or all messages.
+        role: The dataset's name in messages.
+        tokenizer: The policy's tokenizer.
+        config: The policy's config; None if it is not known.
         args: The trainer's config.
     """
     options = {"add_generation_prompt": True, **(getattr(args, "chat_template_kwargs", None) or {})}
@@ -53,13 +53,13 @@ def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, arg
     if len(rows):
         texts = list(prompts[np.sort(rows).tolist()]["prompt"])
         lengths = dict(zip(np.sort(rows).tolist(), num_tokens(texts, tokenizer, options), strict=True))
-        # With rotary embeddings a model takes positions beyond its bound, if it has never learnt them.
+        # With rotary embeddings a model accepts positions beyond its limit, although it was not trained on them.
         is_hard = not getattr(config.get_text_config(), "rope_parameters", None)
         _check_lengths(lengths, role, limit, most, is_hard)
 
 
 def num_tokens(prompts: list[Any], tokenizer: Any, chat_options: Mapping[str, Any]) -> list[int]:
-    """Return the number of tokens of each prompt as TRL gives it to the model."""
+    """Return the number of tokens of each prompt, tokenized as in TRL."""
     if isinstance(prompts[0], str):
         ids = tokenizer(text=prompts)["input_ids"]
     else:
@@ -84,7 +84,7 @@ def _check_lengths(lengths: Mapping[int, int], role: str, limit: int, most: int,
 
 
 def positions(config: Any) -> int | None:
-    """Return how many tokens the model reads at most; None where it has no bound."""
+    """Return the most tokens that the model reads; None if it has no limit."""
     text = None if config is None else config.get_text_config()
     known = getattr(text, "max_position_embeddings", None)
     if not isinstance(known, int) or known <= 0:
@@ -98,13 +98,13 @@ def positions(config: Any) -> int | None:
 
 
 def check_tokens(datasets: Any, role: str, columns: Sequence[str], config: Any) -> None:
-    """Raise DataError for token ids that the model does not have, and for rows longer than it reads.
+    """Raise DataError for token ids outside the model's vocabulary, and for rows that are too long for it.
 
     Args:
-        datasets: Map-style, or a dict of them; streams and None are not looked at.
-        role: What the message calls it.
-        columns: Lists of token ids.
-        config: The model's.
+        datasets: A dataset or a dict of datasets; streams and None are not checked.
+        role: The dataset's name in messages.
+        columns: Columns of token ids.
+        config: The model's config.
     """
     limit, vocabulary = positions(config), config.get_text_config().vocab_size
     for name, dataset in parts(datasets, role):
@@ -140,5 +140,5 @@ def check_ids(dataset: Dataset, role: str, column: str, vocabulary: int) -> None
 
 
 def _as_given(dataset: Dataset, rows: list[int]) -> list[int]:
-    """Return the rows' numbers in the dataset that the user gave."""
+    """Return the rows' numbers in the user's dataset."""
     return list(dataset[rows][_ROW]) if rows and _ROW in dataset.column_names else rows

@@ -1,6 +1,6 @@
-"""Finds in Arrow's columns the rows that are worth a look, so that a million rows take seconds.
+"""Finds rows that may be bad in Arrow's columns, so that a million rows take seconds.
 
-A screen may flag a row that is fine, never the other way round: what is wrong with it is for `TextCheck` to say.
+A screen may flag a good row, but never misses a bad row. `TextCheck` decides on flagged rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 20_000
 
 
 def suspects(dataset: Dataset, column: str, check: TextCheck) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of the rows of a column that `check` must look at."""
+    """Yield number and value of the rows of a column that may be bad."""
     for row, cells in rows_where(dataset, [column], lambda columns: flagged(columns[column], check)):
         yield row, cells[column]
 
@@ -25,7 +25,7 @@ def suspects(dataset: Dataset, column: str, check: TextCheck) -> Iterator[tuple[
 def rows_where(
     dataset: Dataset, columns: list[str], flags: Callable[[dict[str, pa.Array]], np.ndarray]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and cells of the rows for which `flags`, asked for many rows at a time, returns True."""
+    """Yield number and cells of the rows for which `flags`, called on many rows at a time, returns True."""
     plain = dataset.select_columns(columns).with_format(None)
     start = 0
     for table in plain.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
@@ -38,7 +38,7 @@ def rows_where(
 
 
 def _values(plain: Dataset, rows: list[int], column: str) -> list[Any]:
-    """Return the values of these rows; half a character for one that holds bytes which are no UTF-8."""
+    """Return the values of rows; half a surrogate pair for a row with invalid UTF-8."""
     try:
         return list(plain[rows][column])
     except UnicodeDecodeError:
@@ -46,7 +46,7 @@ def _values(plain: Dataset, rows: list[int], column: str) -> list[Any]:
 
 
 def batches(dataset: Dataset, column: str) -> Iterator[tuple[int, pa.Array]]:
-    """Yield the number of the first row and the values of a column, some thousand rows at a time."""
+    """Yield a column in slices, each with the number of its first row."""
     start = 0
     for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         yield start, table[column].combine_chunks()
@@ -54,7 +54,7 @@ def batches(dataset: Dataset, column: str) -> Iterator[tuple[int, pa.Array]]:
 
 
 def flagged(column: pa.Array, check: TextCheck) -> np.ndarray:
-    """Return True for each row that is not known to be fine. All rows of a type that is none of TRL's."""
+    """Return True for each row that may be bad; for all rows of a type that TRL does not read."""
     found = np.ones(len(column), dtype=bool)
     given = np.flatnonzero(_numpy(column.is_valid()))
     column = column.drop_null()
@@ -66,7 +66,7 @@ def flagged(column: pa.Array, check: TextCheck) -> np.ndarray:
 
 
 def have_no_tokens(column: pa.Array) -> np.ndarray:
-    """Return True for each row without token ids. All rows of a type that is no list of integers."""
+    """Return True for each row without token ids; for all rows if the type is not a list of integers."""
     return ~_is_filled(column) if _are_tokens(column.type) else np.ones(len(column), dtype=bool)
 
 
@@ -76,7 +76,7 @@ def are_empty(column: pa.Array) -> np.ndarray:
 
 
 def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return False for each row in which two columns are known to differ: by their texts, or by their sizes."""
+    """Return False for each row in which two columns surely differ, by text or by size."""
     found = np.ones(len(one), dtype=bool)
     are_given = pc.and_(one.is_valid(), other.is_valid())
     given = np.flatnonzero(_numpy(are_given))
@@ -91,14 +91,14 @@ def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
 
 
 def kind_of(column: pa.Array) -> str:
-    """Return "text", "messages" or "tokens"; empty for a type that is none of these, or several."""
+    """Return "text", "messages" or "tokens"; empty for any other type."""
     if _is_text(column.type):
         return "text"
     return "messages" if _are_messages(column.type) else "tokens" if _are_tokens(column.type) else ""
 
 
 def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
-    """Flags of lists of messages, none of which is null."""
+    """Return the flags of lists of messages, none of which is null."""
     messages, num_messages, row = _unfolded(column)
     role, content = (pc.struct_field(messages, name) for name in ("role", "content"))
     stands_in = np.zeros(len(messages), dtype=bool)
@@ -124,9 +124,9 @@ def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
 
 
 def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
-    """Return the bytes of each text, or of each list of messages with an allowance for it and for each message.
+    """Return the bytes of each text or list of messages, plus `per_chat` and `per_message` for messages.
 
-    Parts of content other than text count as nothing; so do values of a type that is none of TRL's.
+    Content parts other than text, and values of types that TRL does not read, count as 0.
     """
     if _is_text(column.type):
         return _numpy(pc.binary_length(column))
@@ -139,7 +139,7 @@ def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
 
 
 def maybe_other_turns(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return False for each pair of lists of messages whose user turns are the same; the last one is no user's."""
+    """Return False for each pair of lists of messages with equal user turns and no user turn at the end."""
     found, turns = np.zeros(len(one), dtype=bool), []
     for side in (one, other):
         if side.null_count:
@@ -156,7 +156,7 @@ def maybe_other_turns(one: pa.Array, other: pa.Array) -> np.ndarray:
 
 
 def role_sequences(column: pa.Array) -> dict[str, int]:
-    """Return each sequence of roles in lists of messages, such as "user, assistant", with the first place of it."""
+    """Return each sequence of roles in lists of messages, such as "user, assistant", with its first row."""
     if not _are_messages(column.type):
         return {}
     messages, num_messages, _ = _unfolded(column)
@@ -167,13 +167,13 @@ def role_sequences(column: pa.Array) -> dict[str, int]:
 
 
 def _unfolded(column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Return the messages of all rows in a line, how many each row has, and the place of each one's row."""
+    """Return the messages of all rows, the number of messages of each row, and the row of each message."""
     num_messages = _numpy(pc.list_value_length(column))
     return column.flatten(), num_messages, np.repeat(np.arange(len(column)), num_messages)
 
 
 def _unreadable(texts: pa.Array) -> np.ndarray:
-    """Return True for texts with a NUL, and for all of an array that holds text which is no UTF-8."""
+    """Return True for texts with a NUL; for all texts if any of them is invalid UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
@@ -205,7 +205,7 @@ def _are_tokens(kind: pa.DataType) -> bool:
 
 
 def _is_filled(values: pa.Array) -> np.ndarray:
-    """Return True where a list or a text is neither null nor empty; for other types where it is not null."""
+    """Return True for each value that is neither null nor an empty list or text."""
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return _numpy(pc.fill_null(pc.list_value_length(values), 0)) > 0
     if _is_text(values.type):

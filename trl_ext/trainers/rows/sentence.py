@@ -1,4 +1,4 @@
-"""Bad rows in a sentence: what is wrong with them, and where they stand."""
+"""Error messages that name bad rows and their problems."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoRetu
     """Raise a DataError that names the rows of each problem.
 
     Args:
-        found: From a problem, in words that follow "row 7 has", to the numbers of its rows.
-        role: What the dataset is called, such as "train_dataset".
-        advice: The sentence that says what to do.
+        found: Numbers of rows by problem, in words that follow "row 7 has".
+        role: The dataset's name in messages, such as "train_dataset".
+        advice: A sentence on how to fix the rows.
     """
     parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
     raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
@@ -26,10 +26,10 @@ def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoRetu
 
 @contextmanager
 def stream_read(dataset: Any, role: str) -> Iterator[None]:
-    """Turn what the code behind a stream raises, asked for rows within the block, into a DataError."""
+    """Turn an error of the code that makes a stream's rows, raised within the block, into a DataError."""
     try:
         yield
-    except Exception as error:  # it may be anybody's code
+    except Exception as error:  # user code may raise anything
         modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
         if not isinstance(dataset, IterableDataset) or "datasets.iterable_dataset" not in modules:
             raise
@@ -51,7 +51,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDataset]]:
-    """Yield the name for messages and the dataset, or each of a dict of them; nothing for None."""
+    """Yield (name for messages, dataset) for a dataset, or for each dataset of a dict; nothing for None."""
     if isinstance(datasets, dict):
         for name, part in datasets.items():
             yield from parts(part, f"{role}['{name}']")

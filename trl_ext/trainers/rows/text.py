@@ -1,4 +1,4 @@
-"""What can be wrong with a text or a list of messages: one owner for the rows of all trainers."""
+"""Checks of texts and lists of messages, for the rows of all trainers."""
 
 import re
 import unicodedata
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# What a message may hold instead of content.
+# Keys that a message may have instead of content.
 INSTEAD_OF_CONTENT = ("tool_calls", "thinking", "reasoning_content")
-# Letters and marks that show nothing, beside control and format characters (BOM, zero-width, soft hyphen, bidi).
+# Invisible letters and marks. Control and format characters (BOM, zero-width, soft hyphen, bidi) have a category.
 _INVISIBLE = "".join(map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10))))
-# Blank for Python (`is_blank`) and for Arrow's regular expressions alike.
+# Blank characters, for Arrow's regular expressions; the same set as in `is_blank`.
 _BLANK = r"\s\p{Z}\p{Cc}\p{Cf}" + _INVISIBLE
 # Roles that any chat may have; a template may name more.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -18,14 +18,14 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @dataclass(frozen=True, slots=True)
 class TextCheck:
-    """Tells texts and messages that a model can be trained on from those that it cannot.
+    """Finds texts and messages that a model cannot be trained on.
 
     Args:
-        special_tokens: The tokenizer's; a text of nothing else says nothing.
-        bos_token: Fine alone, as the start of a text that the model makes up.
-        may_be_blank: True where something else fills a prompt: an image, an environment.
-        is_answer: True where the last message must say something.
-        roles: Those that a message may have; empty for any.
+        special_tokens: Special tokens; a text of nothing else is refused.
+        bos_token: Accepted as a whole text, from which the model continues.
+        may_be_blank: True if something else fills a prompt: an image, an environment.
+        is_answer: True if the last message must have content.
+        roles: Roles that a message may have; empty for any.
     """
 
     special_tokens: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class TextCheck:
 
     @classmethod
     def of(cls, processor: Any, **options: bool) -> "TextCheck":
-        """Return the check for texts that this tokenizer or processor reads; None knows no special tokens."""
+        """Return the check for a tokenizer or processor; None has no special tokens."""
         tokenizer = getattr(processor, "tokenizer", processor)
         tokens = tuple(sorted(getattr(tokenizer, "all_special_tokens", ())))
         template = getattr(processor, "chat_template", None)
@@ -44,11 +44,9 @@ class TextCheck:
         return cls(tokens, getattr(tokenizer, "bos_token", None), roles=(*_ROLES, *named) if named else (), **options)
 
     def problem(self, value: Any, what: str) -> str:
-        """Return what is wrong, in words that follow "row 7 has"; empty if nothing is.
+        """Return the problem of a text or a list of messages, in words that follow "row 7 has"; empty if none.
 
-        Args:
-            value: A text or a list of messages; anything else is wrong.
-            what: What the value is called, such as "prompt".
+        `what` is the value's name, such as "prompt".
         """
         if value is None:
             return f"no {what} (null)"
@@ -67,12 +65,12 @@ class TextCheck:
         return self._problem_of_messages(value, what)
 
     def nothing_said(self) -> str:
-        """Return a regular expression, in Arrow's dialect, of texts that are blank or special tokens only."""
+        """Return a regular expression (Arrow's dialect) for texts of blanks and special tokens only."""
         marks = "".join(f"|{re.escape(token)}" for token in self.special_tokens)
         return rf"\A(?:[{_BLANK}]{marks})*\z"
 
     def says_something(self, text: str) -> bool:
-        """Return True for a text that is more than blanks and special tokens, and for the BOS token alone."""
+        """Return True for a text with more than blanks and special tokens, and for the BOS token alone."""
         marks = "|".join(map(re.escape, self.special_tokens))
         rest = re.sub(marks, "", text) if marks else text
         return not is_blank(rest) or (bool(text) and text == self.bos_token)
@@ -105,12 +103,12 @@ class TextCheck:
 
 
 def is_blank(text: str) -> bool:
-    """Return True for a text of which nothing can be seen."""
+    """Return True for a text without visible characters."""
     return all(c.isspace() or c in _INVISIBLE or unicodedata.category(c) in ("Cc", "Cf") for c in text)
 
 
 def _unreadable(text: str) -> str:
-    """Return what a tokenizer or a rule may choke on; empty if nothing."""
+    """Return the character that a tokenizer or a rule may fail on, in words; empty if there is none."""
     if "\0" in text:
         return "a NUL character"
     try:

@@ -1,1 +1,1 @@
-"""Checkpoints that are whole, and that know which run they belong to."""
+"""Checkpoints that are complete or absent, and that record which run they belong to."""

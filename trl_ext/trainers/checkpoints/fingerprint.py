@@ -1,6 +1,6 @@
-"""Which run a checkpoint belongs to: its model, rules, data, processes, seed and settings, in words that compare.
+"""The fingerprint of a run, kept in its checkpoints: model, rules, data, processes, seed and settings.
 
-Values are kept, not hashes of them, wherever they are short: a refusal then names the old one and the new one.
+Short values are stored instead of hashes, so that an error can name the old and the new value.
 """
 
 import dataclasses
@@ -23,22 +23,22 @@ from transformers import TrainingArguments
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.text.secrets import public
 
-# What is compared; `resume_despite` may name these.
+# Parts that are compared; `resume_despite` may name these.
 PARTS = ("model", "rules", "rewards", "data", "processes", "seed", "settings")
 _NUM_ROWS, _NUM_TENSORS, _NUM_VALUES = 64, 64, 256
-# Keys of a model's config that no number of a training step depends on.
+# Keys of a model's config that do not affect the numbers of a training step.
 _OPERATIONAL_KEYS = frozenset(
     "transformers_version dtype torch_dtype use_cache architectures id2label label2id gradient_checkpointing "
     "output_attentions output_hidden_states return_dict is_encoder_decoder chunk_size_feed_forward "
     "quantization_config auto_map".split()
 )
-# Fields of rules and their set that say where they run, whom they ask and what ends them.
+# Fields of rules and rule sets on where they run, which server they call and which limits they have.
 _HOW_RULES_RUN = frozenset({"limits", "isolate", "on_unscored", "base_url", "api_key_env", "concurrency", "retries"})
 _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias")
 
 
 def fingerprint(trainer: Any) -> dict[str, Any]:
-    """Describe the run of a trainer that has not begun to train, as plain JSON."""
+    """Return the fingerprint of a trainer that has not begun to train, as plain JSON."""
     functions = getattr(trainer, "reward_funcs", ())
     found = {
         "trainer": trainer.memory_kind,
@@ -71,9 +71,9 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """Yield "<name> was <old> and is <new>" for each value that two fingerprints do not share.
+    """Yield "<name> was <old> and is <new>" for each difference of two fingerprints.
 
-    A key that only one of them has is another version's, and no difference.
+    Keys that only one of them has come from another version, and are ignored.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old:
@@ -87,7 +87,7 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 
 def described(value: Any) -> Any:
-    """Return a value as JSON: dataclasses by their fields, functions by name, models by a sample of their weights."""
+    """Return a value as JSON: dataclasses by fields, functions by name, models by a sample of their weights."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -98,7 +98,7 @@ def described(value: Any) -> Any:
         shown = (f.name for f in dataclasses.fields(value) if f.repr and f.name not in _HOW_RULES_RUN)
         return {"type": type(value).__qualname__, **{name: described(getattr(value, name)) for name in shown}}
     if isinstance(value, Mapping):
-        # A list of pairs, so that one more key is a difference.
+        # A list of pairs, so that an added key is a difference.
         pairs = sorted(public(value).items(), key=lambda pair: str(pair[0]))
         return [[str(key), described(item)] for key, item in pairs]
     if isinstance(value, (set, frozenset)):
@@ -112,9 +112,10 @@ def described(value: Any) -> Any:
 
 
 def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and checksum of the user's code of a reward, or of each rule of a set; a library's is its version's.
+    """Yield name and checksum of the user's code of a reward, or of each rule of a set.
 
-    Numbers and texts that a function was made with, as `partial` and closures hold them, belong to it.
+    The checksum includes numbers and texts in `partial` and closures. Code of trl, trl_ext and transformers is left
+    out, as it depends on the version.
     """
     if isinstance(reward, RuleSet):
         for rule in reward.rules:
@@ -130,7 +131,7 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
         "transformers",
     ):
         return
-    with suppress(OSError, TypeError, ValueError):  # no file holds what was typed into a plain Python
+    with suppress(OSError, TypeError, ValueError):  # code typed at Python's prompt is in no file
         values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]
         made_with: list[Any] = [value for value in values if isinstance(value, (bool, int, float, str))]
         made_with += [reward.args, reward.keywords] if isinstance(reward, partial) else []
@@ -138,7 +139,7 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
 
 
 def data_of(dataset: Any) -> dict[str, Any]:
-    """Return number and columns of the rows and a checksum of some, evenly spaced; of a stream of its first row."""
+    """Return number, columns and a checksum of evenly spaced rows; of a stream the columns and the first row."""
     if not isinstance(dataset, Dataset):
         found: dict[str, Any] = {"columns": sorted(getattr(dataset, "column_names", None) or ())}
         if isinstance(dataset, IterableDataset):
@@ -151,12 +152,12 @@ def data_of(dataset: Any) -> dict[str, Any]:
     return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hashed(text.encode())}
 
 
-# Of transformers': what is drawn into a step, and how it becomes an update.
+# Compared settings of transformers: sampling of rows, and the update.
 _OF_TRANSFORMERS = frozenset(
     "optim optim_args optim_target_modules max_grad_norm bf16 fp16 label_smoothing_factor neftune_noise_alpha "
     "average_tokens_across_devices dataloader_drop_last train_sampling_strategy".split()
 )
-# Of TRL's and ours: where and how fast, not what. Packing and token budgets move rounding only.
+# Not compared: settings of TRL and ours that change place, speed or, as packing and token budgets do, only rounding.
 _OPERATIONAL = frozenset(
     "model_init_kwargs trust_remote_code num_generations_eval ds3_gather_for_generation pad_to_multiple_of "
     "cache_implementation use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_base_url "
@@ -169,16 +170,16 @@ _OPERATIONAL = frozenset(
     "remove_unused_columns local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations "
     "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate value_weight_decay "
     "value_lr_scheduler_type critic_warmup_steps overwrite layer_kernels "
-    # The same as other fields, under TRL 1.12's names.
+    # Names in TRL 1.12 of other fields.
     "response_length num_ppo_epochs cliprange kl_coef "
-    # Made of others: of batch, processes and steps_per_generation.
+    # Computed from batch, processes and steps_per_generation.
     "generation_batch_size".split()
 )
-# Settings that a checkpoint brings along: optimizer and schedule restore them, and a new value has no effect.
+# Settings that optimizer and schedule restore from a checkpoint: a new value has no effect.
 RESTORED = tuple(
     "learning_rate value_learning_rate weight_decay value_weight_decay adam_beta1 adam_beta2 adam_epsilon".split()
 )
-# Settings of the schedule that is drawn anew, at its new values, and stands at the checkpoint's step.
+# Settings of the schedule: it is built from the new values, and continues at the checkpoint's step.
 REDRAWN = tuple(
     "lr_scheduler_type value_lr_scheduler_type lr_scheduler_kwargs warmup_steps critic_warmup_steps max_steps "
     "num_train_epochs".split()
@@ -186,19 +187,19 @@ REDRAWN = tuple(
 
 
 def settings_of(args: Any) -> dict[str, Any]:
-    """Return the settings that decide the numbers of a run, by name."""
+    """Return the settings that change the numbers of a run, by name."""
     theirs = {field.name for field in fields(TrainingArguments)}
     names = [f.name for f in fields(args) if (f.name in _OF_TRANSFORMERS or f.name not in theirs)]
     found = {name: getattr(args, name) for name in names if name not in _OPERATIONAL}
     per_forward, forwards = args.per_device_train_batch_size, args.gradient_accumulation_steps
     if hasattr(args, "num_generations"):  # rollouts are counted in micro-batches
         return found | {"per_device_train_batch_size": per_forward, "gradient_accumulation_steps": forwards}
-    # How the samples of an optimizer step are cut into forwards moves rounding only.
+    # How the samples of an optimizer step are split into forwards changes rounding only.
     return found | {"per_device_train_batch_size x gradient_accumulation_steps": per_forward * forwards}
 
 
 def restored_settings(args: Any) -> dict[str, Any]:
-    """Return the settings whose change is told and not refused, by name."""
+    """Return the settings whose change is reported and not refused, by name."""
     return {name: getattr(args, name) for name in (*RESTORED, *REDRAWN) if hasattr(args, name)}
 
 
@@ -207,7 +208,7 @@ def _as_json(rows: Any) -> str:
 
 
 def _tokenizer_of(processing_class: Any) -> str | None:
-    """Return a checksum of vocabulary and chat template; None where there is no tokenizer."""
+    """Return a checksum of vocabulary and chat template; None without a tokenizer."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not hasattr(tokenizer, "get_vocab"):
         return None
@@ -223,7 +224,7 @@ def _config_of(model: Any) -> dict[str, Any]:
 def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {}
     for key, value in config.items():
-        # Which tokens begin, end and pad a text is settled by the trainer when training begins.
+        # The trainer sets the ids of BOS, EOS and padding when training begins.
         if key.startswith("_") or key in _OPERATIONAL_KEYS or key.endswith(("_token_id", "token_index")):
             continue
         kept[key] = _without_operational(value) if isinstance(value, dict) else described(value)
@@ -236,7 +237,7 @@ def _trained_of(model: Any) -> dict[str, Any]:
 
 
 def _reference_of(trainer: Any) -> dict[str, str]:
-    """Return a sample of the reference's weights, which no checkpoint holds; nothing where it moves with the model."""
+    """Return a checksum of the reference model, which is in no checkpoint; empty if `sync_ref_model` updates it."""
     reference = getattr(trainer, "ref_model", None)
     if reference is None or getattr(trainer.args, "sync_ref_model", False):
         return {}
@@ -244,7 +245,7 @@ def _reference_of(trainer: Any) -> dict[str, str]:
 
 
 def _sample(name: str, parameters: Iterator[nn.Parameter]) -> dict[str, str]:
-    """Return, by this name, a checksum of a few values of some tensors; nothing where no rank has all values."""
+    """Return {name: checksum} of a few values of some tensors; empty if tensors are sharded."""
     tensors = list(parameters)
     # ZeRO-3's have `ds_shape`; FSDP2's are DTensor.
     if any(p.numel() == 0 or p.is_meta or hasattr(p, "ds_shape") or isinstance(p, DTensor) for p in tensors):

@@ -1,7 +1,7 @@
-"""The output folder: one that all processes see, and that one run uses at a time.
+"""Checks and lock of the output folder: all processes must see it, and only one run may use it at a time.
 
-The lock is the operating system's: it ends with the process that holds it, however that ends, so that there are no
-stale ones to judge. NFS, Lustre, GPFS and CephFS take it to their server, if they are mounted so that locks are.
+The operating system holds the lock and releases it when the process ends, however it ends: no lock is ever stale. NFS,
+Lustre, GPFS and CephFS share it between machines, if they are mounted with locks.
 """
 
 import getpass
@@ -24,21 +24,17 @@ from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0, see_folder
 from trl_ext.trainers.checkpoints.save import is_whole, newest_first
 from trl_ext.trainers.ending.signals import saves_on_signal
 
-# Left out of uploads to the hub, as all names with a leading `_`.
+# Uploads to the hub leave out all names with a leading `_`.
 LOCK, OWNER = "_lock", "_owner.json"
-# A run that was killed may still be going down when the next one starts.
+# A killed run may still be ending when the next run starts.
 PATIENCE_S = 30.0
-_MAX_WORD = 100  # characters of a name that is printed
+_MAX_WORD = 100  # characters of a printed name
 
 logger = logging.get_logger(__name__)
 
 
 def check_seen_by_all(args: Any) -> None:
-    """Raise ConfigError where a run is to save and not all processes see the same output_dir. Collective.
-
-    Args:
-        args: Training arguments.
-    """
+    """Raise ConfigError if a run will save and not all processes see the same output_dir. Collective."""
     if args.save_strategy == "no" and not saves_on_signal(args):
         return
     seen, hosts = see_folder(args, Path(args.output_dir)), gathered(args, socket.gethostname())
@@ -58,10 +54,10 @@ def held(args: Any, model: str, *, is_fresh: bool) -> Iterator[None]:
     Args:
         args: Training arguments.
         model: Name or folder of the model that training begins with.
-        is_fresh: The run does not go on from a checkpoint: an earlier one's are in its way.
+        is_fresh: True if the run does not resume: checkpoints of an earlier run are then removed or refused.
 
     Raises:
-        ConfigError: On all processes: another run uses the folder, or has left its checkpoints there.
+        ConfigError: on all processes, if another run uses the folder, or has left checkpoints in it.
     """
     folder, lock, sentence = Path(args.output_dir), None, ""
     if args.process_index == 0:
@@ -84,13 +80,13 @@ def held(args: Any, model: str, *, is_fresh: bool) -> Iterator[None]:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ConfigError if a run uses the folder and goes on to."""
+    """Raise ConfigError if a run uses the folder and does not end within PATIENCE_S."""
     if (folder / LOCK).exists() and (lock := _lock(folder, PATIENCE_S)) is not None:
         _release(lock, folder)
 
 
 def check_unused(args: Any) -> None:
-    """Raise ConfigError where an earlier run's checkpoints lie in output_dir, and `overwrite` is not set."""
+    """Raise ConfigError if output_dir holds checkpoints of an earlier run, and `overwrite` is not set."""
     folder = Path(args.output_dir)
     there = [*newest_first(folder), *filter(is_whole, newest_first(folder / UNFINISHED))]
     if there and str(getattr(args, "overwrite", False)).lower() != "true":
@@ -102,10 +98,10 @@ def check_unused(args: Any) -> None:
 
 
 def _remove_earlier_run(folder: Path, model: str) -> None:
-    """Remove checkpoints, tables and the saved model of an earlier run; files that no run has written stay.
+    """Remove checkpoints, tables and the saved model of an earlier run; keep files that no run has written.
 
-    Each leaves its place by one renaming, the newest checkpoint last, so that a kill leaves it whole. A folder that
-    training begins with keeps its model until the end of this run replaces it.
+    Each is renamed before it is deleted, the newest checkpoint last, so that a kill leaves it whole. If training
+    begins with the model in this folder, the model stays until the end of this run replaces it.
     """
     if not (checkpoints := newest_first(folder)):
         return
@@ -123,10 +119,10 @@ def _remove_earlier_run(folder: Path, model: str) -> None:
 
 
 def _lock(folder: Path, patience_s: float) -> FileLock | None:
-    """Lock a folder and name the owner; None where the folder cannot be written or has no locks.
+    """Lock a folder and write the owner's name; return None if the folder is not writable or has no locks.
 
     Raises:
-        ConfigError: Another process holds the lock.
+        ConfigError: another process holds the lock.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -149,7 +145,7 @@ def _lock(folder: Path, patience_s: float) -> FileLock | None:
 
 
 def _release(lock: FileLock, folder: Path) -> None:
-    for name in (OWNER, LOCK):  # whoever waits for a file that has lost its name opens the next one
+    for name in (OWNER, LOCK):  # a process that waits for the removed file opens a new file
         with suppress(OSError):
             (folder / name).unlink()
     lock.release()
@@ -165,7 +161,7 @@ def _owner() -> dict[str, Any]:
 
 
 def _owner_of(folder: Path) -> dict[str, str]:
-    """Return what the owner of a lock says of itself, by name; empty where nothing can be read."""
+    """Return host, pid, user and start of the lock's owner; empty if they cannot be read."""
     try:
         with (folder / OWNER).open("rb") as file:
             content = json.loads(file.read(10_000))

@@ -1,7 +1,7 @@
-"""What a whole checkpoint holds: `manifest.json`, written last, with the size and the checksum of every file.
+"""The manifest of a checkpoint: `manifest.json`, written last, with the size and the checksum of every file.
 
-A folder with a manifest that agrees with it was written to its end by all processes, and has not changed since, but
-for files that nothing reads. The checksum, xxh3, finds damage; it is no signature.
+If it matches the folder, all processes have finished writing, and no file that is read has changed since. The
+checksum, xxh3, finds damage; it is not a signature.
 """
 
 import errno
@@ -17,14 +17,14 @@ from typing import Any, Self
 import xxhash
 
 MANIFEST = "manifest.json"
-# Folder of checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for whole, and
-# with a leading `_`, which uploads to the hub leave out.
+# Folder of checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for complete;
+# uploads to the hub leave out names with a leading `_`.
 UNFINISHED = "_unfinished"
 LAYOUT = 1
 _BLOCK_BYTES = 1 << 20
-# transformers', DeepSpeed's, FSDP's names and ours of a file that one process writes for itself.
+# Names of files that each process writes for itself, from transformers, DeepSpeed, FSDP and us.
 _RANK = re.compile(r"(?:^rng_state_|^rollouts_|rank_|^__)(\d+)[_.]")
-# What transformers, PEFT, DeepSpeed, accelerate and our trainers read where they find it, whoever wrote it.
+# Files that transformers, PEFT, DeepSpeed, accelerate and our trainers read if they are there.
 _READ = re.compile(
     r"(adapter_|config\.json$|critic/|global_step|latest$|(pytorch_)?model|optimizer|ppo\.json$|rng_state|rollouts_"
     r"|rules\.json$|scaler|scheduler|trainer_state|[^/]+/adapter_|curriculum\.npz$|ahead\.json$|reference\.safetensors$)"
@@ -32,7 +32,7 @@ _READ = re.compile(
 
 
 class Damaged(ValueError):
-    """A checkpoint is not what its manifest says, or has none. Its text says why, without the checkpoint's name."""
+    """A checkpoint that does not match its manifest, or has none. The text gives the reason without its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Manifest:
 
     Args:
         step: Optimizer steps taken.
-        files: By path below the checkpoint, with slashes.
-        run: The run that the checkpoint belongs to; see `fingerprint.py`.
-        versions: Package: installed version.
-        save_only_model: True: weights without what training needs to go on.
-        layout: Number of this format.
+        files: Size and checksum by path below the checkpoint, with slashes.
+        run: Fingerprint of the run; see `fingerprint.py`.
+        versions: Installed versions by package.
+        save_only_model: True if the checkpoint has weights only, so that no run can resume from it.
+        layout: Version of this format.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Manifest:
     layout: int = LAYOUT
 
     def write(self, folder: Path) -> None:
-        """Write `manifest.json` with a checksum of its own, and wait until it is on the disk."""
+        """Write `manifest.json` with its checksum, and wait until it is on the disk."""
         text = json.dumps(asdict(self) | {"checksum": self.checksum}, indent=1, sort_keys=True)
         with (folder / MANIFEST).open("w") as file:
             file.write(text)
@@ -78,11 +78,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the manifest of a checkpoint.
-
-        Raises:
-            Damaged: there is none, it cannot be read, or it is not what was written.
-        """
+        """Return the manifest of a checkpoint. Raise Damaged if it is missing, unreadable or changed."""
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
             checksum = content.pop("checksum")
@@ -104,7 +100,7 @@ class Manifest:
             raise Damaged(f"its {MANIFEST} cannot be read: {error.strerror}") from error
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise Damaged where a file is missing, has another size or would be read and is not listed; reads none."""
+        """Raise Damaged if a file is missing, has another size, or would be read but is not listed."""
         for name, entry in self.files.items():
             try:
                 size = (folder / name).stat().st_size
@@ -117,7 +113,7 @@ class Manifest:
                 raise Damaged(f"{name} came later, as its {MANIFEST} does not name it: remove it")
 
     def check_files(self, folder: Path, names: Iterable[str]) -> None:
-        """Raise Damaged where the content of one of these files is not what was written."""
+        """Raise Damaged if the content of one of these files has changed."""
         for name in names:
             try:
                 found = measured(folder / name)
@@ -138,9 +134,9 @@ def measured(path: Path) -> FileEntry:
 
 
 def settled(path: Path) -> FileEntry:
-    """Return size and checksum of a file that was just written, when it is on the disk.
+    """Return size and checksum of a file that was just written, after it is on the disk.
 
-    Its pages are in memory still: mapped, they are read in a third of the time.
+    Its pages are still in memory: mapping them takes a third of the time of reading.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -153,30 +149,27 @@ def settled(path: Path) -> FileEntry:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the files below a folder but its manifest, as paths with slashes, in order."""
+    """Return the sorted paths, with slashes, of the files below a folder, without its manifest."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in found if name != MANIFEST)
 
 
 def rank_of(name: str) -> int:
-    """Return the process that wrote a file, judged by the file's name; 0 where the name tells none.
-
-    A guess: processes share the work of reading a checkpoint by it, each what it has just written.
-    """
+    """Guess from its name which process wrote a file; 0 if the name has no rank. Only divides the work of reading."""
     found = _RANK.search(name.rsplit("/", 1)[-1])
     return int(found.group(1)) if found else 0
 
 
 def share_of(rank: int, ranks: list[int], names: Iterable[str]) -> list[str]:
-    """Return the files that this process reads where `ranks` see the folder; together they read each once."""
+    """Return the files that this process reads; the processes `ranks`, which see the folder, read each file once."""
     return [name for name in names if (owner if (owner := rank_of(name)) in ranks else ranks[0]) == rank]
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can do that."""
+    """Wait until the names in a folder are on the disk, if the file system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # as on Windows
+    except OSError:  # on Windows
         return
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""A reference that moves with the policy (`sync_ref_model`): what it has become is kept by checkpoints alone."""
+"""The weights of a reference model that moves with the policy (`sync_ref_model`), saved in checkpoints."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -16,7 +16,7 @@ _FILE = "reference.safetensors"
 
 
 def check_saved(checkpoint: str) -> None:
-    """Raise ConfigError for a checkpoint without the reference; one that is not there is another's to refuse."""
+    """Raise ConfigError for a checkpoint without the reference; a missing folder is accepted here."""
     if Path(checkpoint).is_dir() and not Path(checkpoint, _FILE).is_file():
         raise ConfigError(
             f"{checkpoint} has no {_FILE}, from which sync_ref_model=True goes on: TRL's and "
@@ -25,7 +25,7 @@ def check_saved(checkpoint: str) -> None:
 
 
 def save(model: nn.Module, folder: str, *, is_writer: bool) -> None:
-    """Write the reference's weights, whole. Collective where they are divided over processes."""
+    """Write the reference's full weights. Collective if they are sharded."""
     weights = {}
     for name, parameter in model.named_parameters():
         with _gathered(parameter):
@@ -37,7 +37,7 @@ def save(model: nn.Module, folder: str, *, is_writer: bool) -> None:
 
 
 def load(model: nn.Module, checkpoint: str) -> None:
-    """Put the weights that `save` wrote into the reference. Collective as there; every process reads the file."""
+    """Load the weights that `save` wrote into the reference; every process reads the file. Collective if sharded."""
     with safe_open(Path(checkpoint) / _FILE, "pt") as file, torch.no_grad():
         for name, parameter in model.named_parameters():
             saved = file.get_tensor(name)
@@ -48,7 +48,7 @@ def load(model: nn.Module, checkpoint: str) -> None:
 
 
 def _gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
-    """Bring a parameter that ZeRO-3 has divided to every process within the context; keep what it became there."""
+    """Gather a parameter that ZeRO-3 has sharded within the context, and write changes back after it."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()
     import deepspeed

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other around a checkpoint: small Python objects, in the order of ranks."""
+"""Exchange of small Python objects between the processes of a run around a checkpoint."""
 
 import secrets
 import time
@@ -8,22 +8,17 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 
-# How long a network file system may take to show one machine what another has written.
+# Time until a network file system shows a machine what another has written.
 _PATIENCE_S = 3.0
 
 
 def gathered(args: Any, mine: Any) -> list[Any]:
-    """Return this object of every process. Collective; nobody goes on before all have come.
-
-    Args:
-        args: Training arguments, which know how many processes there are.
-        mine: This process's.
-    """
+    """Return the objects `mine` of all processes, by rank. Collective; `args` are training arguments."""
     return gather_object([mine]) if args.world_size > 1 else [mine]
 
 
 def of_rank_0(args: Any, mine: Any) -> Any:
-    """Return process 0's object on every process. Collective; arguments as of `gathered`."""
+    """Return process 0's object on every process. Collective."""
     if args.world_size == 1:
         return mine
     objects = [mine]
@@ -32,16 +27,11 @@ def of_rank_0(args: Any, mine: Any) -> Any:
 
 
 def see_folder(args: Any, folder: Path) -> list[bool]:
-    """Return for every process whether it sees what process 0 writes into a folder. Collective.
-
-    Args:
-        args: Training arguments.
-        folder: Each process's own; it is made.
-    """
-    # A new name, so that no network file system knows from before that it does not exist.
+    """Return, by rank, True if the process sees what process 0 writes into `folder`, which is made. Collective."""
+    # A new name: a network file system may cache that an old name does not exist.
     token = folder / of_rank_0(args, f"_{secrets.token_hex(8)}")
     if args.process_index == 0:
-        with suppress(OSError):  # where it cannot write, saving says so
+        with suppress(OSError):  # saving raises the error if it cannot write
             folder.mkdir(parents=True, exist_ok=True)
             token.touch()
     written = of_rank_0(args, token.exists())

@@ -1,6 +1,6 @@
-"""Where a run goes on: the newest whole checkpoint, or the one that was named, if it is of this run.
+"""Choice of the checkpoint to resume from: the newest whole checkpoint of the run, or the given folder.
 
-All processes look, each reads a part of the files, and all come to the same end with the same sentence.
+Each process checks a part of the files, and all return the same result or raise the same error.
 """
 
 import math
@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 
 def no_checkpoint(output_dir: Path) -> ConfigError:
-    """Return the error for a folder in which there is nothing to resume from."""
+    """Return the error for a folder without a checkpoint."""
     return ConfigError(
         f"There is no checkpoint in {output_dir} to resume from. Check output_dir, or start afresh without "
         "resume_from_checkpoint."
@@ -39,10 +39,10 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
 
     Args:
         trainer: The trainer.
-        wanted: As of `Trainer.train`: True for the newest whole checkpoint in output_dir, or a folder.
+        wanted: From `Trainer.train`: True for the newest whole checkpoint in output_dir, or a folder.
 
     Raises:
-        ConfigError: there is none, or the one that was named is not whole.
+        ConfigError: there is no checkpoint, or the given folder is not a whole checkpoint.
     """
     if wanted is None or wanted is False:
         return None
@@ -59,7 +59,7 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
             raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another one.")
         return str(wanted)
     if trainer.args.process_index == 0:
-        # Whole, but not yet in its place, as a kill between two renamings leaves it.
+        # A kill between two renamings leaves a whole checkpoint in the temporary folder.
         for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             final = run_dir / staged.name
             if step_of(staged) is not None and is_whole(staged) and not final.exists():
@@ -75,13 +75,13 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
 
 
 def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
-    """Raise ConfigError unless the checkpoint is of this run; say which settings it restores over new values.
+    """Raise ConfigError unless the checkpoint is of this run; warn of settings that differ but are accepted.
 
     Args:
         trainer: The trainer.
         checkpoint: A whole checkpoint.
         run: The fingerprint of the run that is about to begin.
-        check_own: The trainer's own check of the folder.
+        check_own: The trainer's check of the folder.
     """
     despite = _despite(trainer)
     try:
@@ -125,8 +125,8 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
 def position_in_stream(checkpoint: str) -> tuple[int, int]:
     """Return how often a run had gone through its stream at a checkpoint, and the optimizer steps since.
 
-    transformers counts `max_steps` steps as one epoch of a stream, and one more epoch whenever the stream begins anew:
-    the whole part of the state's epoch is the times, and the rest the steps, of which there is one at least.
+    transformers counts `max_steps` steps as one epoch of a stream, and adds an epoch whenever the stream restarts. So
+    the state's epoch is the number of passes plus steps / max_steps, with at least one step.
     """
     state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
     epoch = state.epoch or 0.0
@@ -140,7 +140,7 @@ _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTraine
 def _newest_whole(
     trainer: Any, run_dir: Path, run: str | None = None, leave_out: str = ""
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint of a run, and "<name>: <reason>" of each newer one. Collective."""
+    """Return the newest whole checkpoint of a run, and "<name>: <reason>" for each newer folder. Collective."""
     passed: list[str] = []
     for name in of_rank_0(trainer.args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
         reason = _why_not(trainer, run_dir / name)
@@ -153,7 +153,7 @@ def _newest_whole(
 
 
 def _why_not(trainer: Any, folder: Path) -> str:
-    """Return why no run can resume from a folder, the same on all processes; "" if it can. Collective."""
+    """Return why a folder is no checkpoint to resume from, the same on all processes; "" if it is. Collective."""
     if "manifest" in _despite(trainer):
         return "" if all(gathered(trainer.args, folder.is_dir())) else "not every process sees the folder"
     rank = trainer.args.process_index

@@ -1,6 +1,6 @@
-"""Writing a checkpoint into a folder beside its place, complete on all processes, and moving it there at once.
+"""Writing of checkpoints into a temporary folder, which is renamed once all processes have written.
 
-A failure of one process to write is a failure of all: they agree after every stage, so that either all go on or none.
+Processes exchange their errors after every stage: if a write fails on any of them, all give up.
 """
 
 import errno
@@ -36,10 +36,10 @@ from trl_ext.trainers.checkpoints.manifest import (
 )
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 
-# After which a process says that it still writes.
+# Time after which a process warns that it is still writing.
 SLOW_S = 60.0
 _NUM_THREADS = 4
-# What goes wrong for ever: until somebody mounts, moves or permits, every save fails alike. A full disk is none of it.
+# Errors that stay until somebody changes mounts or permissions. A full disk is not among them.
 _LASTING = (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM)
 _MOST_LASTING = 3  # failed saves in a row
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
@@ -49,13 +49,13 @@ logger = logging.get_logger(__name__)
 
 @dataclass(eq=False)
 class WriteErrors:
-    """Keeps what went wrong when this process wrote: nothing may escape before all processes have met."""
+    """Stores the first write error of this process until all processes have exchanged their errors."""
 
     error: Exception | None = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep an error of the disk that the block raises."""
+        """Store a disk error raised in the block."""
         try:
             yield
         except (OSError, SafetensorError, RuntimeError) as error:
@@ -64,7 +64,7 @@ class WriteErrors:
             self.error = self.error or error
 
     def keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, which keeps such errors, and does nothing once there was one."""
+        """Wrap a function so that disk errors are stored, and so that it does nothing after an error."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.error is None:
@@ -77,12 +77,7 @@ class WriteErrors:
 
 @dataclass(eq=False)
 class Saver:
-    """Saves the checkpoints of a run.
-
-    Args:
-        trainer: The trainer, for its processes and settings.
-        run_dir: Folder of the checkpoints.
-    """
+    """Saves the checkpoints of a trainer's run into the folder `run_dir`."""
 
     trainer: Any
     run_dir: Path
@@ -95,14 +90,14 @@ class Saver:
         Args:
             step: Optimizer steps taken.
             run: The run's fingerprint.
-            write: Writes all files but the manifest into the folder that it is given.
+            write: Writes all files but the manifest into a folder.
 
         Returns:
-            The checkpoint's folder; None where it could not be written, an earlier one stands, and that was said.
+            The checkpoint's folder; None (with a warning) if writing failed and there is an earlier checkpoint.
 
         Raises:
-            ConfigError: it could not be written, and no earlier one stands.
-            StorageError: it could not be written for the third time in a row, for a reason that does not pass.
+            ConfigError: writing failed, and there is no earlier checkpoint.
+            StorageError: writing failed for the third time in a row, with an error that does not pass.
         """
         staged = self.run_dir / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         entries: dict[str, FileEntry] = {}
@@ -110,7 +105,7 @@ class Saver:
 
         def measure() -> None:
             names = share_of(self._rank, list(range(self.trainer.args.world_size)), files_in(staged))
-            with ThreadPoolExecutor(_NUM_THREADS) as pool:  # which mostly wait for the disk
+            with ThreadPoolExecutor(_NUM_THREADS) as pool:  # threads mostly wait for the disk
                 entries.update(zip(names, pool.map(settled, [staged / name for name in names]), strict=True))
 
         def finish() -> None:
@@ -125,7 +120,7 @@ class Saver:
             except (OSError, SafetensorError, RuntimeError) as error:
                 if not is_sharded(self.trainer) or not _is_of_disk(error):
                     raise
-                # The other processes wait within their write for this one, and end when it ends.
+                # The other processes wait for this one in their write, and end when it ends.
                 raise ConfigError(f"The checkpoint of step {step} could not be written: {error}.") from error
 
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
@@ -151,7 +146,7 @@ class Saver:
 
     @contextmanager
     def _told_if_slow(self, step: int) -> Iterator[None]:
-        """Say it while this process writes for long: the others can only wait."""
+        """Print a warning if this process writes for long, while the others can only wait."""
         limit_s = self.trainer.args.ddp_timeout
         slow_s = min(SLOW_S, limit_s / 2)
         sentence = (
@@ -169,24 +164,24 @@ class Saver:
     # Stages ---------------------------------------------------------------------------------------------------------
 
     def _make_room(self, staged: Path) -> None:
-        """Remove what an earlier save has left, and refuse to begin what cannot be finished."""
+        """Remove the rest of an earlier save; raise OSError if there is not enough space for a sharded save."""
         if self._rank != 0:
             return
         self._clear()
         staged.mkdir(parents=True)
         free_bytes = shutil.disk_usage(staged).free
-        # DeepSpeed and FSDP write with all processes waiting for each other: a disk that fills up meanwhile ends the
-        # run. Some network file systems say 0 of themselves.
+        # With DeepSpeed and FSDP, processes wait for each other while writing: a disk that fills up then ends the run.
+        # Some network file systems report 0 free bytes.
         if is_sharded(self.trainer) and 0 < free_bytes < self._size_bytes:
             raise OSError(
                 errno.ENOSPC, f"{free_bytes:,} bytes are free, the last checkpoint took {self._size_bytes:,}"
             )
 
     def _finish(self, staged: Path, final: Path, manifest: Manifest) -> None:
-        """Write the manifest and move the folder to its place; what stands there is removed after that."""
+        """Write the manifest and rename the folder; then remove the folder that it replaces."""
         try:
             manifest.check_sizes(staged)
-        except Damaged as error:  # what another process has written is not what this one sees
+        except Damaged as error:  # this process does not see what another process has written
             raise OSError(errno.EIO, str(error)) from error
         manifest.write(staged)
         for folder in (staged, *(path for path in staged.rglob("*") if path.is_dir())):
@@ -199,7 +194,7 @@ class Saver:
         self._clear()
 
     def _give_up(self, step: int, failures: list[str]) -> None:
-        """Remove what was written, and say it; without an earlier checkpoint that stands, end the run."""
+        """Remove the unfinished checkpoint and warn; raise if there is no earlier checkpoint."""
         if self._rank == 0:
             self._clear()
         standing = of_rank_0(self.trainer.args, newest_whole(self.run_dir))
@@ -220,14 +215,14 @@ class Saver:
     # Rotation -------------------------------------------------------------------------------------------------------
 
     def rotate(self, newest: Path) -> None:
-        """Remove this run's oldest whole checkpoints above save_total_limit; never the newest one, nor the best.
+        """Remove this run's oldest whole checkpoints above save_total_limit, but not the newest or the best.
 
-        A folder leaves `checkpoint-*` by one renaming before its files are deleted.
+        A folder is renamed before its files are deleted.
         """
         limit, best = self.trainer.args.save_total_limit, self.trainer.state.best_model_checkpoint
         if self._rank != 0 or not limit or limit < 0:
             return
-        # A resumed state may name the best one by another path than this run's.
+        # A resumed state may give another path to the best checkpoint.
         kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
         paths = map(Path, sort_checkpoints(str(self.run_dir), use_mtime=True))
         old = [path for path in paths if path.resolve() not in kept and is_whole(path)]
@@ -240,12 +235,12 @@ class Saver:
 
 
 def is_sharded(trainer: Any) -> bool:
-    """Return True if processes save together, and wait for each other meanwhile."""
+    """Return True if processes wait for each other while they save."""
     return (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled) and trainer.args.world_size > 1
 
 
 def is_whole(folder: Path) -> bool:
-    """Return True if the manifest is there, and all files have their size."""
+    """Return True if there is a manifest, and all files have the sizes in it."""
     try:
         Manifest.read(folder).check_sizes(folder)
     except Damaged:
@@ -254,7 +249,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def run_of(folder: Path) -> str | None:
-    """Return the id of the run that wrote a checkpoint; None without a manifest, and from before there were ids."""
+    """Return the id of the run that wrote a checkpoint; None without a manifest, or in older manifests."""
     try:
         return Manifest.read(folder).run.get("id")
     except Damaged:
@@ -262,12 +257,12 @@ def run_of(folder: Path) -> str | None:
 
 
 def newest_whole(run_dir: Path) -> str | None:
-    """Return the name of the checkpoint of the highest step whose files have their sizes; None if there is none."""
+    """Return the name of the whole checkpoint of the highest step; None if there is none."""
     return next((path.name for path in newest_first(run_dir) if is_whole(path)), None)
 
 
 def newest_first(run_dir: Path) -> list[Path]:
-    """Return the folders `checkpoint-<step>`, of the highest step first."""
+    """Return the folders `checkpoint-<step>`, highest step first."""
     found = [
         path for path in run_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(path) is not None and path.is_dir()
     ]
@@ -275,19 +270,19 @@ def newest_first(run_dir: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in a checkpoint's name; None where there is none."""
+    """Return the step in a checkpoint's name; None if there is none."""
     prefix, _, number = path.name.rpartition("-")
     return int(number) if prefix == PREFIX_CHECKPOINT_DIR and number.isdecimal() else None
 
 
 def _is_lasting(error: Exception | None) -> bool:
-    """Return True for an error of the file system that does not pass; of safetensors' only the text tells."""
+    """Return True for a lasting file system error; safetensors has the error number in its text only."""
     codes = (getattr(error, "errno", None), *map(int, re.findall(r"\(os error (\d+)\)", str(error))))
     return any(code in _LASTING for code in codes)
 
 
 def _is_of_disk(error: Exception) -> bool:
-    """Return True for what a failed write raises: torch has no class of its own for it."""
+    """Return True for an error of a failed write; torch raises a RuntimeError for it."""
     if isinstance(error, RuntimeError):
         return any(word in str(error) for word in ("PytorchStreamWriter", "inline_container", "basic_ios"))
     return True

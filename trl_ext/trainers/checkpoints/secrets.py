@@ -1,4 +1,4 @@
-"""Secrets in training arguments, which training uses and no file, tracker or message may hold."""
+"""Secrets in training arguments: training uses them, but files, trackers and messages must not contain them."""
 
 from dataclasses import fields
 from typing import Any
@@ -9,10 +9,10 @@ _LIBRARIES = ("accelerate", "transformers")
 
 
 class Secret(str):
-    """A text that is another one, without its secrets, wherever it is pickled, as into `training_args.bin`.
+    """A text that is pickled without its secrets, for example into `training_args.bin`.
 
     Attributes:
-        shown: That other one; None for a text that is a secret as a whole.
+        shown: The text without secrets; None if the whole text is a secret.
     """
 
     shown: str | None
@@ -20,7 +20,7 @@ class Secret(str):
     def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[Any, ...]]:
         return (type(None), ()) if self.shown is None else (str, (self.shown,))
 
-    # Copied by pickling's means, it would be the other one in this process, too.
+    # By default, copies use __reduce_ex__ and would lose the secret in this process, too.
 
     def __copy__(self) -> "Secret":
         return self
@@ -30,11 +30,11 @@ class Secret(str):
 
 
 class PublicArguments:
-    """Mixed into training arguments: trackers and messages, which ask for a dictionary or a text, get no secrets."""
+    """Mixed into training arguments: their dictionary and text, for trackers and messages, have no secrets."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Overrides transformers.TrainingArguments.to_dict, which hides tokens outside of mappings only."""
-        given = super().to_dict()  # type: ignore[misc]  # beside transformers' class
+        """Overrides transformers.TrainingArguments.to_dict, which hides no tokens inside mappings."""
+        given = super().to_dict()  # type: ignore[misc]  # of transformers' class
         return given | public(given)
 
     def __repr__(self) -> str:
@@ -46,12 +46,12 @@ class PublicArguments:
 
 
 def guard_secrets(args: Any) -> None:
-    """Let the secrets of training arguments, at every depth, stay out of what is pickled."""
+    """Keep secrets of training arguments, at every depth, out of pickles."""
     _guard(vars(args), set())
 
 
 def _guard(holder: Any, seen: set[int], *, is_secret: bool = False) -> None:
-    """Replace the secret texts of a dictionary or list in place; in all of its texts where it is secret as a whole."""
+    """Replace secret texts in a dictionary or list in place; all of its texts if `is_secret`."""
     if id(holder) in seen:
         return
     seen.add(id(holder))

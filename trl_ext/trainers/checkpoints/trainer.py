@@ -1,4 +1,4 @@
-"""What the three trainers share of saving and resuming."""
+"""Saving and resuming, for all three trainers."""
 
 import os
 import secrets
@@ -23,16 +23,16 @@ from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded, ru
 from trl_ext.trainers.checkpoints.secrets import guard_secrets
 from trl_ext.trainers.checkpoints.weights import loading
 
-# Methods that write files, and that processes do not wait for each other in.
+# Methods that write files without collectives.
 _WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 
 
 class WholeCheckpoints(Trainer):
-    """Mixed into a trainer: its checkpoints are whole or absent, and it resumes from whole ones of its own run.
+    """Mixed into a trainer: writes only whole checkpoints, and resumes only from whole checkpoints of the same run.
 
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
-        doing: A sentence about what a process that does not answer is busy with; empty where that is not known.
+        doing: A sentence about the current work, for the error if a process does not answer; may be empty.
     """
 
     memory_kind: str
@@ -45,18 +45,18 @@ class WholeCheckpoints(Trainer):
         guard_secrets(self.args)
 
     def _save_own_state(self, folder: str) -> None:
-        """Write what this trainer needs to go on, beside what transformers and TRL write."""
+        """Write the state that this trainer needs to resume, in addition to the state of transformers and TRL."""
 
     def load_own_weights(self, folder: str) -> None:
         """Load weights that a checkpoint holds in addition to the model's weights."""
 
     def _check_checkpoint(self, folder: str) -> None:
-        """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""
+        """Raise ConfigError for a checkpoint from which this trainer cannot resume, before it is compared."""
 
     def _checkpoint_of(self, wanted: str | bool | None, trial: Any) -> str | bool | None:
-        """Return the whole checkpoint of this run to go on from; None to start afresh. Collective.
+        """Return the whole checkpoint of this run to resume from; None to start afresh. Collective.
 
-        A search has settings and checkpoints of its own, which are not looked at.
+        In a hyperparameter search (`trial`), `wanted` is returned unchecked.
         """
         if trial is not None:
             self._run = None
@@ -71,26 +71,26 @@ class WholeCheckpoints(Trainer):
         return checkpoint
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Overrides transformers.Trainer._determine_best_metric: an unknown name is a sentence."""
+        """Overrides transformers.Trainer._determine_best_metric: raises ConfigError for an unknown name."""
         try:
             return super()._determine_best_metric(metrics, trial)
         except KeyError as error:
             raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Overrides transformers.Trainer._load_from_checkpoint: all trained weights, or ConfigError."""
+        """Overrides transformers.Trainer._load_from_checkpoint: raises ConfigError if trained weights are missing."""
         with loading(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """Overrides transformers.Trainer._load_best_model: all trained weights, or ConfigError."""
+        """Overrides transformers.Trainer._load_best_model: raises ConfigError if trained weights are missing."""
         with loading(self, str(self.state.best_model_checkpoint)):
             super()._load_best_model()
 
     def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
-        """Overrides transformers.Trainer._init_training_state: a stream goes on where it stood.
+        """Overrides transformers.Trainer._init_training_state: a stream continues at its position.
 
-        transformers takes a stream for endless, and would leave out more rows than were trained since its beginning.
+        transformers takes a stream for endless, and would skip more rows than were trained since its start.
         """
         found: tuple[int, int] = super()._init_training_state(*args, **options)
         if not self.state.global_step or has_length(self.train_dataset):
@@ -99,10 +99,10 @@ class WholeCheckpoints(Trainer):
         return times, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """Overrides transformers.Trainer._run_epoch: a run that has taken all its steps takes no more.
+        """Overrides transformers.Trainer._run_epoch: stops a run that has taken all its steps.
 
-        transformers looks at the number of steps after a step only: resumed from the last checkpoint of `max_steps`
-        steps, it would take one step too many.
+        transformers checks the number of steps only after a step: resumed from the last checkpoint, it would take one
+        step too many.
         """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -110,7 +110,7 @@ class WholeCheckpoints(Trainer):
             super()._run_epoch(*args, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Overrides transformers.Trainer._save_checkpoint: written beside its place, and moved there when whole."""
+        """Overrides transformers.Trainer._save_checkpoint: writes a temporary folder and renames it when complete."""
         run_dir, best = self._get_output_dir(trial=trial), self.state.best_model_checkpoint
         self._run = self._run or of_rank_0(self.args, fingerprint(self))
         self._savers = self._savers or {}
@@ -139,7 +139,7 @@ class WholeCheckpoints(Trainer):
         saver.rotate(saved)
 
     def _name_best(self, run_dir: str, folder: Path) -> None:
-        """Let the state name the best checkpoint where it will stand, in memory and in the file."""
+        """Set the final path of the best checkpoint in the state, in memory and in the file."""
         best = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
         final = os.path.join(run_dir, best)
         if not self.state.best_global_step or not (folder.name == best or os.path.isdir(final)):
@@ -155,7 +155,7 @@ _ROLLOUTS = (
     "completions/mean_length completions/min_length completions/max_length completions/mean_terminated_length "
     "completions/min_terminated_length completions/max_terminated_length".split()
 )
-# What evaluations give, by kind of trainer.
+# Metrics of evaluations, by kind of trainer.
 _GIVEN = {
     "grpo": _ROLLOUTS,
     "ppo": [
@@ -171,9 +171,9 @@ _GIVEN = {
 
 
 def check_best_metric(trainer: Any) -> None:
-    """Raise ConfigError for a name that misspells one that evaluations give.
+    """Raise ConfigError if metric_for_best_model misspells a metric of evaluations.
 
-    Another unknown name may be a metric of the user's own functions, which only an evaluation tells.
+    Other unknown names are accepted: they may be metrics of the user's functions.
     """
     name, rewards = trainer.args.metric_for_best_model, trainer.given_rewards
     own = trainer.compute_metrics is not None or not all(isinstance(reward, RuleSet) for reward in rewards)
@@ -187,7 +187,7 @@ def check_best_metric(trainer: Any) -> None:
 
 
 def unknown_metric(name: str, metrics: Iterable[str]) -> ConfigError:
-    """Make the error for a name that is none of an evaluation's metrics."""
+    """Return the error for a name that is not among an evaluation's metrics."""
     there = [one.removeprefix(_PREFIX) for one in metrics]
     close = get_close_matches(name.removeprefix(_PREFIX), there, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint on their way into the model that goes on from them."""
+"""Loading of a checkpoint's weights, with an error if trained weights are missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,14 +15,14 @@ from trl_ext.errors import ConfigError
 
 @contextmanager
 def loading(trainer: Any, folder: str) -> Iterator[None]:
-    """Let the trainer load a checkpoint inside the block, and raise ConfigError where it lacks trained weights.
+    """Let the trainer load a checkpoint inside the block, and raise ConfigError if it lacks trained weights.
 
-    DeepSpeed and FSDP write and load by the model's own names, and PEFT converts names itself.
+    DeepSpeed and FSDP write and load by the model's names, and PEFT converts names itself.
     """
     model = trainer.model
     is_split = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     is_whole = isinstance(model, PreTrainedModel) and not is_split
-    dropped = {"load_state_dict": lambda *_, **__: None} if is_whole else {}  # what Trainer reads without conversion
+    dropped = {"load_state_dict": lambda *_, **__: None} if is_whole else {}  # Trainer loads without conversion
     with nullcontext() if is_split else all_loaded(model, folder):
         with swapped(model, **dropped), swapped(trainer, _issue_warnings_after_load=lambda _: None):
             yield
@@ -33,12 +33,12 @@ def loading(trainer: Any, folder: str) -> Iterator[None]:
 
 @contextmanager
 def all_loaded(model: torch.nn.Module, folder: str | Path) -> Iterator[None]:
-    """Raise ConfigError after the block if trained weights of the model have not been written in it."""
+    """Raise ConfigError after the block if it has not written all trained weights of the model."""
     before = {name: weight._version for name, weight in model.named_parameters() if weight.requires_grad}
     try:
         yield
         lacking = [name for name, version in before.items() if model.get_parameter(name)._version == version]
-    except KeyError as error:  # PEFT's, of a module beside an adapter
+    except KeyError as error:  # from PEFT, for a module that is trained in addition to an adapter
         lacking = [str(error)]
     if lacking:
         raise ConfigError(
@@ -48,13 +48,13 @@ def all_loaded(model: torch.nn.Module, folder: str | Path) -> Iterator[None]:
 
 
 def load_pretrained(model: Any, folder: str | Path) -> None:
-    """Load what `save_pretrained` wrote, by the names of the file; weights that the folder lacks stay as they are.
+    """Load weights that `save_pretrained` wrote, by the names of the file; other weights stay as they are.
 
     Issue: transformers writes the hub's names, and its Trainer loads only those that the model has: 48805, 43701.
     Fixed in: no version of transformers up to 5.24; pull request 48822, for mixtures of experts, is open.
     Remove when: Trainer's `_load_from_checkpoint` and `_load_best_model` load by the names of the file.
     """
-    # The model's widest type, so that no weight is rounded on its way.
+    # The model's widest type, so that no weight is rounded.
     dtype = reduce(torch.promote_types, {one.dtype for one in model.state_dict().values() if one.is_floating_point()})
     read, report = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     found = {name: value for name, value in read.state_dict().items() if name not in report["missing_keys"]}

@@ -1,6 +1,6 @@
-"""Mixed into the trainers: training ends when a signal asks for it, saved, and when another process is lost.
+"""Mixed into the trainers: training saves and ends on a signal, and ends with an error if another process is lost.
 
-Library and scripts alike: handlers and watch exist while `train` runs and are gone when it returns or raises.
+Signal handlers and the watch exist only while `train` runs, in programs and in our scripts.
 """
 
 import errno
@@ -35,18 +35,14 @@ from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes, guard_for
 from trl_ext.trainers.ending.watch import Watch, rounds_of
 
 logger = logging.get_logger(__name__)
-# What writing fails with where a disk or a quota has nothing left.
+# Errors of a write if a disk or a quota is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# How long processes whose collective failed wait for each other, to see who does not come.
+# How long processes wait for each other after a failed collective, to find the missing process.
 NAMING_S = 10.0
 
 
 class Ending(TrainerCallback):
-    """What makes one call of `train` end; a callback, since groups are made when the model is prepared.
-
-    Args:
-        trainer: The trainer whose `train` runs.
-    """
+    """Ends one call of `train`; a callback, since process groups exist only after the model is prepared."""
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
@@ -57,11 +53,11 @@ class Ending(TrainerCallback):
         self._save_on_signal: SaveOnSignal | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the watch, and what heeds signals."""
-        if self._has_begun:  # transformers begins anew where it looks for a batch size
+        """Start the watch and the handling of signals."""
+        if self._has_begun:  # transformers begins again while it searches for a batch size
             return
         self._has_begun = True
-        honour_timeout(args.ddp_timeout)  # of groups that came with the prepared model, too
+        honour_timeout(args.ddp_timeout)  # also for groups that came with the prepared model
         if has_peers():
             self._start_watch(args)
         if saves_on_signal(args):
@@ -76,7 +72,7 @@ class Ending(TrainerCallback):
             self._group = side_group(min(CONNECT_S, args.ddp_timeout))
             group = side_group(patience_s)
         except RuntimeError as error:
-            # As on machines whose name stands for 127.0.0.1, where training itself goes over other addresses.
+            # For example on machines whose name resolves to 127.0.0.1, while training uses other addresses.
             self._group = None
             logger.warning(
                 f"Processes do not watch each other: gloo cannot connect them ({error}). Name the network interface "
@@ -94,7 +90,7 @@ class Ending(TrainerCallback):
         return int(max(gather_object([number])))
 
     def finish(self) -> None:
-        """End the watch on all processes together; raise SystemExit where a signal has ended training."""
+        """End the watch on all processes together; raise SystemExit if a signal has ended training."""
         if self._watch is not None:
             self._watch.stop_after(greatest(self._watch.hold(), self._group))
             self._watch = None
@@ -117,7 +113,7 @@ class Ending(TrainerCallback):
         raise SystemExit(1 if is_missing else SAVED_ON_SIGNAL)
 
     def lost(self, error: BaseException) -> LostProcessError | None:
-        """Return the error that names the process because of which a collective failed; None if none is missing."""
+        """Return an error that names the process that is missing in a failed collective; None if none is."""
         watch, self._watch = self._watch, None
         if watch is None:
             return None
@@ -133,7 +129,7 @@ class Ending(TrainerCallback):
         return lost
 
     def clean(self) -> None:
-        """Take back handlers and callbacks."""
+        """Remove handlers and callbacks."""
         self._notes.restore()
         guard_forks(on=False)
         if self._watch is not None:
@@ -145,11 +141,11 @@ class Ending(TrainerCallback):
 
 @contextmanager
 def ended(trainer: Trainer) -> Iterator[None]:
-    """Let the training inside the block be saved on SIGTERM and Ctrl-C, and end when a process is lost.
+    """Save the training inside the block on SIGTERM and Ctrl-C, and end it when a process is lost.
 
     Raises:
-        SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is whole on all processes.
-        LostProcessError: Another process does not answer, or has ended.
+        SystemExit: with code 75 after SIGTERM or Ctrl-C, if all processes have saved; else with code 1.
+        LostProcessError: another process does not answer, or has ended.
     """
     ending = Ending(trainer)
     trainer.add_callback(ending)
@@ -165,26 +161,22 @@ def ended(trainer: Trainer) -> Iterator[None]:
 
 
 class RunEnds(Trainer):
-    """Mixed into a trainer.
+    """Mixed into a trainer: our handler of SIGTERM, and no end of training when logging meets a full disk."""
 
-    Attributes:
-        _metrics: TRL's, lists by name for "train" and "eval".
-    """
-
-    _metrics: Any
+    _metrics: Any  # TRL's: lists by name for "train" and "eval"
     _step_of_full_disk: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Overrides transformers.Trainer.__init__: its own handler of SIGTERM gives way to ours."""
+        """Overrides transformers.Trainer.__init__: removes its handler of SIGTERM, as ours replaces it."""
         super().__init__(*args, **kwargs)
         just_in_time: Any = self.pop_callback(JITCheckpointCallback)
         if just_in_time is not None and just_in_time.jit_manager is not None:
             signal.signal(signal.SIGTERM, just_in_time.jit_manager._original_sigterm_handler)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: a full disk is said, once a step, and does not end training.
+        """Overrides transformers.Trainer.log: a full disk gives a warning per step and does not end training.
 
-        Numbers stay in `state.log_history`, and so in checkpoints and the report.
+        Numbers stay in `state.log_history`, and so reach checkpoints and the report.
         """
         mode = "train" if self.model.training else "eval"  # type: ignore[union-attr]
         try:
@@ -192,7 +184,7 @@ class RunEnds(Trainer):
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            self._metrics[mode].clear()  # TRL's own last line, which may not have been reached
+            self._metrics[mode].clear()  # the last line of TRL's `log`, which the error may have skipped
             if self._step_of_full_disk != self.state.global_step:
                 self._step_of_full_disk = self.state.global_step
                 logger.warning(f"Step {self.state.global_step}: what is logged could not be written: {error}.")

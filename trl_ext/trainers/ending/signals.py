@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C: a handler that only takes note, and a callback that lets all processes heed it in one step.
+"""SIGTERM and Ctrl-C: a handler that records the signal, and a callback that stops all processes at the same step.
 
-A signal reaches processes at different steps, or only some of them. So at the end of each optimizer step they exchange
-one number over a group of gloo's, and all save, or none.
+A signal may reach processes at different steps, or only some of them. So they exchange one number over a gloo group at
+the end of each optimizer step, and save all or none.
 """
 
 import os
@@ -19,14 +19,14 @@ from transformers import TrainerCallback
 from trl_ext.errors import LostProcessError
 from trl_ext.rewards.rules.async_rule import end_calls
 
-# One Ctrl-C may arrive twice: from the terminal and from the launcher.
+# One Ctrl-C may arrive twice, from the terminal and from the launcher.
 SAME_PRESS_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _guards_forks = False
 
 
 def saves_on_signal(args: Any) -> bool:
-    """Return True where a run saves before a signal ends it; `args` may be a plain config of TRL's."""
+    """Return True if a run saves before a signal ends it; `args` may be TRL's config."""
     wish = getattr(args, "save_on_signal", None)
     if wish is None:
         return args.enable_jit_checkpoint or args.save_strategy != "no"
@@ -34,17 +34,17 @@ def saves_on_signal(args: Any) -> bool:
 
 
 def guard_forks(*, on: bool) -> None:
-    """Let forks of this process, such as a data loader's workers, be out of reach of signals to its group, or not.
+    """Choose whether later forks, such as a data loader's workers, leave this process's group.
 
-    A launcher signals the whole group of a process, and a worker that SIGTERM ends takes the step with it.
+    A launcher signals the whole group, and a worker that SIGTERM ends makes the training step fail.
     """
     global _guards_forks
     _guards_forks = on
 
 
 def is_interactive() -> bool:
-    """Return True in a notebook, in IPython and at Python's own prompt."""
-    ipython = sys.modules.get("IPython")  # a library may have imported it; only a shell of its own has an instance
+    """Return True in a notebook, in IPython and at Python's prompt."""
+    ipython = sys.modules.get("IPython")  # a library may have imported it; only a shell has an instance
     is_ipython = ipython is not None and ipython.get_ipython() is not None
     return is_ipython or hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
@@ -54,11 +54,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
 
 
 class SignalNotes:
-    """Notes the first signal that asks this process to end; a second Ctrl-C ends it at once.
-
-    Attributes:
-        first: Number of the first signal, 0 before.
-    """
+    """Records the first signal to this process, in `first` (0 before); a second Ctrl-C ends the process at once."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -67,10 +63,10 @@ class SignalNotes:
         self._replaced: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Take over the signals that would end this process. Handlers of the user's own, and ignored signals, stay.
+        """Handle the signals that would end this process, except for handlers of the user and ignored signals.
 
-        Only the main thread can. In a notebook or an interactive Python Ctrl-C stays as it is: the trainer remains in
-        memory there, and nothing is lost.
+        Does nothing outside the main thread. Ctrl-C keeps its meaning in a notebook or an interactive Python, where
+        the trainer remains in memory.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -83,19 +79,19 @@ class SignalNotes:
                 self._replaced[number] = signal.signal(number, self._note)
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Restore the former handlers."""
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
         self._replaced.clear()
         end_calls(soon=False)
 
     def name_lost(self, error: LostProcessError) -> None:
-        """Let SIGTERM end this process with the sentence of `error`, unless somebody has printed it by then.
+        """Let SIGTERM print `error` before it ends this process, until the error is printed or freed.
 
-        A launcher that sees one process end sends it to the others at once, often before they could speak. It stays so
-        after `restore`, until the error has been dealt with.
+        A launcher sends SIGTERM to all processes when one ends, often before they could print. `restore` does not
+        remove this handler.
         """
-        reference = weakref.ref(error)  # no more: its traceback holds the trainer
+        reference = weakref.ref(error)  # the error's traceback would keep the trainer in memory
 
         def end(number: int, frame: FrameType | None) -> None:
             lost = reference()
@@ -108,12 +104,12 @@ class SignalNotes:
             signal.signal(signal.SIGTERM, end)
 
     def end_with(self, code: int) -> None:
-        """Let a further SIGTERM end this process at once with an exit code, also after `restore`: all is saved."""
+        """Let a further SIGTERM end this process at once with an exit code, also after `restore`."""
         if self._replaced.pop(signal.SIGTERM, None) is not None:
             signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # A fork, such as a data loader's worker: Ctrl-C is for its parent.
+        if os.getpid() != self._pid:  # in a fork, such as a data loader's worker, Ctrl-C is for the parent
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
@@ -123,7 +119,7 @@ class SignalNotes:
             if os.environ.get("RANK", "0") == "0":
                 again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
                 name = signal.Signals(number).name
-                # Not print: a handler may run in the middle of one.
+                # Not `print`, which the handler may have interrupted.
                 os.write(2, f"\n{name}: the run saves at the end of this optimizer step and ends{again}.\n".encode())
         elif self._is_second(number):
             handler = self._replaced[number]
@@ -132,20 +128,20 @@ class SignalNotes:
             signal.raise_signal(number)
 
     def _is_second(self, number: int) -> bool:
-        """Return True for another Ctrl-C, which may come as SIGTERM: PyTorch's launcher turns the second into one."""
+        """Return True for a second Ctrl-C, which PyTorch's launcher passes on as SIGTERM."""
         if time.monotonic() - self._at_s < SAME_PRESS_S or self.first != signal.SIGINT:
             return False
-        # A launcher that Ctrl-C has ended leaves SIGTERM to its processes: not a second request.
+        # A launcher that Ctrl-C has ended also sends SIGTERM, which is not a second request.
         return number == signal.SIGINT or os.getppid() == self._parent
 
 
 class SaveOnSignal(TrainerCallback):
-    """Lets all processes save, and stop, at the end of the step in which one of them got a signal.
+    """Lets all processes save and stop at the end of the step in which any of them got a signal.
 
     Args:
-        notes: This process's, installed at the end of the first step; what comes before ends the process at once, as
-            there is nothing to save.
-        greatest: Gives the greatest of all processes' numbers.
+        notes: Signals of this process. Installed at the end of the first step: a signal before that ends the process,
+            as there is nothing to save.
+        greatest: Returns the greatest of all processes' numbers.
 
     Attributes:
         stopped_by: The signal that ended training, 0 if none did.
@@ -157,21 +153,21 @@ class SaveOnSignal(TrainerCallback):
         self.stopped_by = 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop where any process got a signal; a last step ends by itself."""
+        """Save and stop if any process got a signal, except after the last step."""
         self._heed(state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """As after a step: an evaluation may take longer than one."""
+        """Save and stop as after a step, since an evaluation may take long."""
         if self._is_installed:
             self._heed(state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep what was saved: transformers deletes it for the best checkpoint's sake where only one may stay."""
+        """Keep the new checkpoint: transformers would delete it instead of the best if save_total_limit is 1."""
         if self.stopped_by:
             state.best_model_checkpoint = None
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Drop what the end of an epoch would do: this is none."""
+        """Drop the actions of an epoch's end, as the epoch is not complete."""
         if self.stopped_by:
             control.should_log = control.should_evaluate = control.should_save = False
 

@@ -1,8 +1,8 @@
-"""Each process watches the others while it trains: one that is stopped, dead or cut off is named, and the run ends.
+"""A watch over the other processes during training: a stopped, dead or cut off process is named, and the run ends.
 
-A collective that waits for a lost process says nothing until its timeout, on GPUs it blocks the interpreter, and what
-it says in the end names nobody. So a thread of each process meets those of the others in PyTorch's monitored barrier,
-every few seconds and over a group of its own. It never waits for training, and training never waits for it.
+A collective that waits for a lost process reports nothing until its timeout, blocks the interpreter on GPUs, and names
+no process in its error. So every few seconds a thread of each process enters PyTorch's monitored barrier, over a
+separate group. It never waits for training, and training never waits for it.
 """
 
 import atexit
@@ -15,27 +15,27 @@ from typing import Any
 from trl_ext.compat.distributed import has_hung_up, meet, missing_ranks
 from trl_ext.errors import LOST_PROCESS, LostProcessError
 
-# How long the main thread may take to fail by itself where a connection was closed: its own message says more.
+# Time for the main thread to fail by itself after a closed connection, with a better message.
 GRACE_S = 10.0
 
 
 def rounds_of(timeout_s: float) -> tuple[float, float, float]:
-    """Seconds between two barriers, seconds that process 0 waits in one, and seconds that the others wait.
+    """Return the seconds between barriers, the seconds that process 0 waits in a barrier, and that others wait.
 
-    Together they stay below `timeout_s`. Process 0 gives up first: it is the one that can tell who is missing.
+    Together they stay below `timeout_s`. Process 0 gives up first, as only it can find who is missing.
     """
     pause_s, margin_s = min(10.0, timeout_s / 10), min(10.0, timeout_s / 5)
     return pause_s, timeout_s - pause_s - 2 * margin_s, timeout_s - pause_s - margin_s
 
 
 class Watch:
-    """Meets the other processes until told to stop.
+    """Enters a barrier with the other processes, again and again, until it is stopped.
 
     Args:
-        group: From `side_group`, with the last of `rounds_of` as timeout.
+        group: From `side_group`, with the last value of `rounds_of` as timeout.
         places: Host and process id of each process, in words, by rank.
-        rank: This process's.
-        timeout_s: Within which a lost process is found.
+        rank: This process's rank.
+        timeout_s: Time within which a lost process is found.
     """
 
     def __init__(self, group: Any, places: Sequence[str], rank: int, timeout_s: float):
@@ -43,25 +43,25 @@ class Watch:
         self._pause_s, self._patience_s, _ = rounds_of(timeout_s)
         self._changed = threading.Condition()
         self._num_begun = 0
-        self._last: int | None = None  # the round after which all stop, once they have agreed on it
+        self._last: int | None = None  # number of the last barrier, once all have agreed on it
         self._is_held = False
-        self._has_left = threading.Event()  # the main thread is out of the training loop
+        self._has_left = threading.Event()  # set when the main thread is out of the training loop
         self._thread = threading.Thread(target=self._run, name="watch of the other processes", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch. All processes do so."""
+        """Begin to watch, on all processes."""
         self._thread.start()
-        # Where an error ends the process: a thread that is still in a barrier while Python goes down aborts it.
+        # A thread that is still in a barrier while Python exits would abort the process.
         atexit.register(self._thread.join, GRACE_S)
 
     def hold(self) -> int:
-        """Begin no further barrier, and return how many were begun."""
+        """Pause before the next barrier, and return the number of barriers so far."""
         with self._changed:
             self._is_held = True
             return self._num_begun
 
     def stop_after(self, num_rounds: int) -> None:
-        """Meet until `num_rounds`, the greatest of what `hold` returned on all processes, and stop."""
+        """Stop after `num_rounds` barriers, the greatest number that `hold` returned on any process."""
         with self._changed:
             self._last, self._is_held = num_rounds, False
             self._changed.notify()
@@ -69,16 +69,16 @@ class Watch:
         atexit.unregister(self._thread.join)
 
     def leave(self) -> None:
-        """Stop to care: the main thread has an error of its own, which ends the run."""
+        """Stop watching, as an error in the main thread ends the run."""
         self._has_left.set()
         with self._changed:
             self._last, self._is_held = self._num_begun, False
             self._changed.notify()
 
     def lost(self, error: Exception, group: Any, doing: str = "") -> LostProcessError | None:
-        """Return the error that names who did not come to a barrier of `group`; None if it cannot be told.
+        """Return an error that names the processes missing in a barrier of `group`; None if they are not known.
 
-        `doing`: a sentence about what the processes were busy with.
+        `doing` is a sentence about the current work of the processes.
         """
         ranks = missing_ranks(error, group)
         if not ranks:
@@ -90,7 +90,7 @@ class Watch:
         else:
             what = f"{'do' if many else 'does'} not answer: stopped, stuck or cut off from the network"
         sentence = f"{who[0].upper()}{who[1:]} {what}. {doing}Start again with --resume_from_checkpoint true."
-        # One process tells of another, and of process 0 one process of each machine.
+        # One process prints the error; if process 0 is lost, one process of each machine.
         says = self._rank <= 1 or os.environ.get("LOCAL_RANK") == "0"
         return LostProcessError(sentence, says=says, has_ended=has_hung_up(error))
 
@@ -103,7 +103,7 @@ class Watch:
                 return
 
     def _may_begin(self) -> bool:
-        """Wait until the next round is due; False after the last one."""
+        """Wait until the next barrier is due; return False after the last barrier."""
         with self._changed:
             self._changed.wait_for(lambda: self._last is not None, self._pause_s)
             self._changed.wait_for(lambda: not self._is_held)
@@ -121,4 +121,4 @@ class Watch:
         if lost is None or lost.says:
             print(f"\nerror: {text}\n", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        os._exit(LOST_PROCESS)  # the main thread may be in a collective from which nothing wakes it
+        os._exit(LOST_PROCESS)  # the main thread may hang in a collective

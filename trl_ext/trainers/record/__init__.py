@@ -1,1 +1,1 @@
-"""What a run leaves in its folder beside weights: its record before the first step, its report, its model card."""
+"""Files of a run in addition to weights: its record, written before the first step, its report, its model card."""

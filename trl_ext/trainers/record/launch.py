@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trl_ext.rewards.text.secrets import HIDDEN, names_secret, public
 
-# Programs, and modules behind `python -m`, that start processes and wait for them.
+# Programs, and modules for `python -m`, that start processes and wait for them.
 LAUNCHERS = frozenset(
     "accelerate accelerate-launch deepspeed torchrun trl-ext accelerate.commands.launch deepspeed.launcher.launch "
     "torch.distributed.launch torch.distributed.run trl_ext.cli.main".split()
@@ -26,12 +26,12 @@ def launch_line() -> str | None:
 
 def is_launcher(pid: int) -> bool:
     """Return True for a process whose command line names a launcher."""
-    # As many words as `/usr/bin/python3 -u -m accelerate.commands.launch`: further ones are for the launcher.
+    # `/usr/bin/python3 -u -m accelerate.commands.launch` has 4 words; later words are the launcher's arguments.
     return any(Path(word).name in LAUNCHERS for word in command_line(pid)[:4])
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words with which a process was started, none where the system does not tell."""
+    """Return the words with which a process was started; empty if the system does not provide them."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -40,7 +40,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with "..." in the place of secrets."""
+    """Return the words of a command line with "..." instead of secrets."""
     shown: list[str] = []
     for last, word in zip(["", *words], words, strict=False):
         flag, equals, _ = word.partition("=")

@@ -1,4 +1,4 @@
-"""The recipe and the rules of a run, for its record: as a script was given them, or read back from a trainer."""
+"""The recipe and the rules of a run, for its record: from the script's arguments, or read from a trainer."""
 
 import json
 import platform
@@ -23,9 +23,9 @@ from trl_ext.rewards import RuleColumn, RuleSet
 from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.launch import launch_line
 
-# Where a run goes on is said by the run that goes on.
+# Keys about how a run was resumed or restarted, which a repetition must not have.
 _NOT_REPEATED = ("resume_from_checkpoint", "resume_despite", "overwrite")
-# Fields that TRL's and transformers' configs fill in themselves, so that another value than the default tells nothing.
+# Fields that TRL's and transformers' configs fill in: a value other than the default need not be the user's.
 _FILLED_IN = frozenset(
     "accelerator_config activation_checkpointing bf16 dataloader_pin_memory debug disable_tqdm generation_batch_size "
     "pad_to_multiple_of report_to steps_per_generation".split()
@@ -35,10 +35,10 @@ _RULES_LACK = "Left out, as they may be secrets: entries, and texts for '...'."
 
 
 def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a run's recipe, and lines about what they leave out.
+    """Return the keys of a run's recipe, and lines about omitted values.
 
-    A script keeps what it was given in `args.recipe`; of a trainer constructed in Python the training arguments, the
-    model's name and LoRA are read back.
+    A script keeps its recipe in `args.recipe`. For a trainer constructed in Python, the training arguments, the
+    model's name and LoRA are read from the trainer.
     """
     given = getattr(trainer.args, "recipe", None)
     rules, rules_notes = rules_of(trainer)
@@ -47,7 +47,7 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     else:
         keys, notes = _read_back(trainer), _given_as_objects(trainer)
     if rules is not None and (given is None or "rules" in given):
-        keys["rules"] = rules  # a file of rules may change
+        keys["rules"] = rules  # instead of the path of a file, which may change
     keys.setdefault("seed", trainer.args.seed)
     plain = {name: _plain(value) for name, value in keys.items() if name not in _NOT_REPEATED}
     lost = [name for name, value in plain.items() if value is _NOT_PLAIN]
@@ -65,7 +65,7 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the mapping of the run's first RuleSet, and lines about what else scores or cannot be written."""
+    """Return the run's first RuleSet as a mapping, and lines about other rewards or why it cannot be written."""
     sets = [one for one in trainer.given_rewards if isinstance(one, RuleSet)]
     others = [one for one in trainer.given_rewards if not isinstance(one, RuleSet)]
     notes = [f"Scored in addition to rules, or without rules: {in_words(other)}." for other in others]
@@ -81,7 +81,7 @@ def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def in_words(reward: Any) -> str:
-    """Return a reward as a person names it: rules with their weights, a model's folder, a function's dotted path."""
+    """Return a reward in words: rules with their weights, a model's folder, or a function's dotted path."""
     if isinstance(reward, RuleSet):
         return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in reward.rules)
     if isinstance(reward, RuleColumn):
@@ -103,7 +103,7 @@ def data_in_words(dataset: Any) -> str:
 
 
 def hub_name(dataset: Any) -> str | None:
-    """Return the name on the hub of the data set that rows come from; None where they do not tell."""
+    """Return the dataset's name on the hub; None if it is not known."""
     addresses: Iterable[str] = getattr(getattr(dataset, "info", None), "download_checksums", None) or ()
     start = "hf://datasets/"
     names = (address.removeprefix(start).partition("@")[0] for address in addresses if address.startswith(start))
@@ -111,7 +111,7 @@ def hub_name(dataset: Any) -> str | None:
 
 
 def _mapping(rules: RuleSet) -> tuple[dict[str, Any] | None, str]:
-    """Return a set as `RuleSet.from_dict` reads it and an empty text, or None and why it cannot be written."""
+    """Return (mapping for `RuleSet.from_dict`, ""), or (None, why the set cannot be written)."""
     try:
         return rules.to_dict(), ""
     except ConfigError as error:
@@ -119,7 +119,7 @@ def _mapping(rules: RuleSet) -> tuple[dict[str, Any] | None, str]:
 
 
 def _read_back(trainer: Any) -> dict[str, Any]:
-    """Return the recipe's keys of a trainer that was constructed in Python."""
+    """Return the recipe's keys for a trainer that was constructed in Python."""
     args, config = trainer.args, base_model(trainer.model).config
     given = getattr(args, "given", None)
     keys = {"model_name_or_path": config._name_or_path} if getattr(config, "_name_or_path", "") else {}
@@ -133,7 +133,7 @@ def _read_back(trainer: Any) -> dict[str, Any]:
 
 
 def _lora_of(trainer: Any) -> dict[str, Any]:
-    """Return the keys of the model's LoRA adapter, none for a model without."""
+    """Return the recipe's keys for the model's LoRA adapter; empty without an adapter."""
     from peft import LoraConfig
 
     configs: Mapping[str, Any] = getattr(trainer.model, "peft_config", {})
@@ -153,7 +153,7 @@ def _lora_of(trainer: Any) -> dict[str, Any]:
 
 
 def _given_as_objects(trainer: Any) -> list[str]:
-    """Return what a trainer was given in Python and no recipe can name."""
+    """Return lines about objects that a trainer was given in Python and that no recipe can name."""
     notes = ["Written by a trainer that was constructed in Python. It was given as objects, which you have to name:"]
     rows = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
     for role, dataset in rows.items():
@@ -170,11 +170,11 @@ def _given_as_objects(trainer: Any) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as YAML and JSON have it; `_NOT_PLAIN` for an object that they cannot hold."""
+    """Return a value in types of YAML and JSON; `_NOT_PLAIN` if they cannot hold it."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):
-        # A text or number of a subclass as one of the class itself.
+        # Convert instances of subclasses to the base class.
         return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), None)
     if isinstance(value, Path):
         return str(value)
@@ -198,7 +198,7 @@ _PACKAGES = ("trl", "transformers", "torch", "accelerate", "deepspeed", "peft", 
 
 
 def versions_of(trainer: Any) -> dict[str, Any]:
-    """Return the content of versions.json, see `RunRecord`."""
+    """Return the content of versions.json."""
     return {
         "trainer": trainer.memory_kind,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -214,7 +214,7 @@ def versions_of(trainer: Any) -> dict[str, Any]:
 
 @cache
 def packages() -> dict[str, str]:
-    """Return the installed version of each package that a run is made of, trl_ext first."""
+    """Return the installed versions of the packages of a run, trl_ext first."""
     found = {"trl_ext": __version__}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -224,12 +224,12 @@ def packages() -> dict[str, str]:
 
 @cache
 def commit_of(folder: Path) -> str | None:
-    """Return the git commit that a folder stands at, read from git's files; None where that is not known."""
+    """Return the current git commit of a folder, read from git's files; None if it is not known."""
     git = next((parent / ".git" for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if git is None:
         return None
     with suppress(OSError, UnicodeDecodeError):
-        if git.is_file():  # of a work tree: `gitdir: <folder>`
+        if git.is_file():  # a work tree has a file with `gitdir: <folder>`
             git = git.parent / git.read_text().removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):

@@ -1,4 +1,4 @@
-"""Mixed into the trainers: a run records what it was given, shows one line of progress, and ends on a report."""
+"""Mixed into the trainers: a run records its recipe, shows one line of progress, and writes a report at its end."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from trl_ext.monitor.record import LOG_FILE, RECIPE_FILE, LogFile, recorded_run,
 from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.record.recipe import data_in_words, in_words, packages, recipe_of, rules_of, versions_of
 
-# "0" leaves the report out, for programs that train often.
+# "0" turns the report off, for programs that train often.
 REPORT_VARIABLE = "TRL_EXT_REPORT"
 
 logger = logging.get_logger(__name__)
@@ -32,9 +32,9 @@ class RunRecords(Trainer):
 
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
-        given_rewards: What scores, as the trainer was given it.
-        given_lora_targets: `target_modules` of the LoRA config that it was given.
-        leaves_record: False where nothing is trained for good.
+        given_rewards: The rewards, as given to the trainer.
+        given_lora_targets: `target_modules` of the given LoRA config.
+        leaves_record: False to write no record.
     """
 
     memory_kind: str
@@ -44,29 +44,29 @@ class RunRecords(Trainer):
     _log_file: LogFile | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
-        # PEFT writes the modules that it found into the config, in the place of `all-linear`.
+        """Overrides transformers.Trainer.__init__: shows one line of progress, unless the user has such a callback."""
+        # PEFT replaces `all-linear` in the config by the modules that it found.
         self.given_lora_targets = getattr(kwargs.get("peft_config"), "target_modules", None)
         with old_names_unsaid():  # PEFT reads is_gradient_checkpointing
             super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
         kinds = (ProgressCallback, PrinterCallback, transformers_trainer.DEFAULT_PROGRESS_CALLBACK)  # a notebook's
         shown = [i for i, one in enumerate(callbacks) if isinstance(one, kinds)]
-        if len(shown) == 1:  # transformers' own, which it adds last
+        if len(shown) == 1:  # transformers' default, which it adds last
             callbacks[shown[0]] = ProgressLine()
         elif any(isinstance(callbacks[i], ProgressLine) for i in shown[:-1]):
             del callbacks[shown[-1]]
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
-        """Overrides transformers.Trainer.add_callback: a ProgressLine takes the place of the one that is there."""
+        """Overrides transformers.Trainer.add_callback: a new ProgressLine replaces the earlier line."""
         if callback is ProgressLine or isinstance(callback, ProgressLine):
             self.pop_callback(ProgressLine)
         super().add_callback(callback)
 
     @contextmanager
     def _recorded(self, run: str | None, *, is_resumed: bool) -> Iterator[None]:
-        """Write the record of a run with this id before the training inside the block, its log meanwhile, and the
-        report after it, however it ends."""
+        """Write the record of the run with id `run` before the block, its log during it, and the report after it, also
+        after an error."""
         history: list[dict[str, Any]] = []
         if self.is_world_process_zero():
             self._record(run, is_resumed=is_resumed)
@@ -82,7 +82,7 @@ class RunRecords(Trainer):
             raise
         finally:
             history = self.state.log_history + history
-            has_begun = self.state.max_steps > 0  # else nothing was trained, and the error is the command's own
+            has_begun = self.state.max_steps > 0  # else nothing was trained, and the error came before
             if self._log_file and has_begun:
                 self._write_log(history)
                 if os.environ.get(REPORT_VARIABLE) != "0":
@@ -90,7 +90,7 @@ class RunRecords(Trainer):
             self._log_file = None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: what is logged is in log.jsonl at once."""
+        """Overrides transformers.Trainer.log: also writes log.jsonl at once."""
         super().log(logs, start_time)
         self._write_log(self.state.log_history)
 
@@ -98,15 +98,15 @@ class RunRecords(Trainer):
         try:
             if self._log_file:
                 self._log_file.write(history)
-        except OSError as error:  # the numbers stay in memory, and the next entry brings them along
+        except OSError as error:  # the numbers stay in memory, and are written with the next entry
             logger.warning_once(f"{LOG_FILE} could not be written: {error}. Training goes on.")
 
-    def create_model_card(  # type: ignore[override]  # as TRL has it
+    def create_model_card(  # type: ignore[override]  # TRL's signature
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
-        """Overrides trl's create_model_card: completed with what this run was given."""
+        """Overrides trl's create_model_card: adds data, rewards, trained weights and recipe."""
         data = [data_in_words(self.train_dataset)] if dataset_name is None else [dataset_name]
-        # A local name would make links and metadata of the hub that lead nowhere.
+        # A local name would make broken links and metadata on the hub.
         is_local = dataset_name is None or Path(dataset_name).exists()
         super().create_model_card(model_name, None if is_local else dataset_name, tags)
         path = Path(str(self.args.output_dir), "README.md")
@@ -126,7 +126,7 @@ class RunRecords(Trainer):
         complete_card(path, type(self).__name__, facts, recipe, packages())
 
     def _record(self, run: str | None = None, *, is_resumed: bool) -> None:
-        """Write the record of this run; one that is resumed keeps the record of its beginning."""
+        """Write the record of this run; a resumed run keeps its first record."""
         folder = str(self.args.output_dir)
         is_own = recorded_run(folder) in (None, run)
         if is_resumed and is_own and os.path.isfile(os.path.join(folder, RECIPE_FILE)):
@@ -148,11 +148,11 @@ class RunRecords(Trainer):
                 recipe_notes="\n".join([f"Launched on {count}{launch}{again}", *notes]),
                 rules_notes="\n".join(rules_notes),
             )
-        except OSError as error:  # a run that saves nothing may be right to have such a folder
+        except OSError as error:  # a run that saves nothing may use such a folder
             logger.warning(f"The record of this run could not be written: {error}.")
 
     def _report(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Write the report. Print its table and verdict where the steps were printed, unless the run was cut short."""
+        """Write the report. Print its table and verdict if the progress line was shown and the run is complete."""
         from trl_ext.monitor.report import print_report, write_report
 
         folder = str(self.args.output_dir)
@@ -162,12 +162,12 @@ class RunRecords(Trainer):
             is_whole = summary.train_s is not None and ERROR not in history[-1]
             if has_line and is_whole and logging.get_verbosity() <= logging.WARNING:
                 print_report(folder, history, summary)
-        except Exception as error:  # whatever it is: the trained model is not saved yet
+        except Exception as error:  # no error may end the run here: the trained model is not saved yet
             said = f"{type(error).__name__}: {error}"
             logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")
 
 
-# TRL's sentences on the base model and itself, which name "None" for a model of a folder.
+# TRL's sentences on the base model and on TRL; for a model from a folder they name "None".
 _OPENING = re.compile(r"This model is a fine-tuned version of .*?\n(?=\n)", re.DOTALL)
 _VERSIONS = "### Framework versions\n\n"
 
@@ -184,8 +184,8 @@ def complete_card(
     Args:
         path: README.md, in the folder of the model.
         trainer_name: Class of the trainer.
-        facts: What a reader asks first, by name.
-        recipe: Keys of the run's recipe, its rules among them.
+        facts: Rows of a table: name and value.
+        recipe: The run's recipe, with its rules.
         packages: Versions by package.
     """
     text = path.read_text(encoding="utf-8")
@@ -197,7 +197,7 @@ def complete_card(
     text = _OPENING.sub(lambda _: opening, text, count=1)
     text = text.replace('model="None"', f'model="{path.absolute().parent.name}"')
     content = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, width=119)
-    # A prompt may hold a fence of its own.
+    # A prompt in the recipe may hold a fence.
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
     shown = f"### Recipe\n\n{fence}yaml\n{content}{fence}\n\n"
     text = text.replace(_VERSIONS, f"{shown}{_VERSIONS}- trl_ext: {packages['trl_ext']}\n", 1)

@@ -1,1 +1,1 @@
-"""Settings of the trainers: what they may be, and what they need of a run."""
+"""Settings of the trainers: their allowed values and combinations."""

@@ -1,4 +1,4 @@
-"""Settings of earlier TRL and transformers, which public scripts still have, and what took their place."""
+"""Settings of earlier TRL and transformers, which public scripts still have, and their replacements."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ max_new_tokens max_completion_length  wandb_log_unique_prompts log_unique_prompt
 vllm_gpu_memory vllm_gpu_memory_utilization  vllm_max_model_len vllm_max_model_length  push_to_hub_token hub_token
 vllm_guided_decoding_regex vllm_structured_outputs_regex  model_id model_name_or_path
 """.split()
-# What to do about a setting of old, by its name; settings of today stand in quotes.
+# Advice by former name; present names are in quotes.
 REPLACED = {old: f"It is '{new}' now." for old, new in zip(_RENAMED[::2], _RENAMED[1::2], strict=True)} | {
     "warmup_ratio": "It is 'warmup_steps' now: below 1 it is a share of all steps.",
     "overwrite_output_dir": "It is 'overwrite' here: checkpoints of an earlier run are removed before step 1.",
@@ -31,12 +31,12 @@ REPLACED = {old: f"It is '{new}' now." for old, new in zip(_RENAMED[::2], _RENAM
 
 
 def replacement(name: str) -> str:
-    """Say what took the place of a setting of old, empty for another name."""
+    """Return the advice for a former setting; empty for any other name."""
     return REPLACED.get(name.replace("-", "_"), "")
 
 
 def check_names(config: type, given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for a given keyword that a config's constructor does not take; some take any."""
+    """Raise ArgumentError for a keyword that a config's constructor does not take."""
     parameters = inspect.signature(config.__init__).parameters  # type: ignore[misc]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in () if takes_any else given.keys() - parameters.keys():

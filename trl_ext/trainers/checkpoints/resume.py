@@ -109,8 +109,8 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
     if found:
         lines = [line for lines in found.values() for line in lines]
         raise ConfigError(
-            f"{checkpoint} is of another run: {_listed(lines)}. Resume with what was, or set resume_despite to "
-            f"{' '.join(found)} to go on all the same."
+            f"{checkpoint} is of another run: {_listed(lines)}. Resume with the former values, or set resume_despite "
+            f"to {' '.join(found)} to accept the differences."
         )
     before, now = old["restored"], run["restored"]
     for name in before.keys() & now.keys() if trainer.args.process_index == 0 else ():

@@ -14,7 +14,7 @@ class RewardConfig(ExtendedConfig, TRLRewardConfig):
     """TRL's `RewardConfig` with packing and planned memory."""
 
     share_prompt: bool = setting(
-        True, "Forward what chosen and rejected have in common once for both, instead of once each."
+        True, "Forward the common prefix of chosen and rejected once for both, instead of once each."
     )
     max_tokens_per_forward: int | None = setting(
         None,
@@ -24,8 +24,8 @@ class RewardConfig(ExtendedConfig, TRLRewardConfig):
     )
     max_length_policy: str = setting(
         "drop",
-        "What becomes of a pair with a side longer than max_length. drop: it is left out, as in TRL, and "
-        "counted. truncate_prompt: the oldest tokens that both sides share are cut off.",
+        "How to treat a pair with a side longer than max_length. drop: leave it out, as in TRL, and report how "
+        "many. truncate_prompt: cut off the oldest tokens that both sides share.",
         choices=("drop", "truncate_prompt"),
     )
 

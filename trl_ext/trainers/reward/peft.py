@@ -38,7 +38,7 @@ def for_reward_model(config: Any, model: Any, args: Any) -> Any:
         logger.warning(given + "which no reward model has. It is dropped: the config trains the score head by itself.")
     else:
         logger.warning(
-            given + "which leaves the score head of a reward model frozen, and random unless the checkpoint has one. "
+            given + "which leaves the score head of a reward model frozen, and random if the checkpoint has no head. "
             "It is trained with task_type='SEQ_CLS'."
         )
     return changed

@@ -97,7 +97,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self._has_train_dataset = False
         self._judged: list[JudgedPair] = []
         if getattr(args, "max_tokens_per_forward", None) is not None and self._has_own_collator:
-            raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
+            raise ConfigError("max_tokens_per_forward plans the batches: remove it or the data_collator.")
         pair_rows.check_columns(train_dataset, "train_dataset")
         pair_rows.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)

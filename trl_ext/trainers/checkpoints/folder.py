@@ -54,7 +54,7 @@ def held(args: Any, model: str, *, is_fresh: bool) -> Iterator[None]:
     Args:
         args: Training arguments.
         model: Name or folder of the model that training begins with.
-        is_fresh: True if the run does not resume: checkpoints of an earlier run are then removed or refused.
+        is_fresh: True if the run does not resume: checkpoints of an earlier run are removed or refused.
 
     Raises:
         ConfigError: on all processes, if another run uses the folder, or has left checkpoints in it.
@@ -121,8 +121,7 @@ def _remove_earlier_run(folder: Path, model: str) -> None:
 def _lock(folder: Path, patience_s: float) -> FileLock | None:
     """Lock a folder and write the owner's name; return None if the folder is not writable or has no locks.
 
-    Raises:
-        ConfigError: another process holds the lock.
+    Raises ConfigError if another process holds the lock.
     """
     lock = FileLock(folder / LOCK)
     try:

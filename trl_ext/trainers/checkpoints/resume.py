@@ -37,12 +37,8 @@ def no_checkpoint(output_dir: Path) -> ConfigError:
 def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     """Return the folder to resume from; None to start afresh. Collective.
 
-    Args:
-        trainer: The trainer.
-        wanted: From `Trainer.train`: True for the newest whole checkpoint in output_dir, or a folder.
-
-    Raises:
-        ConfigError: there is no checkpoint, or the given folder is not a whole checkpoint.
+    `wanted` is True for the newest whole checkpoint in output_dir, or a folder. Raises ConfigError if there is no
+    checkpoint, or if the folder is not a whole checkpoint.
     """
     if wanted is None or wanted is False:
         return None
@@ -77,11 +73,7 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
 def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
     """Raise ConfigError unless the checkpoint is of this run; warn of settings that differ but are accepted.
 
-    Args:
-        trainer: The trainer.
-        checkpoint: A whole checkpoint.
-        run: The fingerprint of the run that is about to begin.
-        check_own: The trainer's check of the folder.
+    `run` is the fingerprint of the run that begins; `check_own` is the trainer's check of the folder.
     """
     despite = _despite(trainer)
     try:

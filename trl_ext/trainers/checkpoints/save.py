@@ -85,15 +85,10 @@ class Saver:
     _num_lasting: int = field(init=False, default=0)
 
     def save(self, step: int, run: dict[str, Any], write: Callable[[Path, WriteErrors], None]) -> Path | None:
-        """Save a checkpoint. Collective.
+        """Save a checkpoint after optimizer step `step`, and return its folder. Collective.
 
-        Args:
-            step: Optimizer steps taken.
-            run: The run's fingerprint.
-            write: Writes all files but the manifest into a folder.
-
-        Returns:
-            The checkpoint's folder; None (with a warning) if writing failed and there is an earlier checkpoint.
+        `run` is the run's fingerprint; `write` writes all files but the manifest into a folder. If writing fails,
+        returns None with a warning if there is an earlier checkpoint.
 
         Raises:
             ConfigError: writing failed, and there is no earlier checkpoint.

@@ -179,15 +179,7 @@ def complete_card(
     recipe: Mapping[str, Any],
     packages: Mapping[str, str],
 ) -> None:
-    """Complete the model card that TRL has written.
-
-    Args:
-        path: README.md, in the folder of the model.
-        trainer_name: Class of the trainer.
-        facts: Rows of a table: name and value.
-        recipe: The run's recipe, with its rules.
-        packages: Versions by package.
-    """
+    """Complete the model card that TRL has written to `path`: `facts` are rows (name, value) of a table."""
     text = path.read_text(encoding="utf-8")
     rows = "".join(f"| {name} | {_cell(value)} |\n" for name, value in facts if value)
     opening = (

@@ -44,11 +44,9 @@ class StepSampler(Sampler[Rows]):
 
     Args:
         batches: TRL's micro-batches of all ranks, in the order in which they go to the ranks.
-        sizes: Sizes of all pairs of the dataset.
         accumulation: Micro-batches of a rank in an optimizer step.
         in_group: Neighbouring ranks that get the same rows and forward them together.
         max_tokens: Most tokens of a row.
-        clock: Times the phase `layout`.
     """
 
     batches: BatchSampler
@@ -128,7 +126,6 @@ class PairForward:
 
     Args:
         row: The pairs; may be empty.
-        make_row: Makes a row of some of the pairs.
         most_rows: Upper bound of the pairs in any rank's row of this forward.
         in_micro_batch: Pairs of the row before it was halved.
         level: How often it was halved.
@@ -167,9 +164,7 @@ class PairCollator:
     """Makes `{"rows": [PairRow, ...]}` from pairs, or from planned rows of pairs.
 
     Args:
-        share_prompt: True to forward the common prefix of both sides once.
         max_tokens: Most tokens of a row; None for a single row. A larger pair gets a separate row.
-        clock: Times the phase `layout` in the main process.
         padded: Collates pairs with padding; its outputs are added for a `compute_metrics` that needs inputs.
     """
 

@@ -28,7 +28,6 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
     """Drop or shorten pairs with a side of more than `max_length` tokens, and warn how many they are.
 
     Args:
-        dataset: With `chosen_ids` and `rejected_ids`.
         max_length: Most tokens of a side; None for any number.
         policy: "drop", or "truncate_prompt": cut off the oldest tokens that both sides share.
         keep_first: Token id that is not cut off if it comes first, such as BOS.
@@ -59,12 +58,7 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
 
 @dataclass(frozen=True)
 class Shortening:
-    """Cuts the oldest shared tokens of a pair until both sides fit; leaves the pair unchanged if they cannot.
-
-    Args:
-        max_length: Most tokens of a side.
-        keep_first: Token id that is not cut off if it comes first.
-    """
+    """Cuts the oldest shared tokens of a pair until both sides fit; leaves the pair unchanged if they cannot."""
 
     max_length: int
     keep_first: int | None
@@ -83,11 +77,7 @@ class Shortening:
 
 
 def without_equal_tokens(dataset: Any, role: str) -> Any:
-    """Drop pairs whose sides have equal tokens, which different texts can have if the tokenizer lacks a word.
-
-    Raises:
-        DataError: no pair is left.
-    """
+    """Drop pairs whose sides have equal tokens, as texts with unknown words may. Raise DataError if none is left."""
     if isinstance(dataset, IterableDataset):
         return dataset.filter(lambda c, r: c != r, input_columns=_SIDES)
     maybe = rows_where(dataset, _SIDES, lambda columns: maybe_equal(*columns.values()))

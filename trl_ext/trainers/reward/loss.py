@@ -15,13 +15,9 @@ from trl_ext.trainers.reward.data import GAP
 def pair_losses(
     chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor | None = None, center: float | None = None
 ) -> torch.Tensor:
-    """Return the loss of every pair, [N] float32: the Bradley-Terry loss, plus a penalty on scores far from zero.
+    """Return the loss of every pair of scores, [N] float32: the Bradley-Terry loss, plus a penalty on large scores.
 
-    Args:
-        chosen, rejected: [N] scores.
-        margins: [N] by how much chosen should lead.
-        center: Weight of (chosen + rejected)**2.
-
+    `margins` [N] is by how much chosen should lead; `center` is the weight of (chosen + rejected)**2.
     Source: arXiv:2307.09288, equations 1 and 2 (with margin); arXiv:2312.09244, equation 2 (centring).
     """
     chosen, rejected = chosen.float(), rejected.float()
@@ -86,12 +82,9 @@ def combined(stats: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPair:
-    """One pair of an evaluation.
+    """Scores and lengths of one pair of an evaluation.
 
-    Args:
-        chosen, rejected: Scores.
-        chosen_tokens, rejected_tokens: Lengths.
-        rule_gap: Rules' score of chosen minus their score of rejected; None if there is none.
+    `rule_gap` is the rules' score of chosen minus their score of rejected; None if there is none.
     """
 
     chosen: float

@@ -18,12 +18,7 @@ def for_reward_model(config: Any, model: Any, args: Any) -> Any:
 
     The task type becomes SEQ_CLS, with which PEFT trains and saves the head. A config stays as it is if it trains
     the head already (by `modules_to_save`, by `target_modules`, or by "all-linear" without a task type), or if it has
-    no task type and the checkpoint has a head.
-
-    Args:
-        config: The user's PEFT config.
-        model: The model, or its name or folder.
-        args: The trainer's config, with the options to load the model.
+    no task type and the checkpoint of `model` (a model, name or folder) has a head.
     """
     task = getattr(config, "task_type", "SEQ_CLS")
     if config is None or task == "SEQ_CLS":

@@ -1,8 +1,7 @@
 """A frozen reward model that scores completions in forwards of bounded tokens.
 
 TRL pads the local batch to its longest row and scores it in one forward, where long completions run out of memory.
-Here sequences are packed into flat rows, after one copy of their prompt. Models for which packing is not exact get
-padded batches, also of bounded tokens. `trl_ext/trainers/forward/reward_input.py` makes the token ids.
+Here sequences are packed into flat rows, after one copy of their prompt, or padded if packing is not exact.
 
 Legend: N completions.
 """
@@ -49,24 +48,21 @@ class CompletionScorer:
     Args:
         tokenizer: The reward model's tokenizer, which may differ from the policy's. Not changed.
         name: The model's name in messages and logs.
-        max_tokens_per_forward: Most tokens of one forward, padding included; None for 16,384. A longer sequence gets
-            a separate forward.
+        max_tokens_per_forward: Most tokens of one forward, with padding; None for 16,384. A longer sequence gets a
+            separate forward.
         autocast: Makes the context of every forward.
-        agree: Takes this rank's number of forwards and returns the largest of all ranks. Each rank then runs that
-            many: forwards are collectives under ZeRO-3. Called once per call, on every rank.
-        reading: Keyword arguments of RewardEncoder.
+        agree: Takes this rank's number of forwards and returns the largest of all ranks, which each rank then runs:
+            forwards are collectives under ZeRO-3. Called once per call, on every rank.
+        reading: Keyword arguments of RewardEncoder, which may raise ConfigError.
 
     Attributes:
         model: The bare model.
         wrapped: The module to call; set it to `model` as wrapped by accelerate or DeepSpeed.
         packs: True if forwards are flat rows.
         group: Processes that forward their flat rows together; None if each process forwards its rows alone.
-        error: With `agree`, the error of the last call while it made token ids. Nothing was scored then, and the
-            caller has to raise it on all ranks.
+        error: With `agree`, an error of the last call in making token ids. Nothing was scored, and the caller has to
+            raise it on all ranks.
         is_adapter: True for an adapter on the policy's weights, False for a separate model.
-
-    Raises:
-        ConfigError: as RewardEncoder does.
     """
 
     is_adapter = False
@@ -101,14 +97,10 @@ class CompletionScorer:
         raise NotImplementedError
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
-        """Return scores of completions, [N] float32 on the model's device. Collective under `agree`.
+        """Return scores of N completions, [N] float32 on the model's device. Collective under `agree`.
 
-        Args:
-            prompts, completions: N strings each, or N lists of messages each.
-            keep: N truth values; where False, the score is NaN and costs nothing. None scores all.
-
-        Raises:
-            ConfigError: conversations, and the tokenizer has no chat template.
+        `prompts` and `completions` are strings or lists of messages. Where `keep` [N] is False, the score is NaN and
+        costs nothing. Raises ConfigError for messages if the tokenizer has no chat template.
         """
         kept = [i for i in range(len(prompts)) if keep is None or bool(keep[i])]
         self._prepare()
@@ -180,14 +172,9 @@ class CompletionScorer:
 class RewardModel(CompletionScorer):
     """A frozen sequence classification model with one label, which scores completions.
 
-    Args:
-        model: From transformers, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no cache,
-            the tokenizer's pad token in its config, packed attention. The first call runs the self-check, after
-            which `packs` may be False.
-        tokenizer, name, options: Arguments of CompletionScorer.
-
-    Raises:
-        ConfigError: the model has not exactly one label, or as CompletionScorer does.
+    `model` may be in a PeftModel, and is changed in place: evaluation mode, no gradients, no cache, the tokenizer's
+    pad token in its config, packed attention. The first call runs the self-check, after which `packs` may be False.
+    Raises ConfigError if the model has not exactly one label.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, **options: Any):
@@ -279,9 +266,7 @@ Sequences = Sequence[list[int]]
 def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: int) -> list[PlannedRow]:
     """Plan flat rows of at most `max_tokens`, and a separate row for each longer sequence.
 
-    Args:
-        sequences: Token ids.
-        groups: One key per sequence; sequences with equal keys share their common prefix. None shares nothing.
+    Sequences with equal keys in `groups` share their common prefix; None shares nothing.
     """
     first: dict[Any, int] = {}
     shared: dict[Any, int] = {}  # leaves at least one token to every member of a group
@@ -323,10 +308,7 @@ def score_packed(
     device: torch.device,
     group: SequenceGroup | None = None,
 ) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences that end in a flat row, and their scores [n], from one model call.
-
-    All processes of `group` pass the same row, and each forwards a part of it.
-    """
+    """Return the sequences that end in a flat row, and their scores [n], from one model call (a part per process)."""
     own = [segment for segment in row.segments if not segment.is_prefix]
     places = [row.place(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
     flat = flatten(row, Ragged.of(sequences), device)

@@ -32,10 +32,7 @@ def check_reward_model(
         model: The model with packed attention and pooled head, wrapped as in training, in evaluation mode.
         head: Its layer `score`.
         config: The config of the model's text part.
-        device: Device of the model's inputs.
-        autocast: Makes the context in which training calls the model.
         half_precision: True if weights or autocast are in bfloat16 or float16.
-        share_prompt: True if training shares prompts.
         group: Processes that share the packed rows, as in training.
     """
 

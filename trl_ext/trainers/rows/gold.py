@@ -32,13 +32,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None:
-    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn if in some.
-
-    Args:
-        dataset: Rows with the columns that the rules read.
-        reward_funcs: Rewards, of which rule sets are checked.
-        role: The dataset's name in messages.
-    """
+    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn if in some."""
     for rules in reward_funcs:
         for rule in _rules_of(rules):
             for column in rule.columns:
@@ -57,10 +51,7 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
 
 
 def unread_in_batch(rows: Sequence[Mapping[str, Any]], reward_funcs: Sequence[Any]) -> str:
-    """Return the problem if a rule can read no gold of a stream's rows.
-
-    Empty if there is none, or if a rule that judges correctness can read a gold.
-    """
+    """Return the problem if a rule can read no gold of a stream's rows; "" if a rule of correctness can read any."""
     problem = ""
     for rules in reward_funcs:
         for rule in _rules_of(rules):
@@ -130,10 +121,7 @@ def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each row why the rule cannot read its gold, "" if it can.
-
-    The list is empty for rules that read no column, cost money or load a model.
-    """
+    """Return for each row why the rule cannot read its gold, or ""; [] if the rule has none, or asking it is costly."""
     costs = rule.is_async and not _reads_data(rule)
     if not rule.columns or costs or (gives_batches(rule) and not rule.judges_correctness):
         return []

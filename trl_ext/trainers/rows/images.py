@@ -46,12 +46,7 @@ class GivenImages:
 
 
 def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
-    """Return the images of each row.
-
-    Args:
-        given: TRL's arguments by name, or `pixel_values` as images by rows (`by_rows`).
-        num_rows: Rows of the batch.
-    """
+    """Return the images of each row from TRL's arguments by name, or from `pixel_values` made by `by_rows`."""
     pixels, counts = given.get("pixel_values"), given.get("num_images")
     if isinstance(pixels, list):
         return pixels
@@ -83,12 +78,8 @@ def is_any_shown(rows: ImageRows, accelerator: Any) -> bool:
 def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
     """Raise DataError on all ranks if the image tokens of a row do not match its images. Collective.
 
-    If no row of any rank has an image, the image token is text, as in TRL.
-
-    Args:
-        rollouts: TRL's rollouts, in the order of their prompts.
-        reader: The model's reader; None if it reads no images: nothing is checked.
-        accelerator: accelerate's.
+    If no row of any rank has an image, the image token is text, as in TRL. `rollouts` are in the order of their
+    prompts. `reader` is None if the model reads no images: nothing is checked.
     """
     if reader is None:
         return
@@ -170,9 +161,7 @@ def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
 def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
     """Return the problem with the images of a row, in words that follow "row 7 has"; empty if there is none.
 
-    Args:
-        row: Its prompt, and its columns `image` and `images`, decoded or not.
-        image_token: The placeholder of an image in a rendered prompt; empty if it is not known.
+    Images may be decoded or not. `image_token` is the placeholder of an image in a rendered prompt, "" if not known.
     """
     prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
     if isinstance(prompt, str):

@@ -50,10 +50,7 @@ def check_columns(dataset: Any, role: str) -> None:
 def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
     """Raise DataError for columns, prompts, sides or margins that cannot be used for training.
 
-    Args:
-        dataset: A dataset, or a stream, of which only the first row is checked.
-        role: The dataset's name in messages, such as "train_dataset".
-        tokenizer: For special tokens and the chat template; None checks neither.
+    Of a stream only the first row is checked. Without `tokenizer`, special tokens and the chat template are not.
     """
     check_columns(dataset, role)
     check = TextCheck.of(tokenizer, is_answer=True)
@@ -128,10 +125,7 @@ def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
 def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] | None = None) -> Iterator[str]:
     """Yield the problems of a pair, in words that follow "row 7 has".
 
-    Args:
-        row: The pair.
-        check: Check of its texts and messages.
-        first: The first pair of the dataset; all must be of its kind, text or messages.
+    The pair must have the kind, text or messages, of the dataset's first pair.
     """
     tokens = token_columns(row)
     chosen, rejected = (row[name] for name in tokens or ("chosen", "rejected"))

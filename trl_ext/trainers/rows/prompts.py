@@ -64,9 +64,7 @@ class PromptChecks:
     def look_at(self, datasets: Any, role: str) -> None:
         """Raise DataError for rows that cannot be used for training or evaluation.
 
-        Args:
-            datasets: A dataset, a stream, a dict of them or None. A stream's rows are checked as they arrive.
-            role: The name in messages, such as "train_dataset".
+        `datasets` is a dataset, a stream, a dict of them or None. A stream's rows are checked as they arrive.
         """
         limit, most = positions(self._config), self.args.max_completion_length or 0
         if limit is not None and most > limit:
@@ -85,10 +83,7 @@ class PromptChecks:
     def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
         """Raise DataError on all ranks if any of them has bad rows of a stream. Collective.
 
-        Args:
-            rows: This rank's rows.
-            accelerator: accelerate's.
-            is_first: True in a run's first step: rules must be able to read some of its golds.
+        `is_first` is True in a run's first step: rules must be able to read some of its golds.
         """
         if not self.has_late_rows or self.options.get("rollout_func") is not None:
             return

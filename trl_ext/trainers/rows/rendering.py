@@ -23,14 +23,9 @@ _ROW = "row"
 
 
 def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, args: Any) -> None:
-    """Raise DataError for prompts that the chat template refuses, or that are too long for the model.
+    """Raise DataError for prompts that the chat template refuses, or that are too long for the policy.
 
-    Args:
-        dataset: Rows with valid prompts, all text or all messages.
-        role: The dataset's name in messages.
-        tokenizer: The policy's tokenizer.
-        config: The policy's config; None if it is not known.
-        args: The trainer's config.
+    All prompts must be text, or all messages. `config` is the policy's, None if it is not known.
     """
     options = {"add_generation_prompt": True, **(getattr(args, "chat_template_kwargs", None) or {})}
     prompts = dataset.select_columns(["prompt"]).with_format(None)
@@ -100,11 +95,7 @@ def positions(config: Any) -> int | None:
 def check_tokens(datasets: Any, role: str, columns: Sequence[str], config: Any) -> None:
     """Raise DataError for token ids outside the model's vocabulary, and for rows that are too long for it.
 
-    Args:
-        datasets: A dataset or a dict of datasets; streams and None are not checked.
-        role: The dataset's name in messages.
-        columns: Columns of token ids.
-        config: The model's config.
+    `datasets` is a dataset or a dict of datasets; streams and None are not checked. `columns` hold token ids.
     """
     limit, vocabulary = positions(config), config.get_text_config().vocab_size
     for name, dataset in parts(datasets, role):

@@ -13,13 +13,7 @@ _ROWS_NAMED = 3
 
 
 def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoReturn:
-    """Raise a DataError that names the rows of each problem.
-
-    Args:
-        found: Numbers of rows by problem, in words that follow "row 7 has".
-        role: The dataset's name in messages, such as "train_dataset".
-        advice: A sentence on how to fix the rows.
-    """
+    """Raise a DataError that names the rows of each problem (in words that follow "row 7 has") and gives `advice`."""
     parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
     raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
 

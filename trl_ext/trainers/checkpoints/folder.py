@@ -119,10 +119,7 @@ def _remove_earlier_run(folder: Path, model: str) -> None:
 
 
 def _lock(folder: Path, patience_s: float) -> FileLock | None:
-    """Lock a folder and write the owner's name; return None if the folder is not writable or has no locks.
-
-    Raises ConfigError if another process holds the lock.
-    """
+    """Lock a folder and write its owner; None if it cannot be locked. Raise ConfigError if another run holds it."""
     lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)

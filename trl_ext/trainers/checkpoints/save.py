@@ -210,10 +210,7 @@ class Saver:
     # Rotation -------------------------------------------------------------------------------------------------------
 
     def rotate(self, newest: Path) -> None:
-        """Remove this run's oldest whole checkpoints above save_total_limit, but not the newest or the best.
-
-        A folder is renamed before its files are deleted.
-        """
+        """Rename, then delete this run's oldest whole checkpoints above save_total_limit, never the newest or best."""
         limit, best = self.trainer.args.save_total_limit, self.trainer.state.best_model_checkpoint
         if self._rank != 0 or not limit or limit < 0:
             return

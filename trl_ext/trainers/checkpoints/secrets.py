@@ -9,13 +9,9 @@ _LIBRARIES = ("accelerate", "transformers")
 
 
 class Secret(str):
-    """A text that is pickled without its secrets, for example into `training_args.bin`.
+    """A text that is pickled without its secrets, for example into `training_args.bin`."""
 
-    Attributes:
-        shown: The text without secrets; None if the whole text is a secret.
-    """
-
-    shown: str | None
+    shown: str | None  # the text without secrets; None if the whole text is a secret
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[Any, ...]]:
         return (type(None), ()) if self.shown is None else (str, (self.shown,))

@@ -54,10 +54,8 @@ class WholeCheckpoints(Trainer):
         """Raise ConfigError for a checkpoint from which this trainer cannot resume, before it is compared."""
 
     def _checkpoint_of(self, wanted: str | bool | None, trial: Any) -> str | bool | None:
-        """Return the whole checkpoint of this run to resume from; None to start afresh. Collective.
-
-        In a hyperparameter search (`trial`), `wanted` is returned unchecked.
-        """
+        """Return the whole checkpoint of this run to resume from; None to start afresh. A hyperparameter search
+        (`trial`) gets `wanted` unchecked. Collective."""
         if trial is not None:
             self._run = None
             return wanted
@@ -101,8 +99,7 @@ class WholeCheckpoints(Trainer):
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Overrides transformers.Trainer._run_epoch: stops a run that has taken all its steps.
 
-        transformers checks the number of steps only after a step: resumed from the last checkpoint, it would take one
-        step too many.
+        transformers checks the number of steps after a step only: resumed at the end, it would take one too many.
         """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -171,10 +168,7 @@ _GIVEN = {
 
 
 def check_best_metric(trainer: Any) -> None:
-    """Raise ConfigError if metric_for_best_model misspells a metric of evaluations.
-
-    Other unknown names are accepted: they may be metrics of the user's functions.
-    """
+    """Raise ConfigError if metric_for_best_model misspells a metric; other names may be of the user's functions."""
     name, rewards = trainer.args.metric_for_best_model, trainer.given_rewards
     own = trainer.compute_metrics is not None or not all(isinstance(reward, RuleSet) for reward in rewards)
     if name is None or own or isinstance(trainer.eval_dataset, dict) or trainer.args.eval_strategy == "no":

@@ -174,10 +174,8 @@ class RunEnds(Trainer):
             signal.signal(signal.SIGTERM, just_in_time.jit_manager._original_sigterm_handler)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides transformers.Trainer.log: a full disk gives a warning per step and does not end training.
-
-        Numbers stay in `state.log_history`, and so reach checkpoints and the report.
-        """
+        """Overrides transformers.Trainer.log: a full disk gives a warning per step and does not end training, as the
+        numbers stay in `state.log_history`, and so reach checkpoints and the report."""
         mode = "train" if self.model.training else "eval"  # type: ignore[union-attr]
         try:
             super().log(logs, start_time)

@@ -86,10 +86,9 @@ class SignalNotes:
         end_calls(soon=False)
 
     def name_lost(self, error: LostProcessError) -> None:
-        """Let SIGTERM print `error` before it ends this process, until the error is printed or freed.
+        """Let SIGTERM print `error` before it ends this process, until it is printed or freed, also after `restore`.
 
-        A launcher sends SIGTERM to all processes when one ends, often before they could print. `restore` does not
-        remove this handler.
+        A launcher sends SIGTERM to all processes when one ends, often before they could print.
         """
         reference = weakref.ref(error)  # the error's traceback would keep the trainer in memory
 
@@ -138,13 +137,8 @@ class SignalNotes:
 class SaveOnSignal(TrainerCallback):
     """Lets all processes save and stop at the end of the step in which any of them got a signal.
 
-    Args:
-        notes: Signals of this process. Installed at the end of the first step: a signal before that ends the process,
-            as there is nothing to save.
-        greatest: Returns the greatest of all processes' numbers.
-
-    Attributes:
-        stopped_by: The signal that ended training, 0 if none did.
+    Handlers are installed at the end of the first step: before it, there is nothing to save. `greatest` returns the
+    greatest of all processes' numbers. `stopped_by` is the signal that ended training, or 0.
     """
 
     def __init__(self, notes: SignalNotes, greatest: Callable[[int], int]):

@@ -34,7 +34,6 @@ class Watch:
     Args:
         group: From `side_group`, with the last value of `rounds_of` as timeout.
         places: Host and process id of each process, in words, by rank.
-        rank: This process's rank.
         timeout_s: Time within which a lost process is found.
     """
 
@@ -76,9 +75,9 @@ class Watch:
             self._changed.notify()
 
     def lost(self, error: Exception, group: Any, doing: str = "") -> LostProcessError | None:
-        """Return an error that names the processes missing in a barrier of `group`; None if they are not known.
+        """Return an error that names the processes missing in a barrier of `group` and the current work, `doing`.
 
-        `doing` is a sentence about the current work of the processes.
+        None if the processes are not known.
         """
         ranks = missing_ranks(error, group)
         if not ranks:

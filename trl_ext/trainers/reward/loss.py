@@ -15,7 +15,7 @@ from trl_ext.trainers.reward.data import GAP
 def pair_losses(
     chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor | None = None, center: float | None = None
 ) -> torch.Tensor:
-    """Return the loss of every pair of scores, [N] float32: the Bradley-Terry loss, plus a penalty on large scores.
+    """Return the loss of every pair of scores, [N] float32: the Bradley-Terry loss, plus a centring penalty.
 
     `margins` [N] is by how much chosen should lead; `center` is the weight of (chosen + rejected)**2.
     Source: arXiv:2307.09288, equations 1 and 2 (with margin); arXiv:2312.09244, equation 2 (centring).

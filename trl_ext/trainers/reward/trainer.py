@@ -1,7 +1,6 @@
 """`trl_ext.RewardTrainer`: TRL's RewardTrainer on packed rows, with one copy of the prompt for both sides of a pair.
 
-TRL prepares the data and runs the loop. Fewer tokens go through the model, and ranks may hold different numbers of
-pairs.
+TRL prepares the data and runs the loop. Ranks may hold different numbers of pairs.
 """
 
 import copy

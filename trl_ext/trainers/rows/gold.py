@@ -121,7 +121,7 @@ def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each row why the rule cannot read its gold, or ""; [] if the rule has none, or asking it is costly."""
+    """Return for each row why the rule cannot read its gold, or ""; [] if the rule has none or is costly."""
     costs = rule.is_async and not _reads_data(rule)
     if not rule.columns or costs or (gives_batches(rule) and not rule.judges_correctness):
         return []

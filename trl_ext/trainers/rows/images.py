@@ -22,17 +22,11 @@ _MOST_ASPECT = 200  # the limit of Qwen's processors
 
 @dataclass(frozen=True, eq=False)
 class GivenImages:
-    """The images of the rows of a batch.
+    """The images of the rows of a batch."""
 
-    Args:
-        rows: Images of each row, in the order of their placeholders.
-        reader: The model's reader.
-        runs_everywhere: As in `BatchImages`.
-    """
-
-    rows: ImageRows
+    rows: ImageRows  # images of each row, in the order of their placeholders
     reader: ImageReader
-    runs_everywhere: bool = False
+    runs_everywhere: bool = False  # as in `BatchImages`
 
     def of_all(self, accelerator: Any) -> "GivenImages":
         """Return a copy with `runs_everywhere` set: whether the vision tower runs in all forwards. Collective.
@@ -78,8 +72,7 @@ def is_any_shown(rows: ImageRows, accelerator: Any) -> bool:
 def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
     """Raise DataError on all ranks if the image tokens of a row do not match its images. Collective.
 
-    If no row of any rank has an image, the image token is text, as in TRL. `rollouts` are in the order of their
-    prompts. `reader` is None if the model reads no images: nothing is checked.
+    If no row of any rank has an image, the image token is text, as in TRL. Without `reader`, nothing is checked.
     """
     if reader is None:
         return

@@ -290,10 +290,7 @@ def _other_kind(prompt: Any, first: Any) -> str:
 
 
 def may_hold_images(dataset: Dataset | IterableDataset) -> bool:
-    """Return False if no row can hold an image.
-
-    True if column types are unknown until rows arrive: some streams, and datasets with a transform.
-    """
+    """Return False if no row can hold an image; True if types are unknown: some streams, datasets with a transform."""
     is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
     if is_transformed or dataset.features is None:
         return True

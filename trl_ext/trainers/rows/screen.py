@@ -124,10 +124,7 @@ def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
 
 
 def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
-    """Return the bytes of each text or list of messages, plus `per_chat` and `per_message` for messages.
-
-    Content parts other than text, and values of types that TRL does not read, count as 0.
-    """
+    """Return the bytes of each text or list of messages (plus allowances); other content and types count as 0."""
     if _is_text(column.type):
         return _numpy(pc.binary_length(column))
     if not _are_messages(column.type):

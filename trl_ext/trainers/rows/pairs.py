@@ -123,7 +123,7 @@ def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
 
 
 def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Yield the problems of a pair, in words that follow "row 7 has"; its kind, text or messages, must be `first`'s."""
+    """Yield the problems of a pair, in words that follow "row 7 has". All pairs must be of the kind of `first`."""
     tokens = token_columns(row)
     chosen, rejected = (row[name] for name in tokens or ("chosen", "rejected"))
     if _is_empty(chosen) or _is_empty(rejected):

@@ -44,7 +44,7 @@ class TextCheck:
         return cls(tokens, getattr(tokenizer, "bos_token", None), roles=(*_ROLES, *named) if named else (), **options)
 
     def problem(self, value: Any, what: str) -> str:
-        """Return the problem of a text or a list of messages called `what`, in words that follow "row 7 has", or ""."""
+        """Return the problem of a text or list of messages called `what`, in words that follow "row 7 has", or ""."""
         if value is None:
             return f"no {what} (null)"
         if isinstance(value, str):

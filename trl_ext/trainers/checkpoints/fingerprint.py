@@ -39,7 +39,8 @@ _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "
 
 def fingerprint(trainer: Any) -> dict[str, Any]:
     """Return the fingerprint of a trainer that has not begun to train, as plain JSON."""
-    functions = getattr(trainer, "reward_funcs", ())
+    functions, weights = getattr(trainer, "reward_funcs", ()), trainer.model.named_parameters()
+    shapes = [(name, list(getattr(p, "ds_shape", p.shape))) for name, p in weights if p.requires_grad]
     found = {
         "trainer": trainer.memory_kind,
         "model": {
@@ -48,7 +49,7 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
                 name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
                 for name, config in getattr(trainer.model, "peft_config", {}).items()
             },
-            "trained": _trained_of(trainer.model),
+            "trained": {"tensors": len(shapes), "shapes": _hashed(json.dumps(sorted(shapes)).encode())},
             **_sample("frozen", (p for p in trainer.model.parameters() if not p.requires_grad)),
             **_reference_of(trainer),
         },
@@ -229,11 +230,6 @@ def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         kept[key] = _without_operational(value) if isinstance(value, dict) else described(value)
     return kept
-
-
-def _trained_of(model: Any) -> dict[str, Any]:
-    shapes = [(n, list(getattr(p, "ds_shape", p.shape))) for n, p in model.named_parameters() if p.requires_grad]
-    return {"tensors": len(shapes), "shapes": _hashed(json.dumps(sorted(shapes)).encode())}
 
 
 def _reference_of(trainer: Any) -> dict[str, str]:

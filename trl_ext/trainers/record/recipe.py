@@ -98,16 +98,11 @@ def data_in_words(dataset: Any) -> str:
     columns = f"with the columns {', '.join(getattr(dataset, 'column_names', None) or ['that a stream has'])}"
     if not isinstance(dataset, Dataset):
         return f"a {type(dataset).__name__} {columns}"
-    name = hub_name(dataset)
-    return f"{len(dataset):,} rows{f' of {name}' if name else ''}, {columns}"
-
-
-def hub_name(dataset: Any) -> str | None:
-    """Return the dataset's name on the hub; None if it is not known."""
-    addresses: Iterable[str] = getattr(getattr(dataset, "info", None), "download_checksums", None) or ()
+    addresses: Iterable[str] = getattr(dataset.info, "download_checksums", None) or ()
     start = "hf://datasets/"
     names = (address.removeprefix(start).partition("@")[0] for address in addresses if address.startswith(start))
-    return next(names, None)
+    name = next(names, None)
+    return f"{len(dataset):,} rows{f' of {name}' if name else ''}, {columns}"
 
 
 def _mapping(rules: RuleSet) -> tuple[dict[str, Any] | None, str]:

@@ -36,7 +36,7 @@ class GivenImages:
         """
         is_sharded = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
         is_alone = accelerator.num_processes == 1
-        return replace(self, runs_everywhere=is_sharded or (not is_alone and is_any_shown(self.rows, accelerator)))
+        return replace(self, runs_everywhere=is_sharded or (not is_alone and any(gather_object([any(self.rows)]))))
 
 
 def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
@@ -62,11 +62,6 @@ def by_rows(rollouts: Mapping[str, Any]) -> dict[str, Any]:
     """Return rollouts with images by rows, as `pixel_values`, instead of TRL's arguments."""
     rows = image_rows(rollouts, len(rollouts["completion_ids"]))
     return {**{k: v for k, v in rollouts.items() if k not in KEYS}, "pixel_values": rows}
-
-
-def is_any_shown(rows: ImageRows, accelerator: Any) -> bool:
-    """Return True if a row of any rank has an image. Collective."""
-    return any(gather_object([any(rows)]) if accelerator.num_processes > 1 else [any(rows)])
 
 
 def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:

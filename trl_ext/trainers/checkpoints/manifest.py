@@ -45,23 +45,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`.
+    """The content of `manifest.json`."""
 
-    Args:
-        step: Optimizer steps taken.
-        files: Size and checksum by path below the checkpoint, with slashes.
-        run: Fingerprint of the run; see `fingerprint.py`.
-        versions: Installed versions by package.
-        save_only_model: True if the checkpoint has weights only, so that no run can resume from it.
-        layout: Version of this format.
-    """
-
-    step: int
-    files: Mapping[str, FileEntry]
-    run: Mapping[str, Any]
-    versions: Mapping[str, str] = field(default_factory=dict)
-    save_only_model: bool = False
-    layout: int = LAYOUT
+    step: int  # optimizer steps taken
+    files: Mapping[str, FileEntry]  # by path below the checkpoint, with slashes
+    run: Mapping[str, Any]  # fingerprint of the run; see `fingerprint.py`
+    versions: Mapping[str, str] = field(default_factory=dict)  # installed versions by package
+    save_only_model: bool = False  # True if there are weights only, so that no run can resume
+    layout: int = LAYOUT  # version of this format
 
     def write(self, folder: Path) -> None:
         """Write `manifest.json` with its checksum, and wait until it is on the disk."""

@@ -30,12 +30,10 @@ _WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", 
 class WholeCheckpoints(Trainer):
     """Mixed into a trainer: writes only whole checkpoints, and resumes only from whole checkpoints of the same run.
 
-    Attributes:
-        memory_kind: "grpo", "ppo" or "reward".
-        doing: A sentence about the current work, for the error if a process does not answer; may be empty.
+    `doing` is a sentence about the current work, for the error if a process does not answer.
     """
 
-    memory_kind: str
+    memory_kind: str  # "grpo", "ppo" or "reward"
     doing = ""
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None

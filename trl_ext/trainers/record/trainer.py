@@ -28,19 +28,12 @@ logger = logging.get_logger(__name__)
 
 
 class RunRecords(Trainer):
-    """Mixed into a trainer.
+    """Mixed into a trainer: writes its record, log and report."""
 
-    Attributes:
-        memory_kind: "grpo", "ppo" or "reward".
-        given_rewards: The rewards, as given to the trainer.
-        given_lora_targets: `target_modules` of the given LoRA config.
-        leaves_record: False to write no record.
-    """
-
-    memory_kind: str
-    given_rewards: Sequence[Any] = ()
-    given_lora_targets: Any = None
-    leaves_record = True
+    memory_kind: str  # "grpo", "ppo" or "reward"
+    given_rewards: Sequence[Any] = ()  # as given to the trainer
+    given_lora_targets: Any = None  # `target_modules` of the given LoRA config
+    leaves_record = True  # False to write no record
     _log_file: LogFile | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -122,20 +122,13 @@ ANY_NUMBER = 2**62
 
 @dataclass(frozen=True, eq=False)
 class PairForward:
-    """A row of pairs for one forward; implements `trl_ext.trainers.step.forward.Forward`.
+    """A row of pairs for one forward; implements `trl_ext.trainers.step.forward.Forward`."""
 
-    Args:
-        row: The pairs; may be empty.
-        most_rows: Upper bound of the pairs in any rank's row of this forward.
-        in_micro_batch: Pairs of the row before it was halved.
-        level: How often it was halved.
-    """
-
-    row: PairRow
+    row: PairRow  # may be empty
     make_row: Callable[[Sequence[Mapping[str, Any]]], PairRow]
-    most_rows: int
-    in_micro_batch: int
-    level: int = 0
+    most_rows: int  # upper bound of the pairs in any rank's row of this forward
+    in_micro_batch: int  # pairs of the row before it was halved
+    level: int = 0  # how often it was halved
 
     @property
     def num_rows(self) -> int:

@@ -28,23 +28,15 @@ def pair_losses(
 
 @dataclass(frozen=True, slots=True)
 class PairStats:
-    """Sums over pairs, which can be added over forwards and ranks.
-
-    Args:
-        pairs, correct: Number of pairs, and of pairs whose chosen side scores higher.
-        lead: Sum of chosen minus rejected score.
-        reward: Sum of all scores.
-        raw_tokens: Tokens of all sides, shared ones counted twice.
-        lowest, highest: Smallest and largest score.
-    """
+    """Sums over pairs, which can be added over forwards and ranks."""
 
     pairs: float
-    correct: float
-    lead: float
-    reward: float
-    raw_tokens: float
-    lowest: float
-    highest: float
+    correct: float  # number of pairs whose chosen side scores higher
+    lead: float  # sum of chosen minus rejected score
+    reward: float  # sum of all scores
+    raw_tokens: float  # of all sides, shared tokens counted twice
+    lowest: float  # smallest score
+    highest: float  # largest score
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of TRL's RewardTrainer, without `num_tokens`."""

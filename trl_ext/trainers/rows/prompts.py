@@ -45,19 +45,12 @@ _TEMPLATE_ADVICE = "Give a tokenizer with one (tokenizer.chat_template = ...), o
 
 @dataclass(eq=False)
 class PromptChecks:
-    """Checks the rows of a trainer that generates completions.
+    """Checks the rows of a trainer that generates completions."""
 
-    Args:
-        model: Model, or its name or folder.
-        reward_funcs: Rewards, as in TRL's trainer.
-        args: The trainer's config.
-        options: Keyword arguments of TRL's trainer: processing_class, tools, rollout_func, environment_factory.
-    """
-
-    model: Any
+    model: Any  # a model, or its name or folder
     reward_funcs: list[Any]
     args: Any
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # of TRL's trainer: processing_class, tools, rollout_func, environment_factory
     has_late_rows: bool = False
     may_hold_images: bool = False
 

@@ -18,21 +18,13 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @dataclass(frozen=True, slots=True)
 class TextCheck:
-    """Finds texts and messages that a model cannot be trained on.
+    """Finds texts and messages that a model cannot be trained on."""
 
-    Args:
-        special_tokens: Special tokens; a text of nothing else is refused.
-        bos_token: Accepted as a whole text, from which the model continues.
-        may_be_blank: True if something else fills a prompt: an image, an environment.
-        is_answer: True if the last message must have content.
-        roles: Roles that a message may have; empty for any.
-    """
-
-    special_tokens: tuple[str, ...] = ()
-    bos_token: str | None = None
-    may_be_blank: bool = False
-    is_answer: bool = False
-    roles: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()  # a text of nothing else is refused
+    bos_token: str | None = None  # accepted as a whole text, from which the model continues
+    may_be_blank: bool = False  # True if something else fills a prompt: an image, an environment
+    is_answer: bool = False  # True if the last message must have content
+    roles: tuple[str, ...] = ()  # roles that a message may have; empty for any
 
     @classmethod
     def of(cls, processor: Any, **options: bool) -> "TextCheck":

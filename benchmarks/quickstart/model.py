@@ -107,7 +107,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         import gguf as _  # noqa: F401  transformers reads GGUF files with it
     except ModuleNotFoundError as error:
-        raise SupportError("The quickstart's model needs gguf. Run: pip install trl-ext[dev]") from error
+        raise SupportError("The quickstart's model needs gguf. Run: pip install 'trl_ext[quickstart]'") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

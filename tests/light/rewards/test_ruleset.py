@@ -1,6 +1,7 @@
 """RuleSet: weights, gates, clip, faults, explanation, pickling, and the calls of TRL with its metrics."""
 
 import pickle
+from collections import UserList
 from dataclasses import dataclass
 
 import pytest
@@ -30,6 +31,10 @@ def answer_and_length() -> RuleSet:
 def test_the_total_is_the_weighted_sum():
     rules = RuleSet([Answer(), Keywords(required=("eggs", "dollars"), weight=-0.5)])
     assert rules(completions=["A: 18 eggs", "A: 17 eggs"], answer=["18", "18"]) == [0.75, -0.25]
+
+
+def test_a_column_may_be_any_sequence_such_as_a_column_of_datasets():
+    assert RuleSet([Answer()])(completions=["A: 18", "A: 17"], answer=UserList([18, 18])) == [1.0, 0.0]
 
 
 def test_a_gate_opens_only_at_the_full_value_and_not_behind_a_shut_one(answer_and_length):

@@ -174,7 +174,7 @@ class VllmEngine:
             from vllm import LLM
             from vllm.lora.request import LoRARequest
         except ModuleNotFoundError as error:
-            raise SupportError("vLLM is not installed. Run: pip install trl-ext[vllm]") from error
+            raise SupportError("vLLM is not installed. Run: pip install 'trl_ext[vllm]'") from error
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if run.revision is not None:
             options["revision"] = run.revision

@@ -55,7 +55,7 @@ def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
     for name, values in extras.items():
         if name in TRL_EXTRAS:
             continue
-        if isinstance(values, list | tuple):
+        if isinstance(values, Sequence) and not isinstance(values, str | bytes):  # a list, or a column of datasets
             columns[name] = values
         elif getattr(values, "shape", None):  # An array, a tensor or a pandas column.
             columns[name] = values.tolist()

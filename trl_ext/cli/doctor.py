@@ -13,23 +13,23 @@ from trl_ext.cli.parser import CommandParser
 NOT_FIT = 1  # the exit code for a problem; 2 is a user's mistake
 
 DESCRIPTION = """\
-Look at this machine: cards and their links, driver, versions, attention backends, compiler, host memory, disks, and
-variables that hurt. Changes nothing."""
+Check this machine: cards and their links, driver, versions, attention backends, compiler, host memory, disks, and
+environment variables that slow training down or break it. Changes nothing."""
 EXAMPLES = """\
 examples:
   trl-ext doctor
   trl-ext plan --trainer grpo --model 8B --gpus 8xA100-80GB --write plan && trl-ext doctor --plan plan
 
-exit code 0 if nothing stands in the way, 1 if something does: a package outside its window, or a plan that cannot run
-here; 2 if the question cannot be answered"""
+exit code 0 if training can work; 1 if something prevents it, such as a package outside its window or a plan that
+cannot run here; 2 if the command line is wrong or the plan cannot be read"""
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
 
 
 def doctor(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
     parser = CommandParser("trl-ext doctor", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
-    parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")
+    parser.add_argument("--plan", metavar="PLAN", help="check that this plan can run here: plan.json, or its folder")
+    parser.add_argument("--output_dir", default=".", help="folder for the run's output (default: this folder)")
     parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
     arguments = parser.parse_args(list(argv))
     from trl_ext.doctor import examine, look

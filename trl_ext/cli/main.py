@@ -32,17 +32,17 @@ class Script:
 SCRIPTS = {
     "grpo": Script(
         module="trl_ext.scripts.grpo",
-        purpose="train with GRPO on rules as rewards, on one or many processes",
+        purpose="train with GRPO on rules and reward functions, with one or more processes",
         example="--num_processes 1 --config gsm8k-grpo-1x4090",
     ),
     "ppo": Script(
         module="trl_ext.scripts.ppo",
-        purpose="train with PPO on rules, reward models, or both, on one or many processes",
+        purpose="train with PPO on rules, reward models, or both, with one or more processes",
         example="--num_processes 4 --config gsm8k-ppo-4xa40",
     ),
     "reward": Script(
         module="trl_ext.scripts.reward",
-        purpose="train a reward model on pairs of answers, on one or many processes",
+        purpose="train a reward model on pairs of answers, with one or more processes",
         example="--num_processes 6 --config rm-ultrafeedback-6x4090",
     ),
 }
@@ -68,16 +68,16 @@ Trainer extensions for Hugging Face TRL.
 
 commands:
 {scripts}
-  plan      settings that fit the cards, before the run
-  check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
-  doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
-  report    the page of a run again, or runs compared in one table
-  score     check rules: audit them on data, explain a reward, try known cheats
-  recipes   shipped recipes by task and card: list them, copy one
-  launch-file  the path of a shipped accelerate file: zero2, zero3, ...
-  evaluate  how many held-out problems a trained policy solves, by its rules
+  plan      find settings that fit the cards, before a run
+  check     check that a recipe will start and fit: keys, tokenizer, eight rows, rules, memory
+  doctor    check this machine: cards, driver, versions, kernels, memory, disks, harmful variables
+  report    write the report of a run again, or compare runs in one table
+  score     check rules: audit them on data, explain a reward, try known cheats, serve rewards
+  recipes   list the shipped recipes, or copy one
+  launch-file  print the path of a shipped accelerate file: zero2, zero3, ...
+  evaluate  measure how many held-out problems a trained policy solves
   generate  let a trained policy answer the prompts of a file
-  merge     the adapter of a finished run into the weights that it was trained on
+  merge     merge the LoRA adapter of a finished run into its base model
 
   trl-ext COMMAND --help    explains a command
   trl-ext --version         prints the version
@@ -89,15 +89,16 @@ usage: trl-ext {name} [--config RECIPE] [--KEY VALUE ...] [launch arguments]
   trl-ext {name} {script.example}
   trl-ext {name} --num_processes 8 --config_file zero3 --config RECIPE --model_name_or_path MODEL --output_dir OUT
 
-Takes the arguments of two programs and gives each its own:
-  {module:<32}  every key of a recipe; an argument that both know goes here
+Takes the arguments of two programs:
+  {module:<32}  every key of a recipe; gets an argument that both programs have
   accelerate launch                 --num_processes, --config_file, --main_process_port and so on
 
-  --config        a YAML recipe, or the name of a shipped one: {recipes}
-  --config_file   an accelerate file, or the name of a shipped one, if not the recipe's: zero2, multi_gpu, cpu, ...
-  --launcher ray  start workers of Ray Train instead: --num_workers, --resources_per_worker, --address,
-                  --storage_path, --max_failures, --autoscaling; the page docs/cluster/ray.md
-  --vllm_servers  so many vLLM servers on cards of this machine that do not train, started and ended with the run
+  --config        YAML recipe, or the name of a shipped recipe: {recipes}
+  --config_file   accelerate file, or the name of a shipped file: zero2, multi_gpu, cpu, ... (default: the recipe's)
+  --launcher ray  start workers of Ray Train instead of accelerate's processes: --num_workers, --resources_per_worker,
+                  --address, --storage_path, --max_failures, --autoscaling; see docs/cluster/ray.md
+  --vllm_servers  number of vLLM servers to start on cards of this machine; those cards then do not train. They end
+                  with the run. Not for reward (default: none)
 
 All keys:              {module} --help
 All launch arguments:  accelerate launch --help

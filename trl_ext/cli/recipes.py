@@ -26,17 +26,18 @@ Shipped recipes: list them, or copy one here to change it.
   trl-ext recipes                       lists them
   trl-ext recipes gsm8k-grpo-1x4090     writes ./gsm8k-grpo-1x4090.yaml, and prints how to launch it
 
-A recipe runs uncopied as well: trl-ext grpo --config NAME."""
+A recipe also runs without a copy: trl-ext grpo --config NAME."""
 LAUNCH_FILE = """\
 Print the path of a shipped accelerate file, for accelerate's own launcher:
 
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero3)" \\
       -m trl_ext.scripts.grpo --config RECIPE
 
-trl-ext grpo, ppo and reward take the name itself: --config_file zero3. Names in .json are DeepSpeed's files, for
---deepspeed or the recipe's key: trl-ext launch-file zero3_hpz.json
+trl-ext grpo, ppo and reward take the name instead of a path: --config_file zero3. Names that end in .json are
+DeepSpeed files, for --deepspeed or the recipe's key of that name: trl-ext launch-file zero3_hpz.json
 
-For several machines it writes a copy here and prints its path; under SLURM's srun, rank and address are SLURM's:
+For several machines it writes a copy into this folder and prints its path. Under SLURM's srun the copy gets rank and
+address from SLURM:
 
   trl-ext launch-file zero3 --num_machines 4 --main_process_ip 10.0.0.1 --num_processes 32"""
 
@@ -83,7 +84,7 @@ def read_head(path: Path) -> ShippedRecipe:
 def recipes(argv: Sequence[str]) -> int:
     """List the shipped recipes, or copy one, and return the exit code."""
     parser = CommandParser("trl-ext recipes", description=LIST)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to copy; all are listed without it")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to copy (default: list all)")
     name = parser.parse_args(list(argv)).name
     if name is None:
         print_recipes(shipped_recipes())
@@ -120,11 +121,16 @@ def launch_file(argv: Sequence[str]) -> int:
     """Print the path of a shipped accelerate file, or of a copy for several machines; return the exit code."""
     parser = CommandParser("trl-ext launch-file", description=LAUNCH_FILE)
     parser.add_argument("name", metavar="NAME", help=", ".join(path.stem for path in resources.accelerate_configs()))
-    parser.add_argument("--num_machines", type=int, help="write a copy for so many machines, and print its path")
-    parser.add_argument("--machine_rank", type=int, help="which of them this is; without it, for --machine_rank later")
-    parser.add_argument("--main_process_ip", metavar="ADDRESS", help="where the others reach the first")
-    parser.add_argument("--main_process_port", type=int, metavar="PORT", help=f"{PORT} unless named")
-    parser.add_argument("--num_processes", type=int, help="of all machines; without it, for --num_processes later")
+    parser.add_argument(
+        "--num_machines", type=int, help="write a copy for this number of machines, and print its path"
+    )
+    later = "(default: left to accelerate's command line)"
+    parser.add_argument("--machine_rank", type=int, help=f"number of this machine, from 0 {later}")
+    purpose = f"address at which the other machines reach machine 0 {later}"
+    parser.add_argument("--main_process_ip", metavar="ADDRESS", help=purpose)
+    purpose = f"free port on machine 0 (default {PORT})"
+    parser.add_argument("--main_process_port", type=int, metavar="PORT", help=purpose)
+    parser.add_argument("--num_processes", type=int, help=f"processes on all machines together {later}")
     arguments = vars(parser.parse_args(list(argv)))
     name = arguments.pop("name")
     is_engine = name.endswith(".json")

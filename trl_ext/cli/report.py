@@ -6,19 +6,19 @@ from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 DESCRIPTION = """\
-Write a run's report.html again, or compare runs in one table.
+Write the report.html of a run again, or compare runs in one table.
 
   trl-ext report RUN                       writes RUN/report.html, and prints its table
-  trl-ext report --compare RUN RUN [RUN]   prints the runs' last numbers side by side, and the settings that differ
+  trl-ext report --compare RUN RUN [RUN]   prints the last numbers of each run, and the settings that differ
 
-A run is its --output_dir, finished or not, or one of its checkpoints."""
+RUN is the --output_dir of a run, finished or not, or one of its checkpoints."""
 
 
 def report(argv: Sequence[str]) -> int:
     """Write a run's report again and print its table, or print a table of several runs."""
     parser = CommandParser("trl-ext report", description=DESCRIPTION)
     parser.add_argument("run", nargs="?", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
-    parser.add_argument("--compare", nargs="+", metavar="RUN", help="two runs or more, in one table")
+    parser.add_argument("--compare", nargs="+", metavar="RUN", help="compare two or more runs in one table")
     arguments = parser.parse_args(list(argv))
     if bool(arguments.run) == bool(arguments.compare):
         raise ConfigError("Give one run for its report, or two or more after --compare: trl-ext report --compare A B.")

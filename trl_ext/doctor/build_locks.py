@@ -53,7 +53,7 @@ class BuildLock:
             what = f"{seen}: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
             return note("compiler", what, f"Remove it: {remedy}")
         what = f"{seen}: another machine or container is compiling the helper '{helper}', or a build was killed."
-        return note("compiler", what, f"If nobody else compiles in that folder, remove it: {remedy}")
+        return note("compiler", what, f"If no other machine compiles in that folder, remove it: {remedy}")
 
 
 def build_locks() -> tuple[BuildLock, ...]:

@@ -58,7 +58,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
 def _check_card(index: int, gpu: Gpu) -> Iterator[Finding]:
     held = gpu.total_gib - gpu.free_gib
     if held > OTHERS_GIB:
-        advice = "See whose they are with nvidia-smi; a run needs the card to itself."
+        advice = "See whose they are with nvidia-smi; a run needs the whole card."
         yield note("cards", f"Card {index} is in use: {held:.1f} of {gpu.total_gib:.1f} GiB are taken.", advice)
     if gpu.is_split:
         advice = "Processes on parts of a card cannot talk over NCCL: train on one part, or switch MIG off."

@@ -42,12 +42,12 @@ def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
             yield problem(SUBJECT, what, "Plan again with --gpus for the cards that are here.")
         elif gpu.usable_now_gib < need:
             what = (
-                f"The plan needs {need:.1f} GiB a card (estimated); of card {index} only {gpu.usable_now_gib:.1f} are "
-                f"usable beside what others hold, CUDA's own {CONTEXT_GIB} GiB taken off."
+                f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_now_gib:.1f} usable "
+                f"now, after memory of other processes and {CONTEXT_GIB} GiB for CUDA."
             )
-            yield problem(SUBJECT, what, "End what holds the card; nvidia-smi names it.")
+            yield problem(SUBJECT, what, "End the processes that use the card; nvidia-smi lists them.")
         if gpu.capability < BF16 and not plan.job.fp16:
-            what = f"The plan trains in bf16, which card {index} has not."
+            what = f"The plan trains in bf16, which card {index} does not support."
             yield problem(SUBJECT, what, "Plan again with --fp16, or use a card from Ampere on.")
     link = hardware.card.link
     if len(facts.gpus) > 1 and plan.job.zero_stage == 3 and link.is_fast and facts.has_nvlink is False:
@@ -108,7 +108,7 @@ def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
     elif disk.free_gib < final + 2 * checkpoint:
         what = (
             f"A checkpoint with its optimizer takes {checkpoint:.0f} GiB (estimated), and {disk.free_gib:.0f} are "
-            "free; while one is written, the one before it is still there."
+            "free; the previous checkpoint is kept until the new one is complete."
         )
         yield note(SUBJECT, what, 'Set save_total_limit: 1, save_only_model: true or save_strategy: "no".')
 

@@ -59,8 +59,8 @@ HARMS = (
         "When a rank dies, the others then wait for ever.",
         _UNSET,
     ),
-    Harm("TORCH_DISTRIBUTED_DEBUG", r"detail", "Every collective is checked by another one.", _UNSET),
-    Harm("CUDA_LAUNCH_BLOCKING", _ON, "Every kernel is then waited for; it is for debugging.", _UNSET),
+    Harm("TORCH_DISTRIBUTED_DEBUG", r"detail", "Every collective is checked by a second collective.", _UNSET),
+    Harm("CUDA_LAUNCH_BLOCKING", _ON, "The CPU then waits for every kernel; it is for debugging.", _UNSET),
     Harm("PYTORCH_NO_CUDA_MEMORY_CACHING", _ON, "Every tensor then asks the driver for memory.", _UNSET),
 )
 OLD_NAME, NEW_NAME = next(iter(ALLOCATOR)), "PYTORCH_ALLOC_CONF"

@@ -190,8 +190,8 @@ def _report_exit(code: int, who: str = "a process") -> int:
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above names what would fit.\n", file=sys.stderr)
     elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):
-        why = "its own output above says why."
+        why = "its output above gives the reason."
         if code in (-9, 137):
-            why = "it was killed, often as the host's memory was full. --resume_from_checkpoint true goes on."
+            why = "it was killed, often because host memory was full. Continue with --resume_from_checkpoint true."
         print(f"\nerror: {who} stopped with exit code {code}; {why}\n", file=sys.stderr)
     return code if code > 0 else 1

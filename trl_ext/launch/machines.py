@@ -55,8 +55,8 @@ def check_machines(
         raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Name at least one.")
     if rank is None:
         raise ConfigError(
-            f"--num_machines is {num_machines}, but no --machine_rank names which of them this is. "
-            f"Give each its own, from 0 to {num_machines - 1}."
+            f"--num_machines is {num_machines}, but no --machine_rank gives the number of this machine. "
+            f"Give each machine a different number, from 0 to {num_machines - 1}."
         )
     if not 0 <= rank < num_machines:
         raise ConfigError(
@@ -64,8 +64,8 @@ def check_machines(
         )
     if not address:
         raise ConfigError(
-            f"--num_machines is {num_machines}, but no --main_process_ip gives the address of the first of them. "
-            "Give the address under which the others reach it."
+            f"--num_machines is {num_machines}, but no --main_process_ip gives the address of machine 0. "
+            "Give the address at which the other machines reach it."
         )
     if port == 0:
         raise ConfigError(

@@ -49,15 +49,17 @@ def ray_parser() -> ArgumentParser:
     """Return the parser of what `--launcher ray` takes beside the keys of a recipe and `--config_file`."""
     parser = ArgumentParser(prog="trl-ext", add_help=False, allow_abbrev=False)
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument("--num_workers", type=int, default=1, help="Processes of the run, on all machines.")
-    parser.add_argument("--resources_per_worker", help="What Ray keeps for each, such as '{GPU: 1, CPU: 8}'.")
-    waits = "Whether the cluster starts machines when they are asked for: what is missing is waited for."
+    parser.add_argument("--num_workers", type=int, default=1, help="Training processes, on all machines (default 1).")
+    purpose = "Resources that Ray reserves for each process, such as '{GPU: 1, CPU: 8}' (default: one GPU)."
+    parser.add_argument("--resources_per_worker", help=purpose)
+    waits = "Wait for machines that the cluster's autoscaler starts, instead of an error (default false)."
     parser.add_argument("--autoscaling", type=string_to_bool, nargs="?", const=True, default=False, help=waits)
-    parser.add_argument("--address", help="The cluster's; without it RAY_ADDRESS, or a cluster on this machine.")
-    parser.add_argument(
-        "--storage_path", help="Where Ray notes the run's state: a folder that all machines see, or s3://..."
-    )
-    parser.add_argument("--max_failures", type=int, default=0, help="How often a failed run is started again.")
+    purpose = "Address of the cluster (default: RAY_ADDRESS, else a cluster that is started on this machine)."
+    parser.add_argument("--address", help=purpose)
+    purpose = "Where Ray stores the state of the run: a folder that all machines can read, or s3://..."
+    parser.add_argument("--storage_path", help=purpose)
+    purpose = "How many times a failed run is started again, from its newest checkpoint (default 0)."
+    parser.add_argument("--max_failures", type=int, default=0, help=purpose)
     return parser
 
 
@@ -147,7 +149,7 @@ def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in _ACCELERATES:
-            raise ConfigError(f"--{name} is accelerate's, and Ray places the workers. Give --num_workers alone.")
+            raise ConfigError(f"--{name} is accelerate's, and Ray places the workers. Give only --num_workers.")
         if word.partition("=")[0] == FLAG:
             raise ConfigError(
                 f"{FLAG} starts servers on the GPUs of one machine, and --launcher ray is given. Start `trl "
@@ -260,7 +262,7 @@ def _check_resources(
         raise ConfigError(
             f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has {has:g} {name}. "
             + (f"Give --num_workers {fit_in}." if fit_in > 0 else fewer)
-            + " If the cluster starts machines when they are asked for: --autoscaling."
+            + " If the cluster starts machines on demand, give --autoscaling."
         )
 
 
@@ -289,7 +291,7 @@ def _connect(own: Namespace) -> None:
 def _no_cluster(address: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"There is no Ray cluster at {address}: {' '.join(str(error).split()).rstrip('.')}. Start one by "
-        "`ray start --head`, or leave --address out for one on this machine."
+        "`ray start --head`, or leave --address out to start a cluster on this machine."
     )
 
 
@@ -304,7 +306,9 @@ def _no_retry() -> Any:
             unstarted = [one for one in worker_exceptions.values() if isinstance(one, _UnstartedError)]
             if self.is_first and unstarted:
                 # What a callback raises is no failure of a worker, and Ray ends the run.
-                raise RuntimeError(f"{unstarted[0]}. It came before the first step and is not tried again.")
+                raise RuntimeError(
+                    f"{unstarted[0]}. It happened before the first step, so the run is not tried again."
+                )
             self.is_first = False
 
     return NoRetry()

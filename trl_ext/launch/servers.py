@@ -184,8 +184,8 @@ def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> N
     for key in OF_SERVERS:
         if key in given:
             raise ConfigError(
-                f"{key} is {given[key]}, a server that runs already, and {FLAG} {num_servers} starts its own. Leave "
-                "one of both out."
+                f"{key} is {given[key]}, a server that runs already, and {FLAG} {num_servers} starts new servers. "
+                "Leave one of the two out."
             )
 
 
@@ -196,8 +196,8 @@ def check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Seque
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
     if any(word.partition("=")[0] in ("--num_machines", "--machine_rank") for word in words):
         raise ConfigError(
-            f"{FLAG} {num_servers} starts servers on this machine alone, and --num_machines is given. Start `trl "
-            "vllm-serve` apart, and name its address: vllm_server_base_url."
+            f"{FLAG} {num_servers} starts servers on this machine only, and --num_machines is given. Start `trl "
+            "vllm-serve` separately, and give its address: vllm_server_base_url."
         )
     if program() is None:
         raise SupportError(
@@ -295,7 +295,7 @@ def _wait_for(servers: Serving, started: Sequence[VLLMProcess]) -> None:
             if time.monotonic() > until_s:
                 raise ConfigError(
                     f"vLLM server {number + 1} of {len(started)} does not answer after {servers.patience_s:.0f} s: "
-                    f"{_last_words(servers.logs[number])} Give it more with --vllm_server_timeout."
+                    f"{_last_words(servers.logs[number])} Give it more time with --vllm_server_timeout."
                 )
             time.sleep(POLL_S)
 

@@ -17,21 +17,21 @@ from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_rewards
 from trl_ext.trainers.settings.values import setting
 
 DESCRIPTION = f"""\
-Train a language model with GRPO on rules as rewards.
+Train a language model with GRPO on rules and reward functions.
 
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.grpo \\
       --config gsm8k-grpo-8x40gb
 
 {PROMPT_HELP}\
-  model_name_or_path     model, on the hub or a folder
-  output_dir             where the model and report.html go
-  max_steps              optimizer steps
+  model_name_or_path     model: hub name or folder
+  output_dir             folder for the model and report.html
+  max_steps              optimizer steps of the run
   per_device_train_batch_size, gradient_accumulation_steps
-                         completions per process and forward, forwards per optimizer step
+                         completions of a micro-batch on each process; micro-batches of an optimizer step
   num_generations        completions per prompt
-  oversample             generate so many times the groups; those without variance are replaced
-  max_completion_length  tokens per completion
-  learning_rate, beta    step size, weight of the KL penalty
+  oversample             generate 1.5 times the groups, for example; the extra groups replace those with equal rewards
+  max_completion_length  most tokens of a completion
+  learning_rate, beta    step size; weight of the KL penalty
 """
 
 
@@ -39,7 +39,9 @@ Train a language model with GRPO on rules as rewards.
 class GRPOScriptArguments(RewardArguments):
     """Arguments of the script itself: the dataset, and what scores a completion."""
 
-    reward_model_name_or_path: str | None = setting(None, "Reward model with one output, on the hub or a folder.")
+    reward_model_name_or_path: str | None = setting(
+        None, "Reward model with one output, in addition to rules or instead of them: hub name or folder."
+    )
 
 
 def make_parser(prog: str | None = None) -> StrictParser:

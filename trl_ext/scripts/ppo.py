@@ -26,21 +26,21 @@ Train a language model with PPO on rules, reward models, or both.
       --config gsm8k-ppo-4xa40
 
 {PROMPT_HELP}\
-  model_name_or_path     policy, on the hub or a folder
-  reward_model           reward models with one output, beside rules or instead of them
-  score_mode             add, gate (reward models only judge what passes the rules), or rules_only
-  output_dir             where the policy, critic/ and report.html go
+  model_name_or_path     policy: hub name or folder
+  reward_model           reward models with one output, in addition to rules or instead of them
+  score_mode             add, gate (reward models only score completions that pass the rules), or rules_only
+  output_dir             folder for the policy, critic/ and report.html
   use_peft, lora_r, lora_target_modules
-                         LoRA: policy, critic and reference on one backbone
+                         LoRA: policy, critic and reference model share one backbone
   critic, value_model    adapter, head or separate; for separate, the model that the critic starts from
-  total_episodes         completions to sample; or max_steps, optimizer steps
+  total_episodes         completions to sample in the run; or max_steps, its optimizer steps
   per_device_train_batch_size, gradient_accumulation_steps, num_mini_batches, num_ppo_epochs
-                         an update samples the product of the first three on each process; each epoch over it takes
-                         num_mini_batches optimizer steps
-  response_length        tokens per completion
+                         each process samples the product of the first three for an update; each epoch over these
+                         completions takes num_mini_batches optimizer steps
+  response_length        most tokens of a completion
   learning_rate, value_learning_rate
-                         of the policy and of the critic
-  kl_coef, kl_target     weight of the KL penalty in the reward; the KL that it is steered to
+                         step size of the policy; step size of the critic
+  kl_coef, kl_target     weight of the KL penalty in the reward; target to which that weight is adapted
 """
 
 
@@ -48,18 +48,20 @@ Train a language model with PPO on rules, reward models, or both.
 class PPOScriptArguments(RewardArguments):
     """Arguments of the script itself: the dataset, what scores a completion, and models beside the policy."""
 
-    reward_model: list[str] | None = setting(None, "Reward models with one output, on the hub or folders.")
+    reward_model: list[str] | None = setting(None, "Reward models with one output: hub names or folders.")
     # In this order the flag takes several, and a recipe a list or one.
     reward_adapter: list[str] | None | str = setting(  # noqa: RUF036
-        None, "Folders of LoRA reward models of the policy's backbone, as trl_ext.scripts.reward saves them."
+        None,
+        "Reward models that are LoRA adapters on the policy's backbone: folders, as `trl-ext reward` saves them. They "
+        "share the policy's weights, and so need almost no memory.",
     )
     ref_model: str | None = setting(
-        None, "Model that the KL is measured from, on the hub or a folder. Unset: the policy as it starts."
+        None, "Reference model of the KL penalty: hub name or folder. Unset: the policy before training."
     )
     value_model: str | None = setting(
         None,
-        "Model that a separate critic starts from, with the policy's tokenizer: a reward model, or the policy's base "
-        "model.",
+        "Model that a separate critic starts from: a reward model, or the policy's base model. It needs the policy's "
+        "tokenizer.",
     )
 
 

@@ -138,7 +138,7 @@ def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
         for key_node, value_node in _pairs(node):
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in first_line:
-                yield line, f"the key '{key}' already stands on line {first_line[key]}. Keep one of the two."
+                yield line, f"the key '{key}' is on line {first_line[key]} as well. Keep one of the two."
             first_line.setdefault(key, line)
             yield from _repeated_keys(value_node)
 

@@ -27,31 +27,32 @@ Train a reward model on pairs of a chosen and a rejected answer.
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero3)" -m trl_ext.scripts.reward \\
       --config reward --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized
 
-`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
+`trl-ext recipes` lists the shipped recipes; `trl-ext recipes NAME` copies a recipe here.
 With LoRA: --use_peft --lora_target_modules all-linear --learning_rate 1e-4
 
-The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
-and an unknown one is an error. The keys that most runs set:
+A flag overrides the recipe, the recipe overrides the defaults. Every key of a recipe is also a flag, and an unknown
+key or flag is an error. The keys that most runs set:
 
-  model_name_or_path     language model or reward model, on the hub or a folder
-  dataset_name           pairs, on the hub, a folder with train.jsonl and test.jsonl, or one file; columns chosen and
-                         rejected, text or messages, with or without prompt
-  columns                columns by our name, with the data's: {chosen: good, rejected: bad}; {prompt: null} leaves the
-                         prompt out, where the messages of both sides begin with it
-  output_dir             where the model and report.html go
-  num_train_epochs       passes over the pairs, mostly 1; or max_steps
+  model_name_or_path     language model or reward model: hub name or folder
+  dataset_name           pairs: hub name, folder with train.jsonl and test.jsonl, or one file; columns chosen and
+                         rejected with text or messages, with or without a column prompt
+  columns                names of the dataset's columns, by the name that trl_ext uses: {chosen: good, rejected: bad};
+                         {prompt: null} ignores the column prompt, if the messages of both sides begin with it
+  output_dir             folder for the model and report.html
+  num_train_epochs       passes over the pairs, usually 1; or max_steps, optimizer steps
   per_device_train_batch_size, gradient_accumulation_steps
-                         pairs per process and forward, forwards per optimizer step
-  max_tokens_per_forward bound on memory: the pairs of a step then fill forwards of at most so many tokens
+                         pairs of a micro-batch on each process; micro-batches of an optimizer step
+  max_tokens_per_forward bounds memory: the pairs of a step fill micro-batches of at most this number of tokens
   max_length, max_length_policy
-                         tokens per answer with its prompt; drop longer pairs, or truncate_prompt
-  learning_rate          1e-5 for all weights, 1e-4 for LoRA
-  packing                forward real tokens only, a prompt once for both answers (on where it is exact)
-  filter_pairs           drop empty and identical pairs, pairs with two prompts, and those that the rules contradict
+                         most tokens of a prompt with its answer; drop longer pairs, or truncate_prompt
+  learning_rate          step size; 1e-5 for all weights, 1e-4 for LoRA
+  packing                compute real tokens only, and a prompt once for both answers (default: on where the result is
+                         exact)
+  filter_pairs           drop empty and identical pairs, pairs with two prompts, and pairs that the rules contradict
   rules, margin_from_rules
-                         rules in the recipe or the path of a YAML file; their gap as margin of the loss
+                         rules in the recipe, or the path of a YAML file; use their score gap as the margin of the loss
   eval_strategy, eval_steps, eval_on_start
-                         held-out pairs before, during and after; with rules also where the rules agree and disagree
+                         when held-out pairs are evaluated; with rules, also by whether the rules agree with the pair
 """
 
 _ROW = "row_before_filter"  # the column that tells which rows are left
@@ -63,16 +64,18 @@ class RewardScriptArguments(DataArguments):
 
     rules: list | str | dict | None = setting(
         None,
-        "Rules that score both sides of a pair, to evaluate, filter_pairs and margin_from_rules: a list of rules in "
-        "the recipe, or a mapping with `rules` and `clip`; or the path of a YAML file with that mapping.",
+        "Rules that score both sides of a pair, for evaluation, filter_pairs and margin_from_rules: a list of rules "
+        "in the recipe; a mapping with `rules` and `clip`; or the path of a YAML file with that mapping.",
     )
     filter_pairs: bool = setting(
         False,
-        "Drop pairs, for training and held-out, that are empty, identical or have different prompts, and from "
-        "training, with rules, those whose chosen side scores lower. A table shows how many.",
+        "Drop pairs that are empty, identical or have different prompts. With rules, also drop training pairs whose "
+        "chosen side scores lower than the rejected side. A table shows how many pairs are dropped.",
     )
     margin_from_rules: bool = setting(
-        False, "By how much the rules prefer the chosen side becomes the margin of the loss. Implies filter_pairs."
+        False,
+        "Use the rules' score of the chosen side minus that of the rejected side as the margin of the loss. Implies "
+        "filter_pairs.",
     )
 
     def __post_init__(self) -> None:

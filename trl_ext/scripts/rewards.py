@@ -15,32 +15,33 @@ from trl_ext.trainers.settings.values import setting
 
 # Of the scripts' --help.
 PROMPT_HELP = """\
-`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
+`trl-ext recipes` lists the shipped recipes; `trl-ext recipes NAME` copies a recipe here.
 
-Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
+Keys of the recipe turn the rows of any dataset into prompts. For GSM8K from the hub:
 
   dataset_name: openai/gsm8k
   dataset_config: main
   columns: {prompt: question}
   answer_pattern: '#### (.+)'
 
-The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
-and an unknown one is an error. The keys that most runs set:
+A flag overrides the recipe, the recipe overrides the defaults. Every key of a recipe is also a flag, and an unknown
+key or flag is an error. The keys that most runs set:
 
-  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt,
-                         text or messages (PPO: or input_ids)
+  dataset_name           dataset: hub name, folder with train.jsonl and test.jsonl, or one file; column prompt, text
+                         or messages (PPO: or input_ids)
   dataset_config, dataset_streaming
-                         its configuration; whether rows are read as training goes on, which needs max_steps
-  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+                         its configuration on the hub; read rows during training, which needs max_steps
+  columns                names of the dataset's columns, by the name that trl_ext uses: {prompt: question,
+                         answer: solution}
   answer_pattern, first_option
-                         where in the column answer the answer stands: a regular expression with one group; the number
-                         of the first option, where it counts options
+                         how to read the column answer: a regular expression whose one group is the answer; the number
+                         of the first option, if answers are option numbers
   system_prompt, prompt_template, prompt_format
-                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
-  rules                  rules in the recipe, or the path of a YAML file with them
-  packing                forward real tokens only (on where it is exact)
+                         text around a prompt; with these keys a prompt becomes a chat if the tokenizer has a template
+  rules                  rules in the recipe, or the path of a YAML file with rules
+  packing                compute real tokens only, no padding (default: on where the result is exact)
   eval_strategy, eval_steps, eval_on_start, eval_temperature
-                         held-out prompts before, during and after
+                         when and how held-out prompts are evaluated
 """
 
 # TRL's own reward functions that its GRPO script accepts by name.
@@ -53,12 +54,12 @@ class RewardArguments(PromptArguments):
 
     rules: list | str | dict | None = setting(
         None,
-        "Rules that score a completion: a list of rules in the recipe, or a mapping with `rules` and `clip`; or the "
-        "path of a YAML file with that mapping.",
+        "Rules that score a completion: a list of rules in the recipe; a mapping with `rules` and `clip`; or the path "
+        "of a YAML file with that mapping.",
     )
     reward_funcs: list[str] | None = setting(
         None,
-        "Further reward functions: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
+        "Reward functions, in addition to rules: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
         "get_soft_overlong_punishment, or dotted paths such as my_module.my_reward.",
     )
 
@@ -114,7 +115,9 @@ def find_function(name: str) -> Any:
     module_name, _, attribute = name.rpartition(".")
     if not module_name:
         guess = nearest(name, TRL_REWARDS)
-        hint = f"Did you mean '{guess}'?" if guess else "Give the dotted path of a function, as my_module.my_reward."
+        hint = (
+            f"Did you mean '{guess}'?" if guess else "Give the dotted path of a function, such as my_module.my_reward."
+        )
         raise ConfigError(f"There is no reward function '{name}'. {hint}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

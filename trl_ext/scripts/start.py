@@ -43,9 +43,9 @@ def be_reachable() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         print(
-            f"\nwarning: The name of this machine, {name}, stands for {address or 'no address'}, where other machines "
-            "cannot reach it. Give --main_process_ip as an address and not as a name, or name the network interface: "
-            "GLOO_SOCKET_IFNAME=eth0.\n",
+            f"\nwarning: The name of this machine, {name}, resolves to {address or 'no address'}, where other "
+            "machines cannot reach it. Give --main_process_ip as an address and not as a name, or name the network "
+            "interface: GLOO_SOCKET_IFNAME=eth0.\n",
             file=sys.stderr,
             flush=True,
         )

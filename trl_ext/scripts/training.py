@@ -106,7 +106,9 @@ def check_output_dir(name: str) -> None:
     if not there.is_dir():
         raise ConfigError(f"output_dir {name} cannot be a folder: {there} is a file. Give another --output_dir.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"output_dir {name} cannot be written: {there} is read-only for you. Give another one.")
+        raise ConfigError(
+            f"output_dir {name} cannot be written: {there} is read-only for you. Give another --output_dir."
+        )
 
 
 def resume_point(training_args: Any) -> str | bool | None:
@@ -140,8 +142,8 @@ def data_source(script_args: DataArguments, training_args: Any, dataset_args: Da
     """
     if (script_args.dataset_streaming or dataset_args.streaming) and training_args.max_steps <= 0:
         raise ConfigError(
-            "Nobody knows how many rows a stream has, so num_train_epochs is no length of a run: set max_steps, the "
-            "optimizer steps to take, or dataset_streaming to false."
+            "The number of rows of a stream is not known, so num_train_epochs does not end the run: set max_steps, "
+            "the optimizer steps to take, or set dataset_streaming to false."
         )
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
     return DatasetSource(
@@ -289,9 +291,9 @@ def _save(trainer: Any) -> None:
     if failed := next(filter(None, told), None):
         standing = newest_whole(Path(trainer.args.output_dir))
         advice = (
-            f"Make room and start again with --resume_from_checkpoint true: {standing} stands."
+            f"Make room and start again with --resume_from_checkpoint true: {standing} is complete."
             if standing
-            else "No checkpoint stands from which it could be written later: make room before the next start."
+            else "There is no complete checkpoint to resume from: make room before the next start."
         )
         raise ConfigError(
             f"All steps are done, but the model could not be written into {trainer.args.output_dir}: {failed}. "

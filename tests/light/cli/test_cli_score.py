@@ -106,7 +106,7 @@ def test_audit_reads_a_saved_dataset_and_its_splits(folder, capsys):
     assert main(["score", "audit", "rules.yaml", "one"]) == 0
     assert main(["score", "audit", "rules.yaml", "several", "--split", "validation"]) == 0
     error = stopped(["score", "audit", "rules.yaml", "several"], capsys)
-    assert error == "error: several has no split 'train', only validation. Name one with --split."
+    assert error == "error: several has no split 'train', only validation. Choose with --split."
 
 
 def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays_and_0_when_none_does(folder, capsys):

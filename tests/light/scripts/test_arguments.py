@@ -125,7 +125,7 @@ SLIPS = {
     "{'dtype': ...} in a program.",
     "max_steps: 2\nnum_processes: 2": "2: unknown key 'num_processes'. It belongs to `accelerate launch`: give "
     "--num_processes on the command line, before the script.",
-    "max_steps: 1\nmax_steps: 2": "2: the key 'max_steps' already stands on line 1. Keep one of the two.",
+    "max_steps: 1\nmax_steps: 2": "2: the key 'max_steps' is on line 1 as well. Keep one of the two.",
     "max_steps: twenty": "1: 'max_steps' must be a whole number, not twenty.",
     "max_steps: 2.5": "1: 'max_steps' must be a whole number, not 2.5.",
     "max_steps:": "1: 'max_steps' must be a whole number, not empty.",

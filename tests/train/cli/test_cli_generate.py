@@ -89,7 +89,7 @@ def test_a_run_of_a_program_says_once_that_its_prompts_are_not_known(folders, pr
             (run / file.name).symlink_to(file)
         write_record(run, recipe, VERSIONS)
         assert generate(run, "--prompts", prompts, "--max_new_tokens", 2) == 0
-        assert capsys.readouterr().err.count("was trained by a Python program, and no record knows") == number
+        assert capsys.readouterr().err.count("was trained by a Python program, and its record does not") == number
 
 
 def test_a_completion_ends_with_the_first_stop_token(folders):

@@ -88,7 +88,7 @@ OWN = {
 }
 # Lines of YAML that are no value, and what the sentence must say.
 LINES = [
-    ("seed: 1\nseed: 2\n", "the key 'seed' already stands on line"),
+    ("seed: 1\nseed: 2\n", "the key 'seed' is on line"),
     ('run_name: !!python/object/apply:os.system ["touch pwned"]\n', "could not determine a constructor for the tag"),
     ("env: {A: !!python/name:os.system }\n", "could not determine a constructor for the tag"),
     ("run_name: 2001-13-45\n", "month must be in 1..12"),

@@ -121,7 +121,7 @@ def test_bad_data_end_a_script_in_one_sentence_and_leave_nothing(script, kind, m
 
 
 STREAMS = {
-    "A row that came along cannot be read: JSON parse error": GOOD + '{"prompt": "w5\n' + GOOD,
+    "A row of the stream cannot be read: JSON parse error": GOOD + '{"prompt": "w5\n' + GOOD,
     "On rank 0 a row came with no prompt (null)": GOOD + '{"prompt": null, "answer": "1"}\n',
     "The stream of training rows ended before the first batch was full.": GOOD,
 }
@@ -220,7 +220,7 @@ def test_a_copy_of_the_hubs_folder_has_its_configurations(gsm8k, streaming):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (None, "it has the configurations main, socratic. Name one, dataset_config: main."),
+        (None, "it has the configurations main, socratic. Choose: dataset_config: main."),
         ("mian", "it has no configuration 'mian', only main, socratic. Check dataset_config."),
     ],
 )

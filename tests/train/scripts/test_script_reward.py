@@ -88,8 +88,8 @@ def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monke
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        (dict(save_strategy="steps", save_steps=2), "--resume_from_checkpoint true: checkpoint-2 stands."),
-        ({}, "No checkpoint stands"),
+        (dict(save_strategy="steps", save_steps=2), "--resume_from_checkpoint true: checkpoint-2 is complete."),
+        ({}, "There is no complete checkpoint"),
     ],
 )
 def test_a_disk_that_is_full_after_the_last_step_is_a_sentence(run, changes, advice, tmp_path, capfd, monkeypatch):

@@ -13,10 +13,10 @@ from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError, DataError
 
 DESCRIPTION = """\
-Let a trained policy answer held-out problems, and judge the answers by rules: pass@k with intervals, and the mean of
-every rule. Rows become prompts by the run's recipe."""
+Let a trained policy answer held-out problems, and score the answers with rules: pass@k with intervals, and the mean of
+every rule. The recipe of the run makes the prompts from the rows."""
 EXAMPLES = """\
-A completion passes where one rule, --pass_rule, reaches --threshold. Results go to RUN/evaluations/NAME:
+A completion passes if the rule --pass_rule gives it at least --threshold. Results go to RUN/evaluations/NAME:
 evaluation.json, and completions.jsonl, which `trl-ext score explain` reads.
 
 examples:
@@ -98,18 +98,22 @@ def evaluate(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("trl-ext evaluate", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
-    parser.add_argument("--dataset", metavar="DATA", help="hub name, folder or file (default: the recipe's)")
-    parser.add_argument("--dataset_config", metavar="NAME", help="configuration on the hub (default: the recipe's)")
-    parser.add_argument("--split", default="test", help="split of the data, unless it is one file (default test)")
-    parser.add_argument("--limit", type=int, metavar="N", help="first problems only (default all)")
-    parser.add_argument("--rules", metavar="FILE", help="YAML file with rules (default: the run's rules.yaml)")
-    parser.add_argument("--pass_rule", metavar="NAME", help="the rule that decides (default: the first that judges)")
-    parser.add_argument("--threshold", type=float, default=1.0, help="the value that passes (default 1)")
+    parser.add_argument("--dataset", metavar="DATA", help="problems: hub name, folder or file (default: the recipe's)")
     parser.add_argument(
-        "--num_generations", type=int, metavar="N", help="sampled completions a problem (default: one, greedily)"
+        "--dataset_config", metavar="NAME", help="its configuration on the hub (default: the recipe's)"
     )
-    parser.add_argument("--greedy", action="store_true", help="one completion a problem, at temperature 0")
-    parser.add_argument("--output", metavar="DIR", help="new folder for the results")
+    parser.add_argument("--split", default="test", help="split to read, unless DATA is one file (default test)")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only the first N problems (default: all)")
+    parser.add_argument("--rules", metavar="FILE", help="YAML file with rules (default: the run's rules.yaml)")
+    purpose = "the rule that decides whether a completion passes (default: the first that judges correctness)"
+    parser.add_argument("--pass_rule", metavar="NAME", help=purpose)
+    purpose = "the least value of that rule with which a completion passes (default 1)"
+    parser.add_argument("--threshold", type=float, default=1.0, help=purpose)
+    purpose = "completions to sample for each problem, for pass@k (default: one greedy completion)"
+    parser.add_argument("--num_generations", type=int, metavar="N", help=purpose)
+    parser.add_argument("--greedy", action="store_true", help="one completion for each problem, at temperature 0")
+    purpose = "new folder for the results (default: a new one in RUN/evaluations)"
+    parser.add_argument("--output", metavar="DIR", help=purpose)
     add_engine_options(parser)
     return parser
 

@@ -72,8 +72,8 @@ class Evaluation:
         found = [(len(passed), sum(passed)) for passed in counts.values()]
         if not found:
             raise DataError(
-                f"The rule '{settings['pass_rule']}' has a value for no completion, as where no gold answer can be "
-                "read. `trl-ext score audit` names the rows."
+                f"The rule '{settings['pass_rule']}' has no value for any completion, for example because no gold "
+                "answer can be read. `trl-ext score audit` names the rows."
             )
         passes = {k: estimate(found, k) for k in powers_up_to(settings["num_generations"])}
         values = {rule.name: [row["values"][rule.name] for row in rows] for rule in rules.rules}

@@ -16,12 +16,12 @@ from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 DESCRIPTION = """\
-Let a trained policy answer the prompts of a file. A run's adapter is loaded on its base model; sampling settings that
-are not given are those of its training."""
+Let a trained policy answer the prompts of a file. The adapter of a LoRA run is loaded on its base model. Sampling
+settings that are not given are taken from the training."""
 EXAMPLES = """\
-Prompts are made as in training: by the recipe's columns, system_prompt and prompt_template; where those read one
-column, a line of text or the column `prompt` may stand for it. Without such keys a line of a .txt file is a user
-message where the tokenizer has a chat template, and a .jsonl file's column `prompt` is taken as it is.
+Prompts are made as in training, by the recipe's columns, system_prompt and prompt_template. If those read a single
+column, a line of text or the column `prompt` may replace it. Without such keys a line of a .txt file becomes a user
+message if the tokenizer has a chat template, and the column `prompt` of a .jsonl file is used as it is.
 
 examples:
   trl-ext generate out --prompts questions.txt
@@ -65,26 +65,28 @@ def generate(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("trl-ext generate", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
-    parser.add_argument("--prompts", metavar="FILE", required=True, help=".txt with a prompt a line, or .jsonl")
-    parser.add_argument("--output", metavar="FILE", help="new .jsonl file (default: the terminal)")
+    parser.add_argument("--prompts", metavar="FILE", required=True, help=".txt with one prompt a line, or .jsonl")
+    parser.add_argument("--output", metavar="FILE", help="new .jsonl file for the completions (default: print them)")
     parser.add_argument("--num_generations", type=int, metavar="N", help="completions per prompt (default 1)")
-    parser.add_argument("--prompt_format", choices=("chat", "text"), help="what a prompt that is text becomes")
+    purpose = "chat: a text prompt becomes a user message; text: it is used as it is (default: as in training)"
+    parser.add_argument("--prompt_format", choices=("chat", "text"), help=purpose)
     add_engine_options(parser)
     return parser
 
 
 def add_engine_options(parser: CommandParser) -> None:
     """Add what all commands that generate have in common."""
-    parser.add_argument("--temperature", type=float, help="0 is greedy (default: as in training, else 1)")
     parser.add_argument(
-        "--max_new_tokens", type=int, metavar="N", help="tokens per completion (default: as in training, else 256)"
+        "--temperature", type=float, help="sampling temperature, 0 for greedy (default: as in training)"
     )
-    parser.add_argument("--seed", type=int, help="of the sampling (default 42)")
-    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help="default transformers")
-    parser.add_argument(
-        "--batch_size", type=int, default=32, metavar="N", help="sequences at once with transformers (default 32)"
-    )
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the weights")
+    purpose = "most tokens of a completion (default: as in training, else 256)"
+    parser.add_argument("--max_new_tokens", type=int, metavar="N", help=purpose)
+    parser.add_argument("--seed", type=int, help="random seed of the sampling (default 42)")
+    purpose = "library that generates; vllm is faster, and must be installed (default transformers)"
+    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help=purpose)
+    purpose = "completions generated together by transformers; halved if memory runs out (default 32)"
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help=purpose)
+    parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that comes with the weights")
 
 
 def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Iterator[list[Completion]]:

@@ -15,8 +15,8 @@ from trl_ext.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DESCRIPTION = """\
-Merge the LoRA adapter of a run into the weights that it was trained on. Tokenizer, generation config and, for a reward
-model, the score head come along. Runs on the CPU, in as much memory as the weights take."""
+Merge the LoRA adapter of a run into the weights that it was trained on. Also writes the tokenizer, the generation
+config and the score head of a reward model. Runs on the CPU, and needs host memory for the weights once."""
 EXAMPLES = """\
 examples:
   trl-ext merge out
@@ -30,8 +30,9 @@ def merge(argv: Sequence[str]) -> int:
     parser = CommandParser("trl-ext merge", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
     parser.add_argument("--output", metavar="DIR", help="folder to write, new or empty (default RUN/merged)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: the base model's)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype to save in (default: the base model's)")
+    purpose = "run Python code that comes with the base model"
+    parser.add_argument("--trust_remote_code", action="store_true", help=purpose)
     arguments = parser.parse_args(list(argv))
     from trl_ext.cli.after.finished import find_run
     from trl_ext.scripts.exit import refusals
@@ -181,7 +182,7 @@ def probe(model: Any) -> Any:
 
 def _notes(run: Any, dtype: str) -> Iterator[str]:
     if run.has_critic:
-        yield f"The critic stays in {run.folder / 'critic'}: only training asks it."
+        yield f"The critic stays in {run.folder / 'critic'}: only training uses it."
     if run.recipe.get("load_in_4bit") or run.recipe.get("load_in_8bit"):
         yield (
             f"The run trained on quantised weights; these are {dtype}. Evaluate the merged model before you serve it."

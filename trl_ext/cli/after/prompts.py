@@ -57,8 +57,8 @@ def tell_unknown(run: FinishedRun) -> None:
     """Say on stderr where a run's record does not know how its prompts were made: a Python program made them."""
     if run.recipe and not any(run.recipe.get(key) for key in ("dataset_name", "datasets")):
         print(
-            f"note: {run.root} was trained by a Python program, and no record knows what that made of its prompts (a "
-            "system prompt, a template). They are taken as they are: give them as the program did.",
+            f"note: {run.root} was trained by a Python program, and its record does not contain how that program made "
+            "prompts (system prompt, template). Prompts are used as they are: write them as the program did.",
             file=sys.stderr,
         )
 
@@ -104,8 +104,8 @@ def policy_prompts(
             cells = {reads[0]: text}
         if lacking := [name for name in reads if name not in cells]:
             raise DataError(
-                f"Row {number} of {source} has no column '{lacking[0]}', of which the run's recipe makes prompts; its "
-                f"columns are: {', '.join(row) or 'none'}. Add it."
+                f"Row {number} of {source} has no column '{lacking[0]}', from which the run's recipe makes prompts; "
+                f"its columns are: {', '.join(row) or 'none'}. Add it."
             )
         own = {ours.get(name, name): cell for name, cell in cells.items()}
         if problem := mapping.problem(own):

@@ -20,8 +20,8 @@ from trl_ext.errors import TrlExtError
 CANNOT_WORK = 1  # the exit code for a problem; 2 is a user's mistake
 
 DESCRIPTION = """\
-Check a recipe before it costs a GPU hour: keys and values, tokenizer, eight rows of the data, the rules on them, and
-memory. Loads no weights. Keys of the recipe may follow as flags, as for the script."""
+Check a recipe before it costs a GPU hour: keys and values, tokenizer, eight rows of the data, the rules on those rows,
+and memory. Loads no weights. Keys of the recipe may follow as flags, as in training."""
 EXAMPLES = """\
 examples:
   trl-ext check recipe.yaml --gpus 4xA40-48GB
@@ -30,7 +30,7 @@ examples:
   trl-ext check gsm8k-grpo-4x-ahead --gpus 4xA100-40GB --vllm_servers 2
   trl-ext check plan/recipe.yaml --dataset_name ./data --max_steps 10
 
-exit code 0 if nothing stands in the way, 1 if something does"""
+exit code 0 if the run can start, 1 if something prevents it, 2 if the command line is wrong"""
 
 
 def check(argv: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def check(argv: Sequence[str]) -> int:
     if (reason := no_hub()) and not reason.startswith(OFFLINE):
         os.environ[OFFLINE] = "1"
         advice = f"Name a mirror, HF_ENDPOINT=URL; or set {OFFLINE}=1, and give folders."
-        findings.append(note("hub", f"{reason}: only what lies here is looked at.", advice))
+        findings.append(note("hub", f"{reason}: only local files are checked.", advice))
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -70,15 +70,19 @@ def _parser() -> CommandParser:
         epilog=EXAMPLES,
         takes_more=True,  # keys of the recipe
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped one; comes first")
-    parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="found from the keys if not given")
-    parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB; those of this machine if not given")
-    parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
-    parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")
-    parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")
-    parser.add_argument("--vllm_servers", type=int, help="of the run; their cards are among those of --gpus")
-    parser.add_argument("--max_prompt_length", type=int, help="tokens of the longest prompt; guessed if not given")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped recipe; comes first")
+    parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="default: guessed from the recipe's keys")
+    parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB (default: this machine's)")
+    purpose = "memory of one card in GiB, for a card of --gpus that is not in the table"
+    parser.add_argument("--gpu_memory_gib", type=float, help=purpose)
+    parser.add_argument("--num_processes", type=int, help="training processes (default: one for each card)")
+    purpose = "launch file, or the name of a shipped one such as zero3 (default: the recipe's)"
+    parser.add_argument("--config_file", help=purpose)
+    purpose = "vLLM servers that the run starts; they take cards of --gpus (default: none)"
+    parser.add_argument("--vllm_servers", type=int, help=purpose)
+    purpose = "tokens of the longest prompt, for the memory plan (default: guessed from the rows)"
+    parser.add_argument("--max_prompt_length", type=int, help=purpose)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser
 
 

@@ -57,7 +57,7 @@ def check_memory(
     if parsed.use_cpu:
         return [note(SUBJECT, "use_cpu is true: no card to plan for.", "Remove use_cpu from the recipe for GPUs.")]
     if hardware is None:
-        advice = "Say which it will have: --gpus 4xA40-48GB."
+        advice = "Name the cards of the run: --gpus 4xA40-48GB."
         return [note(SUBJECT, "No card was found here, so memory was not planned.", advice)]
     run_with = partial(
         run_of_recipe, parsed, shape, num_processes, prompt_length=prompt_length, num_servers=num_servers
@@ -76,7 +76,7 @@ def check_memory(
     findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed, num_servers)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
         what = f"Planned for prompts of up to {run.job.max_prompt_length} tokens."
-        findings.append(note(SUBJECT, what, "--max_prompt_length raises it."))
+        findings.append(note(SUBJECT, what, "Raise it with --max_prompt_length."))
         longest, planned = (prompt_length[1] or Lengths()).prompt, parsed.training_args.memory_prompt_length
         if planned and longest > planned:
             what = f"A prompt has {longest} tokens, and memory_prompt_length is {planned}."
@@ -114,7 +114,9 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
         advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."
         return note(SUBJECT, what, advice)
     if gib(best.need_bytes) > hardware.fill_gib * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
-        advice = f"Less than {HEADROOM_FRAC:.0%} of a card stay free: the rehearsal before step 1 has the last word."
+        advice = (
+            f"Less than {HEADROOM_FRAC:.0%} of a card stay free: the rehearsal before step 1 measures whether it fits."
+        )
         return note(SUBJECT, what, advice)
     return ok(SUBJECT, what)
 

@@ -51,7 +51,7 @@ def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     what = f"{len(tokenizer):,} tokens, {template}, EOS {tokenizer.eos_token!r}, padding {tokenizer.pad_token!r}."
     if tokenizer.eos_token is None:
-        advice = "Without an EOS token every completion runs to its full length: name one."
+        advice = "Without an EOS token every completion runs to its full length: choose a tokenizer with an EOS token."
         return tokenizer, note("tokenizer", what, advice)
     return tokenizer, ok("tokenizer", what)
 
@@ -97,7 +97,7 @@ def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Find
                 reward.close()
         else:
             name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
-            found.append(ok("rewards", f"{name} is named; it was not called."))
+            found.append(ok("rewards", f"{name} can be loaded; it was not called."))
     return found
 
 

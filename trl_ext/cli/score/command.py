@@ -18,36 +18,36 @@ NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mist
 
 DESCRIPTION = "Check rules before they train a model, and what they gave while they did. Needs no model and no GPU."
 AUDIT = """\
-Do rules and data fit? For every row, each rule that judges correctness must give its full value to the row's own
-gold answer, and less to the gold answers of other rows. Exit code 1 if some row fails, or is lost for training because
-its gold cannot be read or leaves other answers undecided."""
+Check that rules and data fit: for every row, each rule that judges correctness must give its full value to the gold
+answer of that row, and less to gold answers of other rows. Exit code 1 if a row fails, or cannot be used in training
+because its gold answer cannot be read or leaves other answers undecided."""
 AUDIT_EXAMPLE = """\
 example:
   trl-ext score audit rules.yaml train.jsonl --limit 2000"""
 EXPLAIN = """\
-Why did this completion earn what it earned? Scores one row of the table that TRL writes with log_completions=True
+Explain the reward of a completion: score one row of the table that TRL writes with log_completions=True
 (output_dir/completions/*.parquet), or of any file with the columns prompt and completion."""
 EXPLAIN_EXAMPLE = """\
-A run's table holds the cells that its rules read, long ones shortened. Else --data names the dataset; the row with the
-same prompt is taken.
-Rules that count tokens take the tokenizer of the run, in whose folder the table lies.
+The table of a run holds the columns that its rules read, with long cells cut. For other tables, or for cut cells, give
+the dataset as --data: the row with the same prompt is used.
+Rules that count tokens use the tokenizer of the run whose folder holds the table.
 
 examples:
   trl-ext score explain out/rules.yaml out/completions/completions_00010.parquet --row 17
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
   trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
 REDTEAM = """\
-Does a cheat pay? Tries completions that deserve nothing (empty tags, hidden answers, the prompt again, programs that
-exit) beside an honest try that fails, and texts of three rows' answers, which may be paid for one of them. Exit code 1
-if one pays."""
+Try known cheats. Scores completions that deserve nothing (empty tags, hidden answers, a copy of the prompt, programs
+that exit) and compares them with an honest attempt that fails. Also scores texts with the answers of three rows, which
+may earn the reward of one answer only. Exit code 1 if a cheat earns a reward."""
 REDTEAM_EXAMPLE = """\
 examples:
   trl-ext score redteam rules.yaml train.jsonl
   trl-ext score redteam rules.yaml train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
 SERVE = """\
-Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or
-NeMo-Gym's /verify. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
+Serve rewards to other programs over HTTP: POST /score with completions and columns, or NeMo-Gym's /verify. Accepts
+requests from this machine only, unless a token is given. Ctrl-C ends it."""
 SERVE_EXAMPLE = """\
 example:
   trl-ext score serve rules.yaml --port 8300
@@ -59,10 +59,14 @@ def score(argv: Sequence[str]) -> int:
     parser = CommandParser("trl-ext score", description=DESCRIPTION)
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_audit(_command(commands, "audit", "do rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
-    _add_explain(_command(commands, "explain", "why a completion earned it", EXPLAIN, EXPLAIN_EXAMPLE, run_explain))
-    _add_redteam(_command(commands, "redteam", "does a cheat pay", REDTEAM, REDTEAM_EXAMPLE, run_redteam))
-    _add_serve(_command(commands, "serve", "rules for other programs, over HTTP", SERVE, SERVE_EXAMPLE, run_serve))
+    _add_audit(_command(commands, "audit", "check that rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
+    _add_explain(
+        _command(commands, "explain", "explain a reward, rule by rule", EXPLAIN, EXPLAIN_EXAMPLE, run_explain)
+    )
+    _add_redteam(
+        _command(commands, "redteam", "check that cheats earn nothing", REDTEAM, REDTEAM_EXAMPLE, run_redteam)
+    )
+    _add_serve(_command(commands, "serve", "serve rewards over HTTP", SERVE, SERVE_EXAMPLE, run_serve))
     arguments = parser.parse_args(list(argv))
     if arguments.run is None:
         parser.print_help()
@@ -90,47 +94,60 @@ def _command(
 def _add_audit(parser: CommandParser) -> None:
     parser.add_argument("data", metavar="DATA", help="jsonl, json, csv or parquet file, or a dataset's folder")
     _add_data_options(parser, limit=None)
-    parser.add_argument("--others", type=int, default=3, help="gold answers of other rows per row (default 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of other rows (default 0)")
-    parser.add_argument("--step_rows", type=int, default=512, help="rows of a training step (default 512)")
+    parser.add_argument(
+        "--others", type=int, default=3, help="gold answers of other rows to try on each row (default 3)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed for the choice of those other rows (default 0)")
+    purpose = "rows of a training step, to estimate what the rules cost it (default 512)"
+    parser.add_argument("--step_rows", type=int, default=512, help=purpose)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_explain(parser: CommandParser) -> None:
     parser.add_argument("completions", metavar="COMPLETIONS", help="parquet, jsonl, json or csv file")
     parser.add_argument("--row", type=int, required=True, help="number of the row, from 0")
-    parser.add_argument("--data", help="dataset with the columns that the rules read, joined by equal prompt")
-    parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")
+    purpose = "dataset with the columns that the rules read, if the table lacks them; rows are matched by prompt"
+    parser.add_argument("--data", help=purpose)
+    parser.add_argument("--split", default="train", help="split to read if --data is a folder (default train)")
     parser.add_argument(
         "--column",
         action="append",
         default=[],
         metavar="NAME=NAME_IN_FILE",
-        help="column that has another name in the file, or in the data; may be repeated",
+        help="a column and its different name in the file or the data; may be repeated",
     )
-    purpose = "the model's name or folder, for rules that count tokens (default: that of the table's run)"
+    purpose = "model name or folder whose tokenizer counts tokens for the rules (default: the run's tokenizer)"
     parser.add_argument("--tokenizer", help=purpose)
 
 
 def _add_redteam(parser: CommandParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="rows to cheat on, as for audit")
+    parser.add_argument(
+        "data", metavar="DATA", help="rows to try the cheats on: jsonl, json, csv or parquet file, or a folder"
+    )
     _add_data_options(parser, limit=20)
-    parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
+    purpose = "the form of an honest completion, with [text] and [answer], if the rules expect one"
+    parser.add_argument("--shape", help=purpose)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_serve(parser: CommandParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
-    parser.add_argument("--token_env", metavar="NAME", help="environment variable with the token that requests bring")
-    parser.add_argument("--token_file", metavar="FILE", help="the same in a file")
-    parser.add_argument("--port", type=int, default=8300, help="0 takes a free one (default 8300)")
-    parser.add_argument("--max_mib", type=int, default=16, help="longest request that is read (default 16)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; others need a token (default 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--token_env", metavar="NAME", help="environment variable with the token that requests must send"
+    )
+    parser.add_argument("--token_file", metavar="FILE", help="file with that token, instead of --token_env")
+    parser.add_argument("--port", type=int, default=8300, help="port; 0 takes a free port (default 8300)")
+    parser.add_argument("--max_mib", type=int, default=16, help="size limit of a request, in MiB (default 16)")
 
 
 def _add_data_options(parser: CommandParser, limit: int | None) -> None:
     default = "all" if limit is None else limit
-    parser.add_argument("--limit", type=int, default=limit, help=f"first rows of the data to read (default {default})")
-    parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")
+    parser.add_argument(
+        "--limit", type=int, default=limit, help=f"read only so many rows, from the first (default {default})"
+    )
+    parser.add_argument("--split", default="train", help="split to read if DATA is a folder (default train)")
 
 
 # Commands -----------------------------------------------------------------------------------------------------------
@@ -220,11 +237,11 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
         if not token:
-            raise ConfigError(f"{source} holds no token. Put one there: openssl rand -hex 32 makes one.")
+            raise ConfigError(f"{source} holds no token. Put one there, such as the output of: openssl rand -hex 32")
     for rule in rules.rules:
         if getattr(rule, "unit", "") == "tokens":
             print(
-                f"Rule '{rule.name}' counts tokens, which only /score can bring (completion_ids). Else: unit: words."
+                f"Rule '{rule.name}' counts tokens: only /score can send them (completion_ids). Else use unit: words."
             )
     with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port

@@ -54,7 +54,7 @@ def _loaded(source: Path, split: str) -> Any:
     if isinstance(found, datasets.Dataset):
         return found
     if split not in found:
-        raise DataError(f"{source} has no split '{split}', only {', '.join(found)}. Name one with --split.")
+        raise DataError(f"{source} has no split '{split}', only {', '.join(found)}. Choose with --split.")
     return found[split]
 
 
@@ -81,7 +81,7 @@ def group_of(path: str, number: int, names: Mapping[str, str]) -> tuple[list[dic
     if "completion" not in row:
         there = ", ".join(found.column_names)
         raise DataError(
-            f"{path} has no column 'completion'; its columns are: {there}. Say which: --column completion=NAME."
+            f"{path} has no column 'completion'; its columns are: {there}. Name it: --column completion=NAME."
         )
     if row.get("prompt") is None:
         return [row], 0
@@ -127,7 +127,7 @@ def _matching(
     in_file = names.get("prompt", "prompt")
     column = in_file if in_file in data.column_names else "prompt"
     if column not in data.column_names or "prompt" not in row:
-        raise DataError(f"{path} or the table has no column 'prompt' to join by. Say which: --column prompt=NAME.")
+        raise DataError(f"{path} or the table has no column 'prompt' to match rows by. Name it: --column prompt=NAME.")
     wanted = prompt_key(row["prompt"])
     found = [number for number, prompt in enumerate(data[column]) if prompt_key(prompt) == wanted]
     if not found:
@@ -138,7 +138,9 @@ def _matching(
         there = ", ".join(data.column_names)
         raise DataError(f"The rules read the column '{missing[0]}', which {path} lacks; its columns are: {there}.")
     if any(one[name] != rows[0][name] for one in rows for name in needed):
-        raise DataError(f"Rows {', '.join(map(str, found[:5]))} of {path} have this prompt and differ. Join by hand.")
+        raise DataError(
+            f"Rows {', '.join(map(str, found[:5]))} of {path} have this prompt and differ. Remove all but one of them."
+        )
     return {name: rows[0][name] for name in needed}
 
 
@@ -182,7 +184,9 @@ def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[lis
         found = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"The tokenizer '{tokenizer}' cannot be loaded: {first}. Name one: --tokenizer.") from error
+        raise ConfigError(
+            f"The tokenizer '{tokenizer}' cannot be loaded: {first}. Give another: --tokenizer."
+        ) from error
     texts = [completion_text(row["completion"]) for row in rows]
     counted = found(texts, add_special_tokens=False)["input_ids"]
     return [list(own if ids is None else ids) for ids, own in zip(given, counted, strict=True)]
@@ -214,7 +218,7 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
         counts = [f"where '{gate}' is {status or 'at least 1'}"] if gate else []
         counts += [f"where {name} is {' or '.join(map(repr, some))}" for name, some in (rule.when or {}).items()]
         if rule.schedule is not None:
-            counts.append("with a weight that changes over the run; here, that of its start")
+            counts.append("with a weight that changes over the run; shown for its start")
         lines.append((rule.name, ", ".join(reads) or "no column", runs, ", ".join(counts) or "always"))
     return table([("rule", "reads", "runs", "counts"), *lines])
 
@@ -228,5 +232,5 @@ def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
         return line
     total = None if row[rules.name] is None or math.isnan(row[rules.name]) else row[rules.name]
     same = total is None if found.total is None else total is not None and abs(total - found.total) < _ROUNDING
-    note = "" if same else ". The log differs: the rules, the data or the progress of the run are others"
+    note = "" if same else ". The log differs: the rules, the data or the progress of the run are not the same"
     return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

@@ -169,7 +169,7 @@ def unreadable_rows() -> Iterator[None]:
     try:
         yield
     except (DatasetsError, ArrowInvalid) as error:
-        raise DataError(f"A row that came along cannot be read: {one_line(error)}. Check the data's files.") from error
+        raise DataError(f"A row of the stream cannot be read: {one_line(error)}. Check the data's files.") from error
 
 
 def one_line(error: Exception) -> str:

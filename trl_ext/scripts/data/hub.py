@@ -56,7 +56,7 @@ def problem_of_config(error: Exception, config: str | None) -> str:
         return ""
     names = [str(name) for name in ast.literal_eval(found[1])]
     if config is None:
-        return f"it has the configurations {', '.join(names)}. Name one, dataset_config: {names[0]}"
+        return f"it has the configurations {', '.join(names)}. Choose: dataset_config: {names[0]}"
     if names == ["default"]:
         return f"it has no configurations, and dataset_config is '{config}'. Leave dataset_config out"
     return f"it has no configuration '{config}', only {', '.join(names)}. Check dataset_config"

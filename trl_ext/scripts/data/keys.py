@@ -17,19 +17,19 @@ class DataArguments(ScriptArguments):
 
     columns: dict | str | None = setting(
         None,
-        "Columns by our name, with the data's: {prompt: question, answer: solution}. A dotted name is a value within "
-        "a column: reward_model.ground_truth, messages.:-1, messages.0.content. With null as the data's name, a "
-        "column is left out. Other columns keep their names.",
+        "Names of the dataset's columns, by the name that trl_ext uses: {prompt: question, answer: solution}. A "
+        "dotted name reads a value inside a column: reward_model.ground_truth, messages.:-1, messages.0.content. null "
+        "drops a column. Other columns keep their names.",
     )
     answer_pattern: str | None = setting(
         None,
-        "Regular expression with one group: what it finds in the column `answer` becomes the answer. GSM8K: '#### "
-        "(.+)'.",
+        "Regular expression that reads the answer from the column `answer`: the text of its one group. GSM8K: '#### "
+        "(.+)'. Unset: the whole text.",
     )
     first_option: int | None = setting(
         None,
-        "Number of the first option, where the column `answer` counts options, from which it becomes the option's "
-        "letter. MMLU: 0.",
+        "Number of the first option, if the column `answer` holds option numbers; they become letters. MMLU: 0. "
+        "Unset: the column is used as it is.",
     )
 
     def __post_init__(self) -> None:
@@ -54,16 +54,16 @@ class PromptArguments(DataArguments):
     """The dataset, its columns, and the prompts that are made of them."""
 
     system_prompt: str | None = setting(
-        None, "System message in front of each prompt. Makes prompts that are text user messages."
+        None, "System message before each prompt. Text prompts then become user messages."
     )
     prompt_template: str | None = setting(
         None,
-        "The prompt around the data's columns, in braces: \"{question}\\nLet's think step by step.\" Doubled braces "
-        "stay: \\boxed{{}}.",
+        "Text of the prompt, with the dataset's columns in braces: \"{question}\\nLet's think step by step.\" Double "
+        "other braces: \\boxed{{}}.",
     )
     prompt_format: Literal["chat", "text"] | None = setting(
         None,
-        "chat: a prompt that is text becomes a user message, which the model's chat template renders. text: the "
-        "model reads it as it is. Unset: chat where the recipe makes the prompt (by system_prompt, prompt_template "
-        "or columns) and the model's tokenizer has a chat template; else as the data have it.",
+        "chat: a text prompt becomes a user message, and the model's chat template is applied. text: the model reads "
+        "the text as it is. Unset: chat if the recipe makes the prompt (by system_prompt, prompt_template or columns) "
+        "and the tokenizer has a chat template; otherwise the dataset's own form.",
     )

@@ -373,7 +373,7 @@ def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, v
         DataError: The row cannot be mapped.
     """
     if problem := mapping.problem(row):
-        raise _RowError(f"A row came along with {problem}. Filter such rows out of the stream.")
+        raise _RowError(f"A row of the stream has {problem}. Filter such rows out of the stream.")
     return mapping.rewritten(row, makes_chats)
 
 

@@ -281,7 +281,7 @@ def test_the_command_serves_as_printed_until_it_is_told_to_end(tmp_path):
     )
     try:
         said = process.stdout.readline()
-        assert said.startswith("Rule 'length' counts tokens, which only /score can bring (completion_ids)")
+        assert said.startswith("Rule 'length' counts tokens: only /score can send them (completion_ids)")
         line = process.stdout.readline()
         assert line.startswith("Serving rules.yaml at http://127.0.0.1:")
         port = int(line.split(": POST")[0].rpartition(":")[2])

@@ -49,6 +49,6 @@ def test_the_command_passes_the_code_on_and_says_why(capsys):
     assert _report_exit(OUT_OF_MEMORY) == 5
     assert "a process ran out of memory" in capsys.readouterr().err
     assert _report_exit(-9) == 1
-    killed = "stopped with exit code -9; it was killed, often as the host's memory was full. --resume_from_checkpoint"
+    killed = "stopped with exit code -9; it was killed, often because host memory was full. Continue with"
     assert killed in capsys.readouterr().err
-    assert _report_exit(1) == 1 and "its own output above says why" in capsys.readouterr().err
+    assert _report_exit(1) == 1 and "its output above gives the reason" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Start a script in several processes: through accelerate on this machine, or as workers of Ray Train.
 
-`ray` is for notebooks; `trl-ext grpo --launcher ray` does the same from a shell.
+`ray` is for notebooks; `trl-ext grpo --launcher ray` does the same in a shell.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LAUNCHERS = {"accelerate": "trl_ext.launch.accelerate", "ray": "trl_ext.launch.r
 
 
 def split_launcher(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Take `--launcher NAME` out of a command line, and return that name, accelerate if there is none.
+    """Remove `--launcher NAME` from a command line; return the name, "accelerate" by default, and the other words.
 
     Raises:
         ConfigError: There is no such launcher.
@@ -33,11 +33,11 @@ def split_launcher(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def ray(trainer: str, *, launch_file: str | None = None, **settings: Any) -> Any:
-    """Train as workers of Ray Train, from a notebook or a program; the cluster is left as it is afterwards.
+    """Train as workers of Ray Train, from a notebook or a program. The cluster keeps running.
 
     Args:
         trainer: "grpo", "ppo" or "reward".
-        launch_file: An accelerate file, or the name of a shipped one, such as "zero2".
+        launch_file: An accelerate file, or the name of a shipped file such as "zero2".
         settings: Keys of a recipe, `config` for a recipe, and `num_workers`, `resources_per_worker`, `address`,
             `storage_path`, `max_failures`, `autoscaling`, as on the command line.
 

@@ -1,7 +1,7 @@
-"""Start a script through accelerate's own launcher, with one command line for both.
+"""Start a script through accelerate's launcher, with one command line for both.
 
-The script's parser takes what it knows; the rest must be known to `accelerate launch`. Everything is checked before a
-process starts, so a typo costs no launch.
+The script's parser takes the arguments that it has; `accelerate launch` must have the others. All are checked before
+a process starts.
 """
 
 import math
@@ -32,8 +32,7 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     """Run `module` under accelerate, wait for it, and return 0 or the exit code of the first process that failed.
 
     Args:
-        module: What `python -m` runs.
-        parser: The script's parser.
+        module: The module that `python -m` runs.
         argv: Arguments of the script and of `accelerate launch`, in any order.
     """
     from accelerate.commands.launch import launch_command
@@ -41,17 +40,17 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
 
     quiet_launcher()
     arguments = launch_arguments(module, parser, argv)
-    # PyTorch's launcher would kill the processes 30 seconds after SIGTERM and Ctrl-C, and not tell how they ended.
+    # PyTorch's launcher would kill the processes 30 seconds after SIGTERM and Ctrl-C, and hide their exit codes.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     try:
-        # A combination of launch arguments, for example, before a process starts.
+        # `refusals` is for contradictions of launch arguments, before a process starts.
         with signals_passed_on(), refusals("accelerate cannot launch this"):
             launch_command(arguments)
     except subprocess.CalledProcessError as error:
         return _report_exit(error.returncode)
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
-        # Processes that lose their neighbour fail, too, and may be noticed in the same moment.
+        # Other processes then fail as well, and may be seen first.
         for code in (OUT_OF_MEMORY, SAVED_ON_SIGNAL, CANNOT_SAVE, USER_ERROR):
             if code in codes:
                 return _report_exit(code)
@@ -62,7 +61,7 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
 
 @contextmanager
 def signals_passed_on() -> Iterator[None]:
-    """Pass SIGTERM and Ctrl-C on to the processes of the block, which save and end; a second Ctrl-C kills them."""
+    """Pass SIGTERM and Ctrl-C to the processes of the block, which save and end; a second Ctrl-C kills them."""
     import psutil
 
     from trl_ext.trainers.ending.signals import SAME_PRESS_S
@@ -72,9 +71,9 @@ def signals_passed_on() -> Iterator[None]:
     def pass_on(number: int, frame: Any) -> None:
         nonlocal first_s, has_passed
         processes = [child for child in psutil.Process().children() if child.pid not in servers.running]
-        if not processes and has_passed:  # they have ended, and their exit code is on its way
+        if not processes and has_passed:  # they have ended; the launcher reads their exit code next
             return
-        if not processes:  # none was started yet
+        if not processes:  # none has started yet
             signal.signal(number, before[number])
             signal.raise_signal(number)
         is_second = number == signal.SIGINT and time.monotonic() - first_s > SAME_PRESS_S
@@ -96,16 +95,15 @@ def signals_passed_on() -> Iterator[None]:
 
 
 def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, on_ray: bool = False) -> Namespace:
-    """Divide a command line: the launcher's own arguments, with the script and its arguments among them.
+    """Return the launcher's arguments, which contain the script and the script's arguments.
 
     Args:
-        module: What `python -m` runs.
-        parser: The script's parser.
+        module: The module that `python -m` runs.
         argv: Arguments of the script and of `accelerate launch`, in any order.
-        on_ray: Whether Ray finds the machines, and not the command line, the launch file and SLURM.
+        on_ray: True if Ray places the workers; number and address of machines are then not read.
 
     Raises:
-        ConfigError: An argument is known to neither side, or has a value that cannot work.
+        ConfigError: An argument is unknown to both, or a value is invalid.
     """
     from accelerate.commands.launch import launch_command_parser
 
@@ -118,7 +116,7 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
         if word.startswith("--") and word.partition("=")[0].removeprefix("--").replace("-", "_") not in launch_names:
             raise unknown_argument(word, [*option_names(parser), *launch_names, "config"])
     arguments = launcher.parse_args([*rest, "--module", module, *without(words, rest)])
-    if arguments.training_script != module:  # a value without a flag: accelerate takes it for the script
+    if arguments.training_script != module:  # accelerate reads a value without a flag as the script
         raise unknown_argument(arguments.training_script, launch_names)
     if arguments.num_processes is not None and arguments.num_processes < 1:
         raise ConfigError(f"--num_processes is {arguments.num_processes}, fewer than one process. Start at least one.")
@@ -136,9 +134,9 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
 
 
 def _name_defaults(arguments: Namespace) -> None:
-    """Name what accelerate itself would choose for one process, and say so at length, where no launch file does.
+    """Set accelerate's defaults for one process if there is no launch file, so that accelerate prints no warning.
 
-    Several processes on one machine without cards get the shipped file `cpu`.
+    Several processes on a machine without cards get the shipped file `cpu`.
     """
     import torch
     from accelerate.commands.config.config_args import default_config_file
@@ -149,7 +147,7 @@ def _name_defaults(arguments: Namespace) -> None:
     defaults: dict[str, Any] = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
     if is_alone and torch.accelerator.device_count() < 2:
         if (arguments.num_processes or 1) > 1 and (arguments.num_machines or 1) < 2:
-            # accelerate would start one process, also with --cpu.
+            # Without the file accelerate starts one process, even with --cpu.
             arguments.cpu, arguments.config_file = False, str(resources.accelerate_config("cpu"))
             return
         defaults["num_processes"] = 1
@@ -159,7 +157,7 @@ def _name_defaults(arguments: Namespace) -> None:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Read an accelerate file, refusing one that is no mapping; what else stands in it is accelerate's business."""
+    """Read an accelerate file; raise ConfigError if it is no mapping. Accelerate checks its keys."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, ValueError) as error:
@@ -170,7 +168,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Remove `taken`, which occur among `words` in the same order, and return the others."""
+    """Return `words` without `taken`, which occur there in the same order."""
     rest, left = list(taken), []
     for word in words:
         if rest and word == rest[0]:
@@ -181,12 +179,12 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise what an argument parser says as an error of ours."""
+    """Raise a message of an argument parser as a ConfigError."""
     raise argument_problem(message, {})
 
 
 def _report_exit(code: int, who: str = "a process") -> int:
-    """Say that a process failed, unless it has already explained that; return the exit code."""
+    """Print that a process failed, unless it has printed the reason; return the exit code."""
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above names what would fit.\n", file=sys.stderr)
     elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):

@@ -1,4 +1,4 @@
-"""Runs on several machines: which one this is, by the command line, launch file or SLURM; checked before a start."""
+"""Runs on several machines: find this machine's rank and address from the command line, launch file or SLURM."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ PORT = 29500  # the first machine's, unless named
 
 
 def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
-    """Complete the launcher's arguments by what SLURM says, and check those of a run on several machines.
+    """Complete the launcher's arguments from SLURM, and check the arguments of a run on several machines.
 
     Args:
-        arguments: Of `accelerate launch`; those that are None may stand in the file.
-        file: The content of the launch file.
+        arguments: Arguments of `accelerate launch`; None means that the launch file may set them.
+        file: Content of the launch file.
 
     Raises:
-        ConfigError: The machines could not find each other, or would not start the same run.
+        ConfigError: The machines could not reach each other, or would start different runs.
     """
     if arguments.num_machines is None:
         for name, value in of_slurm(file.get("num_machines") or 1).items():
@@ -44,11 +44,7 @@ def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
 def check_machines(
     num_machines: int | None, rank: int | None, address: str | None, port: int | None, num_processes: int | None
 ) -> None:
-    """Refuse numbers with which a run on several machines would hang or leave cards idle.
-
-    Raises:
-        ConfigError: A number is missing or out of range.
-    """
+    """Raise ConfigError for numbers with which a run on several machines would hang or leave cards idle."""
     if num_machines is None or num_machines == 1:
         return
     if num_machines < 1:
@@ -80,15 +76,15 @@ def check_machines(
 
 
 def of_slurm(num_machines: int) -> dict[str, Any]:
-    """Return this machine's place as arguments of `accelerate launch`; {} outside SLURM and on one machine.
+    """Return this machine's arguments of `accelerate launch` from SLURM; {} outside SLURM and on one machine.
 
     Args:
-        num_machines: What the launch file says; 1 where it says nothing.
+        num_machines: Value of the launch file; 1 without a value.
 
     Raises:
-        ConfigError: The step has no task on each machine, or the launch file is for another number of machines.
+        ConfigError: The step lacks a task on each machine, or the launch file is for another number of machines.
     """
-    variables = os.environ  # those of the step come before the allocation's
+    variables = os.environ  # a step's variables are read first, then the allocation's
     nodes = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
     if nodes == 1:
         return {}
@@ -122,7 +118,7 @@ def hosts(listed: str) -> list[str]:
     """Expand SLURM's list of nodes, such as "node[1-4]".
 
     Raises:
-        ConfigError: SLURM's own program for it is not here, or refuses the list.
+        ConfigError: `scontrol` is not installed, or refuses the list.
     """
     try:
         command = ["scontrol", "show", "hostnames", listed]

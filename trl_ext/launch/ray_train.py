@@ -1,8 +1,8 @@
-"""Start a script as workers of Ray Train: the script, recipe and launch file that accelerate starts, on a cluster.
+"""Start a training script as workers of Ray Train, with the recipe and launch file of an accelerate run.
 
-Ray places the workers, joins them into one process group and starts them again when one dies. A worker runs the
-script's own `main`, in the environment that `accelerate launch` would have given it. What Ray starts again goes on
-from the newest whole checkpoint in `output_dir`, which all workers must see.
+Ray places the workers, joins them in a process group and restarts them if one dies. A worker calls the script's `main`
+in the environment that `accelerate launch` would set. A restarted run resumes from the newest complete checkpoint in
+`output_dir`, which all workers must be able to read.
 """
 
 import json
@@ -33,20 +33,20 @@ from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.start import has_address_of_its_own, interface_of
 
 CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
-# Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
+# Exit codes after which Ray must not try again: the script printed a reason, or was asked to end.
 _FINAL = (0, USER_ERROR, OUT_OF_MEMORY, CANNOT_SAVE, SAVED_ON_SIGNAL)
 _ATTEMPT_FAILED = 1
-# In RuntimeErrors of devices, and of processes that load data and were killed.
+# Messages of RuntimeErrors of devices, and of data loader processes that were killed.
 _OF_SYSTEM = re.compile(
     "(CUDA|CUDA driver|cuDNN|NCCL|HIP) error|No CUDA GPUs|exited unexpectedly|is killed by signal|abruptly died"
 )
-# Of accelerate's environment, what Ray decides.
+# Environment variables of accelerate that Ray sets instead.
 _RAYS = frozenset("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split())
 _ACCELERATES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
 
 
 def ray_parser() -> ArgumentParser:
-    """Return the parser of what `--launcher ray` takes beside the keys of a recipe and `--config_file`."""
+    """Return the parser of the options of `--launcher ray`."""
     parser = ArgumentParser(prog="trl-ext", add_help=False, allow_abbrev=False)
     parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--num_workers", type=int, default=1, help="Training processes, on all machines (default 1).")
@@ -67,8 +67,6 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     """Run `module` as workers of Ray Train, wait for them, and return the script's exit code.
 
     Args:
-        module: The script's.
-        parser: The script's parser.
         argv: Arguments of the script, of `ray_parser` and of `accelerate launch`, in any order.
     """
     from ray.train import TrainingFailedError
@@ -83,10 +81,10 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
 
 
 def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
-    """Do what `launch` does, and return Ray's `Result`; its `return_value` is the script's exit code.
+    """Run `module` as `launch` does, and return Ray's `Result`; its `return_value` is the script's exit code.
 
     Raises:
-        ConfigError, SupportError: The run could not start.
+        ConfigError, SupportError: The run cannot start.
         ray.train.TrainingFailedError: It failed more than `--max_failures` times.
     """
     own, words = split(argv)
@@ -118,7 +116,7 @@ def _trainer(
             num_workers=own.num_workers,
             use_gpu="GPU" in resources,
             resources_per_worker=resources,
-            placement_strategy="PACK",  # neighbours share a machine: sequence parallelism, groups of vLLM
+            placement_strategy="PACK",  # neighbouring ranks share a machine, for sequence parallelism and vLLM groups
         ),
         torch_config=TorchConfig(
             backend=settings["ddp_backend"] or ("gloo" if on_cpu else "nccl"),
@@ -133,11 +131,11 @@ def _trainer(
 
 
 def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Divide a command line: what is Ray's, and what is the script's or `accelerate launch`'s.
+    """Divide a command line into Ray's options and the arguments of the script and `accelerate launch`.
 
     Raises:
         SupportError: Ray is not installed.
-        ConfigError: A value cannot work, or an argument decides what Ray decides.
+        ConfigError: A value is invalid, or an argument sets something that Ray decides.
     """
     if find_spec("ray") is None:
         raise SupportError("--launcher ray needs Ray, which is not installed: pip install 'trl_ext[ray]'.")
@@ -161,9 +159,7 @@ def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
 def accelerate_environment(
     module: str, parser: StrictParser, words: Sequence[str], num_workers: int
 ) -> Mapping[str, str]:
-    """Return what `accelerate launch` would add to the environment of each of `num_workers` processes.
-
-    That is mixed precision, ZeRO stage, offload and what else the launch file says.
+    """Return the variables that `accelerate launch` would set: mixed precision, ZeRO stage, offload and so on.
 
     Raises:
         ConfigError: The launch file is for several machines, or for another launcher.
@@ -198,7 +194,11 @@ def accelerate_environment(
 
 
 def _placed(own: Namespace, on_cpu: bool, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the resources of a worker; raise ConfigError if the cluster has too few for all workers."""
+    """Return the resources of a worker.
+
+    Raises:
+        ConfigError: The cluster has too few for all workers.
+    """
     import ray
 
     asked = _resources(own.resources_per_worker, on_cpu)
@@ -209,7 +209,7 @@ def _placed(own: Namespace, on_cpu: bool, machines: Sequence[Mapping[str, float]
 
 
 def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
-    """Return what the user asked for each worker, and one GPU where the run is not on the CPU."""
+    """Parse `--resources_per_worker`; the default is one GPU, or none on the CPU."""
     asked = {} if text is None else yaml.safe_load(text)
     if not isinstance(asked, dict) or not all(
         isinstance(key, str) and isinstance(value, int | float) and value >= 0 for key, value in asked.items()
@@ -221,16 +221,15 @@ def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
 def _cpus_per_worker(
     num_gpus: float, num_workers: int, machines: Sequence[Mapping[str, float]], num_free: float
 ) -> float:
-    """Return how many CPUs Ray keeps for a worker; Ray lets it start as many threads.
+    """Return the number of CPUs that Ray reserves for a worker, which is also its number of threads.
 
     Args:
-        num_gpus: Of a worker.
-        num_workers: Of the run.
-        machines: Resources of each; where they differ, the share of the smallest counts.
-        num_free: CPUs that no other work of the cluster holds.
+        num_gpus: GPUs of a worker.
+        machines: Resources of each machine; if they differ, the smallest share counts.
+        num_free: CPUs of the cluster that are not in use.
 
     Returns:
-        A machine's CPUs for each of its GPUs; 1 on the CPU, and where no such machine is there yet.
+        A machine's CPUs per GPU; 1 on the CPU, and if there is no such machine yet.
     """
     shares = [
         there["CPU"] * num_gpus // there["GPU"]
@@ -241,14 +240,14 @@ def _cpus_per_worker(
 
 
 def _storage(path: str | None) -> str | None:
-    """Return where Ray notes the run's state: a folder by its whole path, and s3://, gs:// and their like as given."""
+    """Return `--storage_path`: a folder as an absolute path, a URL such as s3://... unchanged."""
     return path if path is None or "://" in path else str(Path(path).absolute())
 
 
 def _check_resources(
     wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float], *, autoscaling: bool = False
 ) -> None:
-    """Raise ConfigError if the cluster has too few resources; if it starts machines itself, print what is missing."""
+    """Raise ConfigError if the cluster has too few resources; with `autoscaling` print what is missing instead."""
     totals = {name: number * num_workers for name, number in wanted.items()}
     missing = {name: total for name, total in totals.items() if total > there.get(name, 0)}
     if missing and autoscaling:
@@ -267,7 +266,7 @@ def _check_resources(
 
 
 def _connect(own: Namespace) -> None:
-    """Connect to the cluster, or start one on this machine, once a process."""
+    """Connect to the cluster, or start one on this machine; does nothing the second time."""
     import ray
 
     if ray.is_initialized():
@@ -276,12 +275,12 @@ def _connect(own: Namespace) -> None:
     if address and ":" in address and "://" not in address:
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself asks for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would try for minutes
         except (OSError, ValueError, OverflowError) as error:
             raise _no_cluster(address, error) from error
     local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else a worker's lines come twice
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line of a worker is printed twice
         hook = {"worker_process_setup_hook": f"{__name__}.prepare_process"}
         ray.init(address=address, logging_level=logging.WARNING, runtime_env=hook, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -296,7 +295,7 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
 
 
 def _no_retry() -> Any:
-    """Make what ends the run, in Ray's controller, where workers of the first attempt raise _UnstartedError."""
+    """Make a callback for Ray's controller that ends the run if workers of the first attempt raise _UnstartedError."""
     from ray.train import UserCallback
 
     class NoRetry(UserCallback):
@@ -305,7 +304,7 @@ def _no_retry() -> Any:
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
             unstarted = [one for one in worker_exceptions.values() if isinstance(one, _UnstartedError)]
             if self.is_first and unstarted:
-                # What a callback raises is no failure of a worker, and Ray ends the run.
+                # Ray ends the run on an error of a callback, which is no failure of a worker.
                 raise RuntimeError(
                     f"{unstarted[0]}. It happened before the first step, so the run is not tried again."
                 )
@@ -318,33 +317,33 @@ def _no_retry() -> Any:
 
 
 def prepare_process() -> None:
-    """Called by Ray in each of its processes, before it joins a process group."""
+    """Set up a process of Ray before it joins a process group; Ray calls it in each of them."""
     import ray
 
     if "GLOO_SOCKET_IFNAME" not in os.environ and not has_address_of_its_own():
         if interface := interface_of(ray.util.get_node_ip_address()):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-    # No line for each report, and none for a question to a dashboard that is not there.
+    # Silences a line for each report, and another for requests to a missing dashboard.
     cleaner = "ray.train.v2._internal.execution.controller.placement_group_cleaner"
     context = find_spec("ray.train.v2._internal.execution.context")
-    for name in (cleaner, str(context and context.origin)):  # the second is named after its file
+    for name in (cleaner, str(context and context.origin)):  # the second logger is named after its file
         logging.getLogger(name).addFilter(lambda line: line.levelno >= logging.ERROR)
 
 
 def _work(config: dict[str, Any]) -> int:
-    """Run the script in this worker; return its exit code where another attempt would be no better.
+    """Run the script in this worker, and return its exit code if another attempt would not help.
 
     Raises:
         _UnstartedError: An error of data or code came before the first step.
-        Exception: The script failed otherwise: Ray starts all workers again.
+        Exception: The script failed otherwise: Ray restarts all workers.
     """
     if Path(config["folder"]).is_dir():
-        os.chdir(config["folder"])  # paths of a recipe are relative to where the command was given
+        os.chdir(config["folder"])  # paths of a recipe are relative to the user's working folder
     os.environ.update(config["environment"])
     import ray.train
 
     argv = list(config["argv"])
-    # Ray starts this run again, and it has written a checkpoint.
+    # New checkpoints mean that Ray has restarted this run.
     new = set(_checkpoints(Path(config["output_dir"]))) - set(config["checkpoints"])  # `overwrite` removes some
     if ray.train.get_checkpoint() is not None or new:
         argv += ["--resume_from_checkpoint", "true"]
@@ -365,11 +364,11 @@ def _work(config: dict[str, Any]) -> int:
 
 
 class _UnstartedError(RuntimeError):
-    """An error before the first optimizer step that another attempt would meet again."""
+    """An error before the first optimizer step that would also end another attempt."""
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Return True for what a machine, its storage, a network or another process caused; False for data and code."""
+    """Return True for failures of a machine, storage, network or another process; False for bugs and bad data."""
     from ray.exceptions import RayError
 
     from trl_ext.compat.distributed import is_collective_error
@@ -385,7 +384,7 @@ def _checkpoints(folder: Path) -> list[str]:
 
 
 def _report_callback() -> Any:
-    """Make the callback that tells Ray the metrics of every log and where each checkpoint lies."""
+    """Make the callback that reports the metrics of every log and the path of each checkpoint to Ray."""
     import ray.train
     from transformers import TrainerCallback
 
@@ -401,7 +400,7 @@ def _report_callback() -> Any:
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             folder = Path(args.output_dir).absolute() / f"{CHECKPOINT}-{state.global_step}"
-            # Its place, and no copy: it lies where all workers see it.
+            # Stores the path and no copy: all workers can read the folder.
             with TemporaryDirectory() as pointer:
                 (Path(pointer) / "checkpoint.json").write_text(json.dumps({"path": str(folder)}))
                 checkpoint = ray.train.Checkpoint.from_directory(pointer) if state.is_world_process_zero else None

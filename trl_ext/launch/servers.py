@@ -1,7 +1,7 @@
-"""vLLM servers beside a run: `trl vllm-serve` on cards that do not train, up before the run begins and ended with it.
+"""vLLM servers of a run: `trl vllm-serve` on cards that do not train, started before the run and ended after it.
 
-A server is a child process in a session of its own: Ctrl-C at a terminal does not reach it, so that a run can save
-first, and it gets SIGTERM when this process ends, however it ends.
+A server is a child process in a separate session: Ctrl-C at a terminal does not reach it, so that the run can save
+first. The server gets SIGTERM when this process ends for any reason.
 """
 
 import json
@@ -27,26 +27,26 @@ from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.scripts.arguments import StrictParser
 
 FLAG = "--vllm_servers"
-SHARE = 0.9  # of a card, TRL's default for a server; a recipe's is for vLLM beside training
-ENDING_S = 20.0  # between asking a server to end and killing it
+SHARE = 0.9  # of a card's memory: TRL's default for a server; a recipe's default is for colocated vLLM
+ENDING_S = 20.0  # between SIGTERM and SIGKILL
 POLL_S = 0.5
 RESTARTS = 3  # of all servers of a run together
-HANGING_S = 60.0  # without an answer to /health, after which a server counts as one that has ended
-running: set[int] = set()  # process ids of this process's servers, which get no signals passed on
+HANGING_S = 60.0  # without an answer to /health: the server is then killed
+running: set[int] = set()  # process ids of the servers, which get no signals passed on
 HERE = "127.0.0.1"
 OF_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")  # servers that run already
 
 
 class VLLMProcess(subprocess.Popen[bytes]):
-    """The process of a server, which leads a session of its own."""
+    """The process of a server; it leads a separate session."""
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to the server and to what it has started."""
+        """Send a signal to the server and its child processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def answers(self, url: str) -> bool:
-        """Return True where the server answers at its address."""
+        """Return True if the server answers at its address."""
         with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
@@ -71,7 +71,7 @@ def _start(servers: "Serving", number: int) -> VLLMProcess:
 
 
 def _kill_trainers() -> None:
-    """Kill the processes that train: what waits for a server's answer saves nothing."""
+    """Kill the training processes: one that waits for a lost server cannot save."""
     import psutil
 
     trains = [child for child in psutil.Process().children() if child.pid not in running]
@@ -82,15 +82,13 @@ def _kill_trainers() -> None:
 
 @dataclass(frozen=True)
 class Serving:
-    """The servers of a run.
+    """The servers of a run; each tuple has an entry for each server.
 
     Args:
-        commands: One for each server.
-        cards: The only cards that each sees; "" where there is no card.
-        urls: Their addresses.
-        logs: Where each writes.
-        patience_s: Seconds in which all are up.
-        restarts: How often servers that end or hang are started again; the trainer then gives them its weights.
+        cards: CUDA_VISIBLE_DEVICES of each server; "" without cards.
+        logs: Log file of each server.
+        patience_s: Seconds within which all servers must answer.
+        restarts: How often servers that end or hang are started again; the trainer then sends them its weights.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -102,19 +100,18 @@ class Serving:
 
 
 def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> tuple[Serving | None, list[str]]:
-    """Read `--vllm_servers N` from a command line, and leave the cards that do not serve visible.
+    """Read `--vllm_servers N` from a command line, and hide the servers' cards from the training.
 
     Args:
         trainer: "grpo", "ppo" or "reward".
-        parser: The script's parser.
         argv: Arguments of the script and of the launcher.
 
     Returns:
-        The servers, None without the flag, and the command line in which the run is told of them.
+        The servers, None without the flag; and the command line with the servers' addresses.
 
     Raises:
-        ConfigError: The number is none, or goes with no other argument.
-        SupportError: TRL's command is not there.
+        ConfigError: The number is invalid, or contradicts another argument.
+        SupportError: TRL's command is not installed.
     """
     num_servers, words = _taken(argv)
     if num_servers is None:
@@ -150,7 +147,7 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
 
 
 def _visible_cards() -> list[str]:
-    """The machine's cards as CUDA_VISIBLE_DEVICES names them; none where no GPU is seen."""
+    """Return the machine's cards as CUDA_VISIBLE_DEVICES names them; an empty list without GPUs."""
     import torch
 
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -159,7 +156,7 @@ def _visible_cards() -> list[str]:
 
 
 def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The value of the flag, None without it, and the other words."""
+    """Return the value of the flag, None without it, and the other words."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{FLAG}=") else [word])]
     if FLAG not in words:
         return None, words
@@ -172,7 +169,7 @@ def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings that go with no servers of our own; `given` are those of recipe and flags."""
+    """Raise ConfigError for settings that contradict servers of this run; `given` holds values of recipe and flags."""
     if trainer == "reward":
         raise ConfigError(f"{FLAG} {num_servers} with trl-ext reward, which generates nothing. Leave it out.")
     others = {"use_vllm": ("false", "False", False), "vllm_mode": ("colocate",)}
@@ -190,7 +187,7 @@ def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> N
 
 
 def check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Raise an error for what contradicts servers of our own, and for what they lack."""
+    """Raise an error if settings contradict servers of this run, or if something that they need is missing."""
     check_servers(trainer, num_servers, given)
     if not (given.get("model_name_or_path") or given.get("sft_model_path")):
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
@@ -206,12 +203,12 @@ def check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Seque
 
 
 def program() -> str | None:
-    """Return the program `trl`: the one on the path, or the one beside this Python."""
+    """Return the path of the program `trl`: from PATH, or next to this Python."""
     return shutil.which("trl") or shutil.which("trl", path=str(Path(sys.executable).parent))
 
 
 def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, seed: int) -> tuple[str, ...]:
-    """Return the command of a server, which other machines cannot reach; `given` are values of recipe and flags."""
+    """Return the command of a server that listens on this machine only; `given` has the values of recipe and flags."""
     options = {
         "model": values.get("sft_model_path") or values["model_name_or_path"],
         "host": HERE,
@@ -224,13 +221,13 @@ def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, see
         "trust_remote_code": given.get("trust_remote_code"),
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    # What TRL does not know goes to vLLM. Servers with one seed would draw alike for different prompts.
+    # TRL passes unknown options to vLLM. With equal seeds servers would use equal random numbers.
     words += [*server_words(given.get("vllm_server_options")), *(["--seed", str(seed)] if seed else [])]
     return (str(program()), "vllm-serve", *words)
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports of this machine that nobody listens on."""
+    """Return free ports of this machine."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
@@ -240,11 +237,11 @@ def free_ports(number: int) -> list[int]:
 
 @contextmanager
 def serving(servers: Serving | None) -> Iterator[None]:
-    """Let the servers run inside the block, which starts when all answer.
+    """Run the servers during the block; the block starts when all servers answer.
 
     Raises:
-        ConfigError: One does not start.
-        LostProcessError: One has ended before the block, whose processes were killed.
+        ConfigError: A server does not start.
+        LostProcessError: A server ended during the block; the training processes were killed.
     """
     if servers is None:
         yield
@@ -269,7 +266,7 @@ def serving(servers: Serving | None) -> Iterator[None]:
             watch.join()
         _end(started)
         running.difference_update(process.pid for process in started)
-        if lost:  # whatever came of it in the block
+        if lost:  # replaces any error of the block
             last = _last_words(servers.logs[lost[0]])
             raise LostProcessError(
                 f"vLLM {_which(lost[0], started)} has ended, and the run with it: {last} Start again with "
@@ -278,10 +275,10 @@ def serving(servers: Serving | None) -> Iterator[None]:
 
 
 def _wait_for(servers: Serving, started: Sequence[VLLMProcess]) -> None:
-    """Until all servers answer.
+    """Wait until all servers answer.
 
     Raises:
-        ConfigError: One has ended, or not all do in time; with the last line of its log.
+        ConfigError: A server has ended, or does not answer in time; with the last line of its log.
     """
     print(f"waiting for {len(started)} vLLM server(s): {', '.join(servers.urls)}", flush=True)
     until_s = time.monotonic() + servers.patience_s
@@ -305,14 +302,13 @@ def _which(number: int, started: Sequence[VLLMProcess]) -> str:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log, and where the others are."""
+    """Return the last line of a log, and the log's path."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return f"'{lines[-1][:300] if lines else ''}'. Its log is {log}."
 
 
 def _watch(servers: Serving, started: list[VLLMProcess], lost: list[int], has_ended: threading.Event) -> None:
-    """Start servers again that end or hang. After the last time, or where the trainer cannot give a new server its
-    weights, end the training."""
+    """Restart servers that end or hang. End the training if no restart is left."""
     num_starts, heard_s = [1] * len(started), [time.monotonic()] * len(started)
     while not has_ended.wait(POLL_S):
         for number, url in enumerate(servers.urls) if servers.restarts else ():
@@ -331,7 +327,7 @@ def _watch(servers: Serving, started: list[VLLMProcess], lost: list[int], has_en
                 continue
             num_starts[number] += 1
             started[number] = _start(servers, number)
-            heard_s[number] = time.monotonic() + servers.patience_s  # it may take as long as the first time
+            heard_s[number] = time.monotonic() + servers.patience_s  # it may take as long as the first start
             starts = Path(os.environ[STARTS_VARIABLE])
             part = starts.with_suffix(".part")
             part.write_text(json.dumps(num_starts), encoding="utf-8")

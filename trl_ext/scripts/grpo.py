@@ -1,7 +1,7 @@
 """Train with GRPO: `accelerate launch ... -m trl_ext.scripts.grpo --config recipe.yaml --model_name_or_path MODEL`.
 
-The order is the order of cost: parse, check, read the data, only then load a model. What is wrong with the settings or
-the data ends in one sentence and exit code 2; any other exception is a bug and keeps its traceback.
+Cheap steps come first: parse, check, read the data, then load a model. A mistake in settings or data ends in a
+sentence and exit code 2; any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ Train a language model with GRPO on rules and reward functions.
 
 @dataclass
 class GRPOScriptArguments(RewardArguments):
-    """Arguments of the script itself: the dataset, and what scores a completion."""
+    """Arguments of the script: the dataset and the rewards."""
 
     reward_model_name_or_path: str | None = setting(
         None, "Reward model with one output, in addition to rules or instead of them: hub name or folder."
@@ -45,7 +45,7 @@ class GRPOScriptArguments(RewardArguments):
 
 
 def make_parser(prog: str | None = None) -> StrictParser:
-    """The parser of this script; `trl-ext grpo` uses it as well."""
+    """Return the parser of this script; `trl-ext grpo` uses it as well."""
     from trl_ext.trainers.grpo.config import GRPOConfig
 
     return StrictParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)

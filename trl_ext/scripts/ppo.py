@@ -1,7 +1,7 @@
 """Train with PPO: `accelerate launch ... -m trl_ext.scripts.ppo --config recipe.yaml --model_name_or_path MODEL`.
 
-The order is the order of cost: parse, check, read the data, only then load models. What is wrong with the settings or
-the data ends in one sentence and exit code 2; any other exception is a bug and keeps its traceback.
+Cheap steps come first: parse, check, read the data, then load models. A mistake in settings or data ends in a sentence
+and exit code 2; any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -46,10 +46,10 @@ Train a language model with PPO on rules, reward models, or both.
 
 @dataclass
 class PPOScriptArguments(RewardArguments):
-    """Arguments of the script itself: the dataset, what scores a completion, and models beside the policy."""
+    """Arguments of the script: the dataset, rewards, and models in addition to the policy."""
 
     reward_model: list[str] | None = setting(None, "Reward models with one output: hub names or folders.")
-    # In this order the flag takes several, and a recipe a list or one.
+    # This order of types lets the flag take several folders, and a recipe a list or a string.
     reward_adapter: list[str] | None | str = setting(  # noqa: RUF036
         None,
         "Reward models that are LoRA adapters on the policy's backbone: folders, as `trl-ext reward` saves them. They "
@@ -66,18 +66,17 @@ class PPOScriptArguments(RewardArguments):
 
 
 def make_parser(prog: str | None = None) -> StrictParser:
-    """The parser of this script; `trl-ext ppo` uses it as well."""
+    """Return the parser of this script; `trl-ext ppo` uses it as well."""
     from trl_ext.trainers.ppo.config import PPOConfig
 
     return StrictParser((PPOScriptArguments, PPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
 
 def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> None:
-    """TRL 1.12's `sft_model_path` and `reward_model_path`, where given, become today's arguments.
+    """Move TRL 1.12's `sft_model_path` and `reward_model_path` to today's arguments.
 
     Raises:
-        ConfigError: Both an old and a new name are given, and differ; or `dataset_num_proc`, which only a script that
-            tokenizes its dataset has a use for.
+        ConfigError: Old and new name are given, and differ; or `dataset_num_proc` is set, which has no effect here.
     """
     if training_args.dataset_num_proc is not None:
         raise ConfigError(
@@ -98,7 +97,7 @@ def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> Non
 
 
 def check_paths(script_args: Any, model_args: Any) -> None:
-    """Refuse a model's path that is no folder."""
+    """Raise ConfigError if a model's path is no folder."""
     training.check_model(model_args)
     for flag in ("ref_model", "value_model"):
         training.check_folder(getattr(script_args, flag) or "", flag)
@@ -110,10 +109,10 @@ def check_paths(script_args: Any, model_args: Any) -> None:
 
 
 def scorers(script_args: Any) -> list[Any]:
-    """Build the rules and reward functions; an empty list where only a reward model scores.
+    """Build the rules and reward functions; an empty list if only a reward model scores.
 
     Raises:
-        ConfigError: Nothing scores, or something cannot be found or built.
+        ConfigError: There is no reward, or one cannot be found or built.
     """
     functions = build_functions(script_args.rules, script_args.reward_funcs)
     if not (functions or reward_models(script_args)):
@@ -125,7 +124,7 @@ def scorers(script_args: Any) -> list[Any]:
 
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
-    """Refuse before the data are read what the trainer would refuse, and set `critic` to the one that the run has."""
+    """Set `critic`, and raise the trainer's errors about models before the data are read."""
     from trl_ext.trainers.ppo.inputs import check_models, choose_critic
 
     check_models(
@@ -146,13 +145,13 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
 
 
 def reward_adapters(script_args: Any) -> list[str]:
-    """The folders of the reward models that are adapters; a recipe may name one without a list."""
+    """Return the folders of reward models that are adapters; a recipe may give one as a string."""
     given = script_args.reward_adapter or []
     return [given] if isinstance(given, str) else list(given)
 
 
 def reward_models(script_args: Any) -> list[str]:
-    """The names of all reward models, the adapters last."""
+    """Return the names of all reward models, adapters last."""
     return [*(script_args.reward_model or ()), *reward_adapters(script_args)]
 
 

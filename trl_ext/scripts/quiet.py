@@ -1,7 +1,6 @@
-"""The console of a run: one process speaks for all, and says only what its user can heed.
+"""The console of a run: rank 0 prints warnings and bars of libraries, and all ranks print errors.
 
-Where several processes load a model, each would show its bar, and each the same warnings of the same libraries.
-Errors, and what our own code and the user's say, are printed by every process.
+Without this each process would print the same bars and warnings. Messages of our code and the user's are not filtered.
 """
 
 import logging
@@ -12,21 +11,21 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-# Libraries that all processes call alike.
+# Libraries that all processes call in the same way.
 _LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
 _UNHEEDED = r"`torch\.distributed\.\w+` is deprecated"  # DeepSpeed's and accelerate's code
 _OMP, _NO_ACCELERATOR = "Setting OMP_NUM_THREADS", "Setting accelerator to CPU"
 
 
 def quiet_launcher() -> None:
-    """Leave out what torch's launcher and DeepSpeed say of their own defaults."""
-    # A banner; PyTorch's choice of one thread a process stays.
+    """Drop lines of torch's launcher and DeepSpeed about their defaults."""
+    # Drops the banner only; PyTorch still sets one thread a process.
     logging.getLogger("torch.distributed.run").addFilter(lambda record: _OMP not in str(record.msg))
     logging.getLogger("DeepSpeed").addFilter(_is_news)
 
 
 def quiet_libraries() -> None:
-    """Let rank 0 alone show bars and warnings of libraries, and bars on a terminal only."""
+    """Let only rank 0 show bars and warnings of libraries, and bars only on a terminal."""
     from transformers.utils import logging as transformers_logging
 
     quiet_launcher()
@@ -46,15 +45,15 @@ def quiet_libraries() -> None:
 
 
 def quiet_deepspeed() -> None:
-    """Leave out DeepSpeed's line, one a process, that its communication was compiled."""
+    """Drop the line that DeepSpeed prints in each process about its compiled communication."""
     with suppress(ImportError):
-        # Not as an attribute: there `deepspeed.comm.torch` is PyTorch.
+        # By name: the attribute `deepspeed.comm.torch` is PyTorch.
         backend: Any = import_module("deepspeed.comm.torch")
         backend.print = lambda *args, **options: None
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for DeepSpeed's finding that there is no accelerator, where PyTorch finds none either."""
+    """Return False for DeepSpeed's line that there is no accelerator, if PyTorch finds none either."""
     if _NO_ACCELERATOR not in str(record.msg):
         return True
     import torch

@@ -1,7 +1,7 @@
-"""Read a YAML recipe strictly: every key must be known, stand once and hold a value of its type.
+"""Read a YAML recipe strictly: every key must be known, occur once and hold a value of its type.
 
-TRL's own reader ignores a misspelt key under `accelerate launch`, and a run then trains for hours with a default. Here
-all problems of a file are reported together, each with its line. Command lines get the same sentences.
+Under `accelerate launch` TRL's reader ignores a misspelt key, and the run trains with a default. Here all problems of
+a file are reported together, each with its line. Command lines get the same sentences.
 """
 
 import dataclasses
@@ -21,32 +21,32 @@ from yaml.constructor import SafeConstructor
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.settings.former import replacement
 
-# argparse's and transformers' words for a value of another type.
+# Messages of argparse and transformers for a value of another type.
 _WRONG_VALUE = re.compile(
     r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
 )
 # The spellings that argparse turns into a bool for TRL; YAML quotes make them strings.
 _BOOL_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 ENV_KEY = "env"  # TRL's block of environment variables
-LAUNCH_KEY = "config_file"  # accelerate's file, by which `trl-ext` launches the run unless a flag says otherwise
-NO_FIELDS = frozenset({ENV_KEY, LAUNCH_KEY})  # the keys that belong to no dataclass
-PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes beside its recipe
+LAUNCH_KEY = "config_file"  # accelerate's file, with which `trl-ext` launches the run unless a flag overrides it
+NO_FIELDS = frozenset({ENV_KEY, LAUNCH_KEY})  # keys that belong to no dataclass
+PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes next to its recipe
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `word` most probably misspells, None if none is close."""
+    """Return the candidate that `word` most probably misspells, None if none is close."""
     matches = difflib.get_close_matches(word.replace("-", "_"), list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
-    """The type of every field that a recipe may set, over all dataclasses of a script."""
+    """Return the type of every field that a recipe may set, over all dataclasses of a script."""
     types_of: dict[str, Any] = {}
     for dataclass_type in dataclass_types:
         hints = get_type_hints(dataclass_type)
         for field in dataclasses.fields(dataclass_type):
             if field.init:
-                # Some fields of transformers are typed `float` and default to None: None is then a value of theirs.
+                # Some fields of transformers are typed `float` and default to None, which is then a valid value.
                 types_of[field.name] = hints[field.name] | None if field.default is None else hints[field.name]
     return types_of
 
@@ -57,12 +57,11 @@ def read_recipe(
     """Read a recipe's keys and values, `env` included.
 
     Args:
-        path: The YAML file.
-        types_of: Every valid key and its type, see `field_types`.
-        of_others: What to do about unknown keys that the caller recognises; for others the nearest key is named.
+        types_of: Type of every valid key, see `field_types`.
+        of_others: Advice for unknown keys that the caller recognises; other unknown keys get the nearest valid key.
 
     Raises:
-        ConfigError: The file is missing or not YAML, or a key is unknown, stands twice or has a value of another type.
+        ConfigError: The file is missing or not YAML, or a key is unknown, occurs twice or has a value of another type.
     """
     text, node = _parse(path)
     problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of, of_others)]
@@ -72,16 +71,16 @@ def read_recipe(
 
 
 def paths_beside(path: str | Path, keys: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a recipe whose file lies beside it, with the file's whole path: a plan works from any folder."""
+    """Return the keys of a recipe that name a file next to it, with absolute paths: a plan works from any folder."""
     folder = Path(path).resolve().parent
     named = {key: folder / keys[key] for key in PATH_KEYS if re.search(r"/|\.(json|ya?ml)$", str(keys.get(key)))}
     return {key: str(file) for key, file in named.items() if file.exists()}
 
 
 def launch_file(path: str | Path) -> str | None:
-    """The launch file that a recipe names, with its whole path if it lies beside it; None if it names none.
+    """Return the launch file that a recipe names, as an absolute path if it is next to the recipe; None without one.
 
-    A recipe that cannot be read names none: who reads the rest of it says why.
+    Also None for a recipe that cannot be read: the caller reads it again and reports the problem.
     """
     try:
         keys = yaml.safe_load(_parse(path)[0])
@@ -129,7 +128,7 @@ def _problems(
 
 
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield keys that stand twice, of which YAML would keep the last without a word."""
+    """Yield keys that occur twice; YAML would silently keep the last one."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _repeated_keys(item)
@@ -165,7 +164,7 @@ def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int,
 
 
 def _unreadable(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield what cannot become a value: a tag such as !!python/name, which could run code, or a date of month 13."""
+    """Yield values that cannot be read: a tag such as !!python/name, which could run code, or a date of month 13."""
     try:
         SafeConstructor().construct_document(node)
     except yaml.MarkedYAMLError as error:
@@ -176,14 +175,14 @@ def _unreadable(node: yaml.Node) -> Iterator[tuple[int, str]]:
 
 
 def _shown(node: yaml.Node) -> str:
-    """A value as it stands in the file."""
+    """Return a value as it is written in the file."""
     if isinstance(node, yaml.ScalarNode):
         return node.value or "empty"
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
 
 
 def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    """Keys and values of a mapping, without YAML's merge key `<<`."""
+    """Return keys and values of a mapping, without YAML's merge key `<<`."""
     return [(key, value) for key, value in node.value if key.tag != "tag:yaml.org,2002:merge"]
 
 
@@ -191,10 +190,10 @@ def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """True if `value`, as YAML read it, can become a field of type `hint`.
+    """Return True if `value`, as YAML read it, can become a field of type `hint`.
 
-    Only what a recipe can get wrong is judged. A type that is not listed here accepts every value, because rejecting a
-    recipe that TRL would run is worse than passing a bad value on to TRL's own check.
+    A type that is not listed here accepts every value: rejecting a recipe that TRL would run is worse than leaving a
+    bad value to TRL's check.
     """
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
@@ -229,7 +228,7 @@ def in_words(hint: Any) -> str:
 
 
 def _members(hint: Any) -> list[Any]:
-    """The members of a union. Next to an enum, transformers writes `| str` but means the enum's own values."""
+    """Return the members of a union, without the `str` that transformers writes next to an enum."""
     members = list(get_args(hint))
     if any(isinstance(member, type) and issubclass(member, Enum) for member in members):
         members.remove(str)
@@ -238,7 +237,7 @@ def _members(hint: Any) -> list[Any]:
 
 def _fits_class(hint: type, value: Any) -> bool:
     if issubclass(hint, Enum):
-        # OptimizerNames and its like also accept hyphens for underscores.
+        # OptimizerNames and similar enums also accept hyphens for underscores.
         return isinstance(value, str) and value.replace("-", "_") in {str(m.value).replace("-", "_") for m in hint}
     if hint is bool:
         return isinstance(value, bool) or str(value).lower() in _BOOL_WORDS
@@ -259,13 +258,13 @@ def _fits_class(hint: type, value: Any) -> bool:
 
 
 def option_names(parser: ArgumentParser) -> list[str]:
-    """Names of all long options of a parser, without dashes in front and with underscores inside."""
+    """Return the names of a parser's long options, without leading dashes and with underscores."""
     flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
     return list(dict.fromkeys(flag.removeprefix("--").replace("-", "_") for flag in flags))
 
 
 def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
-    """Make the error for a word of the command line that nothing knows."""
+    """Make the error for an unknown word of the command line."""
     if not word.startswith("--"):
         return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
     flag = word.partition("=")[0]
@@ -275,7 +274,7 @@ def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
 
 
 def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
-    """Turn argparse's complaint about one argument into an error of ours; `types_of` is from `recipe.field_types`."""
+    """Turn argparse's message about an argument into a ConfigError; `types_of` is from `field_types`."""
     match = re.match(r"argument --(?P<key>[\w-]+)[^:]*: (?P<reason>.*)", message, flags=re.DOTALL)
     if match is None:
         return ConfigError(f"Command line: {message.rstrip('.')}.")

@@ -1,7 +1,7 @@
 """Train a reward model: `accelerate launch ... -m trl_ext.scripts.reward --config reward --model_name_or_path MODEL`.
 
-The order is the order of cost: parse, check, read and filter the pairs, only then load a model. What is wrong with the
-settings or the data ends in one sentence and exit code 2; any other exception is a bug and keeps its traceback.
+Cheap steps come first: parse, check, read and filter the pairs, then load a model. A mistake in settings or data ends
+in a sentence and exit code 2; any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -55,12 +55,12 @@ key or flag is an error. The keys that most runs set:
                          when held-out pairs are evaluated; with rules, also by whether the rules agree with the pair
 """
 
-_ROW = "row_before_filter"  # the column that tells which rows are left
+_ROW = "row_before_filter"  # a column with the row's number before the filter
 
 
 @dataclass
 class RewardScriptArguments(DataArguments):
-    """Arguments of the script itself: the pairs, and what rules do to them."""
+    """Arguments of the script: the pairs, and how rules are used on them."""
 
     rules: list | str | dict | None = setting(
         None,
@@ -106,7 +106,7 @@ class RewardModelConfig(ModelConfig):
 
 
 def make_parser(prog: str | None = None) -> StrictParser:
-    """The parser of this script; `trl-ext reward` uses it as well."""
+    """Return the parser of this script; `trl-ext reward` uses it as well."""
     from trl_ext.trainers.reward.config import RewardConfig
 
     return StrictParser(
@@ -123,7 +123,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     if script_args.filter_pairs:
         pairs = (
             filter_everywhere(pairs[0], rules, script_args.margin_from_rules, "training pairs"),
-            # Pairs that the rules contradict stay here: evaluation compares the two kinds.
+            # Held-out pairs that the rules contradict stay: evaluation compares both kinds.
             filter_everywhere(pairs[1], None, False, "held-out pairs"),
         )
     tokenizer = training.load_tokenizer(training_args, model_args)
@@ -139,11 +139,11 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What a filter did to a dataset, small enough to travel between processes.
+    """The result of filtering a dataset, small enough to send between processes.
 
     Args:
         rows: Numbers of the rows that are left.
-        gaps: The rules' gap of each of them, None without rules.
+        gaps: The rules' gap of each of these rows, None without rules.
         report: The filter's table.
     """
 
@@ -153,16 +153,16 @@ class Filtered:
 
 
 def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
-    """`rewards.filter_pairs` with the same outcome on every process, its report printed on the first one.
+    """Filter pairs as `rewards.filter_pairs` does, with the same rows on every process; the first prints the report.
 
-    A rule with a time limit may judge a row on one process and not on another, which is slower at that moment.
-    Processes with different rows would wait for each other for ever, so the first one filters and tells the others.
+    A rule with a time limit may score a row on one process and time out on another. Processes with different rows
+    would wait for each other forever, so the first process filters and sends the result to the others.
 
     Args:
         dataset: Training or held-out pairs; None stays None.
         rules: A RuleSet or None.
         margin: Add the column `margin`.
-        role: What the dataset is called in the report and in errors.
+        role: Name of the dataset in the report and in errors.
 
     Raises:
         DataError: Columns are missing, or no row is left; on every process.
@@ -184,7 +184,7 @@ def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
 
 
 def _outcome(dataset: Any, rules: Any, margin: bool, role: str) -> Filtered | TrlExtError:
-    """The error is a value here: raised, it would leave the other processes waiting."""
+    """Filter the pairs, and return an error instead of raising it: the other processes wait for this result."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):

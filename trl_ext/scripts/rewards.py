@@ -13,7 +13,7 @@ from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
 from trl_ext.trainers.settings.values import setting
 
-# Of the scripts' --help.
+# Part of the scripts' --help.
 PROMPT_HELP = """\
 `trl-ext recipes` lists the shipped recipes; `trl-ext recipes NAME` copies a recipe here.
 
@@ -44,13 +44,13 @@ key or flag is an error. The keys that most runs set:
                          when and how held-out prompts are evaluated
 """
 
-# TRL's own reward functions that its GRPO script accepts by name.
+# TRL's reward functions that its GRPO script accepts by name.
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 
 
 @dataclass
 class RewardArguments(PromptArguments):
-    """The data and their prompts, and the rules and functions that score a completion."""
+    """The data, their prompts, and the rules and functions that score a completion."""
 
     rules: list | str | dict | None = setting(
         None,
@@ -69,7 +69,7 @@ def build_rewards(
     functions: Sequence[str] | None,
     reward_model: str | None,
 ) -> list[Any]:
-    """Everything that scores a completion, rules first, in the form that GRPOTrainer takes.
+    """Build all rewards in the form that GRPOTrainer takes, rules first.
 
     Args:
         rules: Path of a rules file, a list of rules, or a mapping with `rules` and `clip`.
@@ -93,23 +93,23 @@ def build_rewards(
 def build_functions(
     rules: str | Sequence[Any] | Mapping[str, Any] | None, functions: Sequence[str] | None
 ) -> list[Any]:
-    """`build_rewards` without a reward model, and possibly empty."""
+    """Build rules and functions as `build_rewards` does, without a reward model; the list may be empty."""
     own = [] if rules is None else [build_rules(rules)]
     return [*own, *(find_function(name) for name in functions or ())]
 
 
 def build_rules(rules: str | Sequence[Any] | Mapping[str, Any]) -> RuleSet:
-    """Rules from a file, or inline from the recipe."""
+    """Build rules from a file, or inline from the recipe."""
     if isinstance(rules, str):
         return RuleSet.from_yaml(rules)
     return RuleSet.from_dict(rules if isinstance(rules, Mapping) else {"rules": rules})
 
 
 def find_function(name: str) -> Any:
-    """A reward function by TRL's name or by dotted path, which may lead into the working directory."""
+    """Return a reward function by TRL's name or by dotted path, which may point into the working directory."""
     if name in TRL_REWARDS:
         function = getattr(importlib.import_module("trl.rewards"), name)
-        # TRL's script builds this one with these two values.
+        # TRL's script builds this function with these two values.
         builds = name == "get_soft_overlong_punishment"
         return function(max_completion_len=1280, soft_punish_cache=256) if builds else function
     module_name, _, attribute = name.rpartition(".")

@@ -1,6 +1,6 @@
-"""What a process does first where a launcher has started it: it will not outlive the launcher, and can be reached.
+"""Set up a process that a launcher has started: it ends with the launcher, and other machines can reach it.
 
-Only the scripts do so. A notebook, or a program of the user's own, decides itself what it outlives.
+Only the scripts do this, not a notebook or a user's program.
 """
 
 import ipaddress
@@ -15,19 +15,19 @@ from trl_ext.trainers.record.launch import is_launcher
 
 
 def end_with_launcher() -> None:
-    """Get SIGTERM when the launcher ends, however it does; does nothing where none started this process, or no Linux.
+    """Get SIGTERM when the launcher ends for any reason; does nothing without a launcher or outside Linux.
 
-    SIGTERM and not SIGKILL: once a step is done, the run saves what it has.
+    SIGTERM and not SIGKILL: after its current step the run saves.
     """
     if sys.platform == "linux" and is_launcher(parent := os.getppid()):
         die_with_parent(parent, signal.SIGTERM)
 
 
 def be_reachable() -> None:
-    """Where the name of this machine stands for 127.0.0.1, tell gloo by which network the other machines are reached.
+    """Set GLOO_SOCKET_IFNAME if this machine's name resolves to 127.0.0.1, unless the user has set it.
 
-    Its processes would otherwise wait for each other at an address that each takes for its own. A user's own
-    GLOO_SOCKET_IFNAME stays. Where the network cannot be told, a sentence says so at once.
+    Otherwise processes on other machines would try to connect to themselves, and wait forever. If the network
+    interface cannot be found, a warning is printed.
     """
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if "GLOO_SOCKET_IFNAME" in os.environ or num_processes <= int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)):
@@ -35,7 +35,7 @@ def be_reachable() -> None:
     name = socket.gethostname()
     if not _is_own(address := _address(name)):
         return
-    interface = ""  # by which the first machine is reached
+    interface = ""  # the interface that leads to the first machine
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect((os.environ.get("MASTER_ADDR", ""), 1))  # sends nothing: asks the kernel for the way
         interface = interface_of(probe.getsockname()[0])
@@ -52,7 +52,7 @@ def be_reachable() -> None:
 
 
 def _address(name: str) -> str:
-    """Return the IPv4 address that a name stands for, "" if none."""
+    """Return the IPv4 address of a name, "" if it has none."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -60,12 +60,12 @@ def _address(name: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Return True for no address, and for one that every machine takes for its own."""
+    """Return True for a loopback address and for ""."""
     return not address or ipaddress.ip_address(address).is_loopback
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has this address, "" for one of this machine's own."""
+    """Return the name of the network interface with this address, "" for a loopback address."""
     import psutil
 
     if _is_own(address):
@@ -75,5 +75,5 @@ def interface_of(address: str) -> str:
 
 
 def has_address_of_its_own() -> bool:
-    """Return True if the name of this machine stands for an address that other machines reach."""
+    """Return True if this machine's name resolves to an address that other machines can reach."""
     return not _is_own(_address(socket.gethostname()))

@@ -1,7 +1,4 @@
-"""What the training scripts share: checks before anything is loaded, and a run from its first step to its report.
-
-A script brings its arguments, its trainer and what its report says beside the settings of every run.
-"""
+"""Code that the training scripts share: checks before a model is loaded, and a run from first step to report."""
 
 import os
 import sys
@@ -43,15 +40,17 @@ def main(
     argv: Sequence[str] | None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
-    """Parse and train. What is wrong with the settings or the data ends in one sentence and exit code 2; out of memory
-    in exit code 5, with what would fit.
+    """Parse the arguments and train.
+
+    A mistake in settings or data ends in a sentence and exit code 2; out of memory ends in exit code 5 and settings
+    that fit.
 
     Args:
         module: The script, as in `python -m`.
-        make_parser: From the name in the usage line to the script's parser.
-        train: Takes what the parser gives, and `callbacks`.
+        make_parser: Makes the script's parser; takes the name in the usage line.
+        train: Takes the parser's results, and `callbacks`.
         argv: Arguments without the program's name, `sys.argv[1:]` if None.
-        callbacks: Of the launcher, for the trainer.
+        callbacks: The launcher's callbacks, for the trainer.
     """
     quiet_libraries()
     with user_errors(), out_of_memory_in_words():
@@ -66,11 +65,11 @@ def main(
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
         recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
-        # Public: transformers pickles what is on the arguments into training_args.bin.
+        # Without secrets: transformers pickles the arguments into training_args.bin.
         training_args.recipe = public(recipe)
         training_args.recipe_lacks = [name for name in recipe if training_args.recipe.get(name) != recipe[name]]
         if "log_level_replica" not in training_args.given:
-            training_args.log_level_replica = "error"  # rank 0 has warned
+            training_args.log_level_replica = "error"  # rank 0 prints the warnings
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
         own_names = parsed[0].mapping().names_of_the_data()
@@ -82,7 +81,7 @@ def main(
 
 
 def check_model(model_args: ModelConfig) -> None:
-    """Refuse a run without a model, or with a model's path that is no folder."""
+    """Raise ConfigError if there is no model, or if its path is no folder."""
     name = model_args.model_name_or_path
     if not name:
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
@@ -93,13 +92,13 @@ def check_model(model_args: ModelConfig) -> None:
 
 
 def check_folder(name: str, flag: str) -> None:
-    """Refuse a path that is no folder; other names are those of the hub."""
+    """Raise ConfigError for a path that is no folder; other names are hub names."""
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
         raise ConfigError(f"There is no folder {name}. Check --{flag}.")
 
 
 def check_output_dir(name: str) -> None:
-    """Refuse an output_dir that is no folder or cannot be written, before anything is loaded."""
+    """Raise ConfigError for an output_dir that is no folder or cannot be written, before anything is loaded."""
     check_text("output_dir", name)
     path = Path(name).absolute()
     there = next(part for part in (path, *path.parents) if part.exists())
@@ -112,12 +111,12 @@ def check_output_dir(name: str) -> None:
 
 
 def resume_point(training_args: Any) -> str | bool | None:
-    """Where to resume: a checkpoint's folder, True for the newest in output_dir, None to start afresh.
+    """Return the checkpoint folder to resume from, True for the newest in output_dir, None for a new run.
+
+    The field is typed as text, so `true` comes from the command line as a string.
 
     Raises:
-        ConfigError: There is no such checkpoint; or to start afresh an earlier run is in the way.
-
-    The field is typed as text, so `true` arrives from the command line as a word.
+        ConfigError: There is no such checkpoint; or a new run would write into the folder of an earlier run.
     """
     value = training_args.resume_from_checkpoint
     if not value or str(value).lower() == "false":
@@ -135,7 +134,7 @@ def resume_point(training_args: Any) -> str | bool | None:
 
 
 def data_source(script_args: DataArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
-    """Name the dataset, with held-out rows only if the run evaluates; checked without reading a row.
+    """Return the dataset, with held-out rows only if the run evaluates. Reads no row.
 
     Raises:
         ConfigError, DataError: There is no such data, or a stream and no `max_steps`.
@@ -159,7 +158,7 @@ def data_source(script_args: DataArguments, training_args: Any, dataset_args: Da
 def load_rows(
     script_args: DataArguments, training_args: Any, model_args: ModelConfig, dataset_args: DatasetMixtureConfig
 ) -> tuple[Any, Any]:
-    """Return the training rows, and those held out or None, by our names of columns.
+    """Return the training rows, and the held-out rows or None, with columns renamed as the recipe says.
 
     Raises:
         ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.
@@ -172,7 +171,7 @@ def load_rows(
         mapping.apply(part, role, lambda: has_chat_template(training_args, model_args))
         for part, role in zip(rows, ROLES, strict=True)
     )
-    if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
+    if training_args.memory is None:  # else the plan may choose other batches; the trainer checks again
         check_steps(train_rows, training_args)
     is_text = isinstance(train_rows, Dataset) and isinstance(train_rows[:1].get("prompt", [None])[0], str)
     if (
@@ -185,11 +184,7 @@ def load_rows(
 
 
 def load_tokenizer(training_args: Any, model_args: ModelConfig) -> Any:
-    """Return the model's tokenizer.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
+    """Return the model's tokenizer; raise ConfigError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     name, trusts = str(model_args.model_name_or_path), bool(getattr(training_args, "trust_remote_code", False))
@@ -205,7 +200,7 @@ def has_chat_template(training_args: Any, model_args: ModelConfig) -> bool:
 
 
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:
-    """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script.
+    """Return the arguments of `from_pretrained`; the user's `model_init_kwargs` win, as in TRL's script.
 
     A `dtype` that is only TRL's default is left to `memory`.
     """
@@ -220,7 +215,7 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
 
 
 def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any, Any]) -> dict[str, Any]:
-    """What each trainer gets: the model, its adapters and bits, the arguments, and the rows of `load_rows`."""
+    """Return the arguments of every trainer: model, adapters, quantization, settings, and the rows of `load_rows`."""
     from trl import get_peft_config, get_quantization_config
 
     if model_args.load_in_4bit and is_fsdp(training_args):
@@ -239,7 +234,7 @@ def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any,
 
 
 class FirstStep(TrainerCallback):
-    """Knows whether models, optimizers and checkpoint are ready: from then on an error is no mistake of the user's."""
+    """Records that training has begun: models, optimizers and checkpoint are loaded, and later errors are bugs."""
 
     has_come = False
 
@@ -253,10 +248,9 @@ def run(
     """Train, save, report, and leave the process group together.
 
     Args:
-        trainer: One of our trainers.
         checkpoint: Where to resume, see `resume_point`.
-        dataset_name: For the model's card.
-        callbacks: Beside the trainer's own.
+        dataset_name: For the model card.
+        callbacks: Callbacks in addition to the trainer's.
     """
     start = FirstStep()
     for callback in (start, *callbacks):
@@ -282,7 +276,7 @@ def run(
 
 
 def _save(trainer: Any) -> None:
-    """Save the trained model; raise ConfigError on all processes where one cannot write it."""
+    """Save the trained model; raise ConfigError on all processes if one of them cannot write it."""
     errors = WriteErrors()
     with errors.kept():
         trainer.save_model(trainer.args.output_dir)
@@ -302,14 +296,14 @@ def _save(trainer: Any) -> None:
 
 
 def _leave_together(trainer: Any) -> None:
-    # Seen once in some forty launches: a rank aborted while exiting, as the other was still at work. Not reproduced;
-    # leaving the group together and in order rules the likely cause out.
+    # Once in some forty launches a rank aborted at exit while the other was still at work. Not reproduced; leaving the
+    # group together rules out the likely cause.
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
 
 def print_next(trainer: Any) -> None:
-    """End on where the model is, on a problem before and after, and on what to do next."""
+    """Print where the model is, problems of the run, and what to do next."""
     from trl_ext.monitor.ending import ending
 
     folder = Path(trainer.args.output_dir)

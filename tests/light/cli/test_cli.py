@@ -38,7 +38,7 @@ def test_a_commands_help_names_its_script_and_recipes_that_there_are(name, capsy
     text = capsys.readouterr().out
     assert text.startswith(f"usage: trl-ext {name} ") and f"python -m trl_ext.scripts.{name} --help" in text
     names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
-    assert f"shipped one: {', '.join(names)}\n" in text and names
+    assert f"shipped recipe: {', '.join(names)}\n" in text and names
 
 
 SLIPS = {

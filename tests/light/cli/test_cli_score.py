@@ -70,7 +70,7 @@ def test_help_says_what_it_is_for_and_shows_an_example(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["score", command, "--help"])
     text = capsys.readouterr().out
-    assert stop.value.code == 0 and f"  trl-ext score {command} rules.yaml" in text and "?" in text
+    assert stop.value.code == 0 and f"  trl-ext score {command} rules.yaml" in text
 
 
 def test_audit_is_quiet_about_data_that_fits_and_exits_with_1_naming_the_row_that_does_not(folder, capsys):
@@ -201,7 +201,7 @@ SLIPS = {
     "explain rules.yaml table.jsonl --row -1": "table.jsonl has 1 rows, counted from 0",
     ROW_0: "The rules read the column 'answer', which this table",
     "explain rules.yaml other.jsonl --row 0": "other.jsonl has no column 'completion'",
-    f"{ROW_0} --data other.jsonl": "other.jsonl or the table has no column 'prompt' to join by.",
+    f"{ROW_0} --data other.jsonl": "other.jsonl or the table has no column 'prompt' to match rows by.",
     f"{ROW_0} --data unlike.jsonl": "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
     f"{ROW_0} --data twice.jsonl": "Rows 0, 1 of twice.jsonl have this prompt and differ.",
     f"{ROW_0} --column answer": "--column is 'answer'.",

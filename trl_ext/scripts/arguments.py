@@ -1,7 +1,7 @@
 """Strict arguments on top of TRL's parser: command line over recipe over defaults, and nothing is ignored.
 
 TRL's scripts parse with `fail_with_unknown_args=False`, so that a misspelt key trains with a default. Here an unknown
-key or flag, a value of another type and a broken file each stop the run with a sentence, whoever launched it.
+key or flag, a value of another type and a broken file each stop the run with a sentence, under any launcher.
 """
 
 import re
@@ -27,22 +27,22 @@ from trl_ext.scripts.recipe import (
 )
 
 _CONFIG_FLAG = "--config"
-# The launcher's arguments that people try in a recipe. Not read from accelerate's parser, which imports torch.
+# Launcher arguments that people write in a recipe. Not read from accelerate's parser, which imports torch.
 _LAUNCH_KEYS = frozenset(
     "deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
     "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
 )
-# A flag that says false takes the recipe's keys of this beginning with it: they would have no effect.
+# A flag that is false removes the recipe's keys with this prefix, which would have no effect.
 _PARTS = {"use_vllm": "vllm_"}
 _PROMPT_KEYS = frozenset({"system_prompt", "prompt_template", "prompt_format"})  # unknown to the reward script alone
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Shows defaults and keeps the line breaks of the description."""
+    """A formatter that shows defaults and keeps the line breaks of the description."""
 
 
 class StrictParser(TrlParser):
-    """`trl.TrlParser` whose every complaint is a ConfigError.
+    """A `trl.TrlParser` that raises ConfigError for every problem.
 
     Args:
         dataclass_types: Dataclasses whose fields are the valid keys.
@@ -69,10 +69,9 @@ class StrictParser(TrlParser):
         raise argument_problem(message, self.types_of)
 
     def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-        """Parse `argv` and the recipe behind `--config` into one instance per dataclass.
+        """Parse `argv` and the recipe of `--config` into one instance per dataclass.
 
-        The command line beats the recipe, the recipe beats the defaults. The recipe's `env:` block sets environment
-        variables, as in TRL.
+        The recipe's `env:` block sets environment variables, as in TRL.
 
         Args:
             argv: Arguments without the program's name, `sys.argv[1:]` if None.
@@ -82,7 +81,7 @@ class StrictParser(TrlParser):
                 a dataclass refuses.
         """
         argv = split_config_flag(sys.argv[1:] if argv is None else argv)
-        # First: building the dataclasses takes seconds and starts devices.
+        # Comes first: building the dataclasses takes seconds and starts devices.
         if unknown := self.unknown_arguments(argv):
             raise unknown_argument(unknown[0], [*option_names(self), "config"])
         if _CONFIG_FLAG in argv:
@@ -100,15 +99,14 @@ class StrictParser(TrlParser):
         except ValueError as error:
             # Dataclasses of TRL and transformers refuse contradictions with a ValueError.
             raise ConfigError(f"These settings cannot work: {error}") from error
-        given = frozenset(self.given_keys(argv))  # configs of ours want to know what is only a default
+        given = frozenset(self.given_keys(argv))  # our configs treat given values and defaults differently
         for one in instances:
             if hasattr(one, "given"):
                 one.given = given
         return instances
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is the launcher's affair, and no field; a
-        number is text where text belongs, as of a flag."""
+        """Overrides trl.TrlParser.set_defaults_with_config: drops the launch file, and turns numbers of text fields into text."""
         kwargs.pop(LAUNCH_KEY, None)
         kwargs = {name: value for name, value in kwargs.items() if name not in self._left_out}
         for name, value in kwargs.items():
@@ -118,24 +116,24 @@ class StrictParser(TrlParser):
         return super().set_defaults_with_config(**kwargs)
 
     def given_keys(self, argv: Sequence[str]) -> set[str]:
-        """The fields that the recipe or a flag sets; `--no_packing` counts as `packing`."""
+        """Return the fields that the recipe or a flag sets; `--no_packing` counts as `packing`."""
         words, recipe = self._read(argv)
         flags = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
         return (keys | recipe.keys()) & self.types_of.keys()
 
     def given_values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of `given_keys`, as the recipe and the flags have them, and the recipe's block `env`."""
+        """Return the values of `given_keys`, from the recipe and the flags, and the recipe's block `env`."""
         words, recipe = self._read(argv)
         flags, given = vars(self.parse_known_args(words)[0]), self.given_keys(words)
         return recipe | {name: flags[name] for name in self.types_of if name in given}
 
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
-        """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""
+        """Check the recipe, and return the words of `argv` that no dataclass knows, in order. Builds no dataclass."""
         return self.parse_known_args(self._read(argv)[0])[1]
 
     def _read(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Return the words without `--config`, and the recipe without the keys of parts that a flag switches off."""
+        """Return the words without `--config`, and the recipe without keys of parts that a flag switches off."""
         words, recipe = split_config_flag(argv), {}
         if _CONFIG_FLAG in words:
             at = words.index(_CONFIG_FLAG)
@@ -153,7 +151,7 @@ class StrictParser(TrlParser):
 
 
 def split_config_flag(argv: Sequence[str]) -> list[str]:
-    """Write `--config=file` as two words, which TRL's parser needs, and the name of a shipped recipe as its path."""
+    """Write `--config=file` as two words, as TRL's parser needs, and a shipped recipe's name as its path."""
     words: list[str] = []
     for word in argv:
         flag, equals, path = word.partition("=")

@@ -1,13 +1,13 @@
-"""How a command ends, by exit code. Each but 1 comes with a sentence instead of a traceback.
+"""Exit codes of a command. Each but 1 comes with a sentence instead of a traceback.
 
 0    the run is complete
 1    a bug, whose traceback is printed; or a signal after which nothing could be saved
-2    the user made a mistake, or a gradient is not finite
+2    a mistake of the user, or a gradient that is not finite
 5    memory ran out
 6    another process of the run, or its vLLM server, is stopped, dead or cut off
 73   checkpoints cannot be written, for a reason that does not pass
 75   SIGTERM or Ctrl-C: a checkpoint was saved, and the run can be resumed
-130  Ctrl-C before the first step, or a second one: nothing was saved
+130  Ctrl-C before the first step, or a second Ctrl-C: nothing was saved
 """
 
 import os
@@ -31,9 +31,9 @@ from trl_ext.errors import (
 USER_ERROR = 2  # the exit code that argparse uses as well
 OUT_OF_MEMORY = 5
 INTERRUPTED = 130
-_LAUNCHER_S = 5.0  # in which a launcher has seen that a process has ended
+_LAUNCHER_S = 5.0  # within which a launcher sees that a process has ended
 
-# Packages that look at settings and at a model's files, and say in words what is wrong with them.
+# Packages that check settings and model files, and whose messages are fit for users.
 _LIBRARIES = frozenset(
     "accelerate bitsandbytes datasets deepspeed huggingface_hub numpy peft pydantic safetensors tokenizers torch "
     "transformers trl vllm httpx requests".split()
@@ -43,7 +43,7 @@ _REFUSALS = (ValueError, OSError, ImportError, TypeError, AssertionError)
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a TrlExtError without traceback, once per machine, and exit with the code that says what it was."""
+    """Print a TrlExtError without traceback, once per machine, and exit with its code."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -53,13 +53,12 @@ def user_errors() -> Iterator[None]:
     except LostProcessError as error:
         if error.says:
             _print_once(f"\nerror: {error}\n")
-            error.says = False  # it has been said: SIGTERM need not say it again
+            error.says = False  # so that SIGTERM does not print it again
         sys.stdout.flush()
         if error.has_ended:
-            # Its exit code is the one that counts. The launcher of this machine may still have to see it, and ends
-            # this process then.
+            # Gives the launcher time to see the lost process's exit code; it then ends this process.
             time.sleep(_LAUNCHER_S)
-        os._exit(LOST_PROCESS)  # what Python does while it goes down may wait for the lost process
+        os._exit(LOST_PROCESS)  # Python's own shutdown may wait for the lost process
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print("\nInterrupted. Nothing was saved since the last checkpoint.\n", file=sys.stderr, flush=True)
@@ -77,11 +76,10 @@ def user_errors() -> Iterator[None]:
 
 
 def _print_once(sentence: str) -> None:
-    """Print to stderr without secrets, on any rank, what no other process of this launch on this machine has printed.
+    """Print to stderr without secrets, on any rank, unless a process of this launch on this machine printed the same.
 
-    torch's launcher names each process a file, `<attempt>/<local rank>/error.json`, in a folder that it makes for
-    every launch. What was printed is noted there under a lock, which is free again when its holder ends, however it
-    does.
+    torch's launcher gives each process a file, `<attempt>/<local rank>/error.json`, in a folder of the launch. A file
+    there holds the printed sentences, under a lock that is freed when its holder ends.
     """
     from trl_ext.rewards.text.secrets import public
 
@@ -101,9 +99,9 @@ def _print_once(sentence: str) -> None:
 
 @contextmanager
 def nothing_left(folder: str | Path) -> Iterator[None]:
-    """Remove a folder, and the parents that were made for it, if a TrlExtError ends the run before it left anything.
+    """Remove a folder, and parents that were made for it, if a TrlExtError ends the run before anything was written.
 
-    The record, which is written before the first step, is nothing where there is nothing else.
+    The run's record, which is written before the first step, does not count.
     """
     from trl_ext.monitor.record import FILES
 
@@ -123,14 +121,13 @@ def nothing_left(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def refusals(opening: str = "The run cannot start", has_begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise a ConfigError in the place of what a library says about settings or a model's files, in its own words.
+    """Turn a library's error about settings or model files into a ConfigError with the library's words.
 
-    For places before the first step only, where TRL and transformers check and load what the user named. What our own
-    code or the user's raises there goes on as it is.
+    For code before the first step only. Errors of our code or the user's are raised unchanged.
 
     Args:
         opening: First words of the message.
-        has_begun: Tells whether the first step has begun; from then on nothing is changed.
+        has_begun: Returns True once the first step has begun; errors are unchanged from then on.
     """
     try:
         yield
@@ -142,10 +139,10 @@ def refusals(opening: str = "The run cannot start", has_begun: Callable[[], bool
 
 
 def _refusal(error: Exception, opening: str) -> str | None:
-    """Return the sentence for a library's error, None if it is no refusal."""
+    """Return the sentence for a library's error, None if the error is not about settings or files."""
     frames = list(walk_tb(error.__traceback__))
     places = [(frame.f_globals.get("__name__", ""), line) for frame, line in frames]
-    # Where json or os raised it, what counts is who called them.
+    # For json or os, the calling library counts.
     known_places = (place for place in reversed(places) if place[0].partition(".")[0] not in sys.stdlib_module_names)
     module, line = next(known_places, ("", 0))
     library = module.partition(".")[0]
@@ -156,13 +153,13 @@ def _refusal(error: Exception, opening: str) -> str | None:
 
     if is_out_of_memory(error):
         return None
-    # Models, tokenizers and configs: any error there is about the folder, be it a KeyError.
+    # In `from_pretrained` any error is about the folder, even a KeyError.
     loaders = (frame.f_locals for frame, _ in frames if frame.f_code.co_name == "from_pretrained")
     paths = (names.get("pretrained_model_name_or_path") for names in loaders)
     what = next((str(path) for path in paths if path), None)
-    # torch's RuntimeErrors come from devices and other processes; the others' are about packages and options.
+    # RuntimeErrors of torch come from devices and other processes; of other libraries, from packages and options.
     known = _REFUSALS if library == "torch" else (*_REFUSALS, RuntimeError, AttributeError, OverflowError)
-    is_of_hub = library in ("httpx", "requests")  # whose errors have no base in common
+    is_of_hub = library in ("httpx", "requests")  # their errors have no common base
     if what is None and not is_of_hub and not isinstance(error, known):
         return None
     if what and not Path(what).exists() and (is_of_hub or isinstance(error, OSError)):

@@ -1,19 +1,19 @@
-"""Messages as other projects write them: turns of `from` and `value`, and JSON text."""
+"""Messages in the formats of other projects: turns of `from` and `value`, and JSON text."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# ShareGPT's names of roles, LLaMA-Factory's among them.
+# Role names of ShareGPT and LLaMA-Factory.
 _ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 
 def messages_of(value: Any) -> Any:
-    """Return messages of `role` and `content`; a value that holds none as it is.
+    """Return messages with `role` and `content`; any other value unchanged.
 
     Args:
-        value: A list of messages, or one alone, with `role` and `content` or ShareGPT's `from` and `value`; or such a
-            list as JSON text (OpenRLHF), of which nothing else is kept: all rows have to be of one form.
+        value: A message or a list of messages, with `role` and `content` or ShareGPT's `from` and `value`; or such a
+            list as JSON text (OpenRLHF). Other keys of converted messages are dropped, so that all rows have one form.
     """
     found = value
     if isinstance(value, str) and value.lstrip().startswith("["):

@@ -1,6 +1,6 @@
-"""The dataset that a script's arguments name: on the hub, a local folder, or one local file.
+"""The dataset of a run: on the hub, a local folder, or one local file.
 
-What can be known without reading a row is checked first, so that a wrong path costs a second and not a model load.
+Checks that need no row come first, so that a wrong path costs a second and not a model load.
 """
 
 import json
@@ -18,7 +18,7 @@ from trl_ext.scripts.data.hub import leave_if_unreachable, problem_of_config, un
 
 logger = logging.get_logger(__name__)
 
-# How `datasets` calls the reader of a file.
+# Name of the reader in `datasets`, by suffix.
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 SMALL_BYTES = 32 << 20
 
@@ -30,13 +30,13 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """The dataset that a run reads its rows from.
+    """The dataset that a run reads.
 
     Args:
         name: Hub name, folder or file; None for a mixture.
-        train_split, test_split: Names of the splits; no test split is read if the second is None.
+        test_split: None if no held-out rows are read.
         config: Configuration name on the hub.
-        streaming: Read rows as training goes on.
+        streaming: Read rows during training.
         mixture: TRL's DatasetMixtureConfig if it lists datasets, else None.
     """
 
@@ -54,8 +54,7 @@ class DatasetSource:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
         if self.is_local:
             self._check_local(Path(str(self.name)))
-        # A file, or a folder with one for each split, stands for any configuration: a recipe for the hub's data then
-        # reads a copy of them by --dataset_name alone.
+        # Only a warning for files, so that a recipe for a hub dataset reads a local copy with --dataset_name alone.
         if self.config and self._files():
             logger.warning_once(f"dataset_config '{self.config}' has no effect on {self.name}: it is read as it is.")
         if self.config and self.mixture is not None:
@@ -65,14 +64,14 @@ class DatasetSource:
 
     @property
     def is_local(self) -> bool:
-        """True for a path; False for a name on the hub and for a mixture."""
+        """True for a path; False for a hub name and for a mixture."""
         path = Path(self.name or "")
         looks_so = path.suffix in READERS or str(self.name).startswith(("/", "./", "../"))
         return bool(self.name) and (path.exists() or looks_so)
 
     @property
     def is_small(self) -> bool:
-        """True for files of this machine that are read in a moment."""
+        """True for local files of at most SMALL_BYTES."""
         if not self.is_local:
             return False
         path, num_bytes = Path(str(self.name)), 0
@@ -88,7 +87,7 @@ class DatasetSource:
         return [self.train_split, *([self.test_split] if self.test_split else [])]
 
     def load(self) -> tuple[Any, Any]:
-        """Training rows, and held-out rows or None.
+        """Return training rows, and held-out rows or None.
 
         Raises:
             DataError: The dataset cannot be read, or a split is missing.
@@ -115,14 +114,14 @@ class DatasetSource:
                 return load_dataset(reader, data_files={s: str(f) for s, f in files.items()}, streaming=self.streaming)
             return load_dataset(self.name, name=self.config or None, streaming=self.streaming)
         except ConnectionError as error:
-            quoted = re.search("'([^']+)'", str(error))  # one of a mixture
+            quoted = re.search("'([^']+)'", str(error))  # the dataset's name in a mixture
             raise DataError(unreachable(self.name or (quoted[1] if quoted else "of the mixture"))) from error
         except (DatasetsError, OSError, ValueError) as error:
             what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
             raise DataError(f"{what} cannot be loaded: {self._reason(error)}.") from error
 
     def _reason(self, error: Exception) -> str:
-        """Say in one line what is wrong: the first bad line of a JSON Lines file, or what `datasets` hides or says."""
+        """Return why loading failed, in one line: the first bad line of a JSON Lines file, or what `datasets` reports."""
         for file in self._files().values():
             if file.suffix == ".jsonl" and (found := bad_line(file)):
                 return f"{file.name}, {found}"
@@ -131,7 +130,7 @@ class DatasetSource:
         return problem_of_config(error, self.config) or one_line(error)
 
     def _files(self) -> dict[str, Path]:
-        """One file for each split, of a local file or of a folder that holds `<split>.jsonl` and the like."""
+        """Return one file for each split, of a local file or of a folder with `<split>.jsonl` or similar; else {}."""
         path = Path(self.name or "")
         if path.is_file():
             return {self.train_split: path}
@@ -162,7 +161,7 @@ class DatasetSource:
 
 @contextmanager
 def unreadable_rows() -> Iterator[None]:
-    """Raise a DataError for a row of a stream that `datasets` cannot read, within the block."""
+    """Raise a DataError in the block for a row of a stream that `datasets` cannot read."""
     from datasets.exceptions import DatasetsError
     from pyarrow import ArrowInvalid
 
@@ -173,12 +172,12 @@ def unreadable_rows() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error of `datasets` says, or what it hides, in one line."""
+    """Return the message of an error of `datasets`, or of its cause, in one line."""
     return " ".join(str(error.__cause__ or error).split()).rstrip(".")
 
 
 def bad_line(file: Path) -> str:
-    """Say what is wrong with the first line of a JSON Lines file that cannot be read; empty if all can."""
+    """Describe the first line of a JSON Lines file that cannot be read; "" if all can be read."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():

@@ -1,4 +1,4 @@
-"""Data sets of the hub: whether it can be reached, and what it says that a user can act on."""
+"""Datasets and models of the hub: whether it can be reached, and messages that a user can act on."""
 
 import ast
 import re
@@ -10,9 +10,9 @@ PATIENCE_S = 10.0
 
 
 def leave_if_unreachable() -> None:
-    """Where the hub does not answer, read from the cache alone from now on, as HF_HUB_OFFLINE=1 would have it.
+    """Read only from the cache, as with HF_HUB_OFFLINE=1, if the hub does not answer.
 
-    huggingface_hub asks each file of a model or a data set six times, over half a minute, and prints every try.
+    Otherwise huggingface_hub tries each file six times, over half a minute, and prints every try.
     """
     import datasets.config
     from huggingface_hub import constants, get_session
@@ -21,12 +21,12 @@ def leave_if_unreachable() -> None:
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
-    except Exception:  # of httpx or requests, by the version of huggingface_hub: they have no base in common
+    except Exception:  # httpx's or requests' by the version of huggingface_hub, without a common base
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 def unreachable(name: str, what: str = "dataset") -> str:
-    """Say that a data set, or a model, is neither here nor to be had, and the two ways on."""
+    """Return a sentence that a dataset or model is neither here nor reachable, with two remedies."""
     from huggingface_hub import constants
 
     kind, flag = (" --repo-type dataset", "--dataset_name ") if what == "dataset" else ("", "")
@@ -38,7 +38,7 @@ def unreachable(name: str, what: str = "dataset") -> str:
 
 
 def unloadable(name: str, error: Exception) -> str:
-    """Say why a model cannot be loaded; where there is no such folder either, with the nearest name that is known."""
+    """Return a sentence why a model cannot be loaded; with the nearest known name if there is no such folder."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     if Path(name).exists():
         return f"{name} cannot be loaded: {reason}."
@@ -50,7 +50,7 @@ def unloadable(name: str, error: Exception) -> str:
 
 
 def problem_of_config(error: Exception, config: str | None) -> str:
-    """Say which configurations a data set has, where `datasets` misses one or does not know it; else nothing."""
+    """Return which configurations a dataset has, if `datasets` misses one or does not know it; else ""."""
     found = re.search(r"(?:available configs|Available): (\[[^]]*\])", str(error))
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""The keys of a recipe that say how rows of the data become prompts and answers; TRL's name the data themselves."""
+"""Keys of a recipe that map rows of the dataset to prompts and answers; TRL's keys name the dataset."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,17 +41,17 @@ class DataArguments(ScriptArguments):
         self.mapping()
 
     def mapping(self) -> RowMapping:
-        """Return what these keys do to a row.
+        """Return the mapping of these keys.
 
         Raises:
-            ConfigError: A key that cannot work, whatever the data hold.
+            ConfigError: A key that cannot work with any data.
         """
         return RowMapping.of(self)
 
 
 @dataclass
 class PromptArguments(DataArguments):
-    """The dataset, its columns, and the prompts that are made of them."""
+    """The dataset, its columns, and the prompts that are made from them."""
 
     system_prompt: str | None = setting(
         None, "System message before each prompt. Text prompts then become user messages."

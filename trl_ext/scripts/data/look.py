@@ -1,5 +1,6 @@
-"""Rows looked at by the trainers' own checks before any model loads: in `trl-ext check`, and in a run where the
-trainer looks only after it has loaded models."""
+"""Check rows with the trainers' checks before a model is loaded: in `trl-ext check`, and in runs whose trainer checks
+only after loading.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +16,10 @@ def look_at_prompts(
     """Raise DataError for rows that GRPO or PPO would refuse.
 
     Args:
-        parts: Training rows, and those held out or None. Rows of token ids, which PPO takes, are left to it.
-        model_name: The policy, on the hub or a folder; not loaded.
-        training_args: The script's.
-        rewards: Rule sets among them say which columns they read.
-        tokenizer: The policy's; loaded if not given.
+        parts: Training rows, and held-out rows or None. Rows of token ids, for PPO, are not checked here.
+        model_name: The policy, hub name or folder; not loaded.
+        rewards: Rule sets among them give the columns that they read.
+        tokenizer: The policy's; loaded if None.
     """
     from trl_ext.trainers.rows.columns import columns_of
     from trl_ext.trainers.rows.prompts import PromptChecks
@@ -31,10 +31,10 @@ def look_at_prompts(
 
 
 def look_at_pairs(parts: Sequence[Any], training_args: Any, tokenizer: Any = None) -> None:
-    """Raise DataError for pairs that the reward trainer would refuse; `tokenizer` tells whether chats can be read."""
+    """Raise DataError for pairs that the reward trainer would refuse; with `tokenizer`, chats need its template."""
     from trl_ext.trainers.rows.pairs import check_pairs
 
-    # A template that the recipe names takes the place of the tokenizer's.
+    # A template that the recipe names replaces the tokenizer's.
     reader = None if training_args.chat_template_path else tokenizer
     for part, role in zip(parts, ROLES, strict=True):
         if part is not None:

@@ -1,7 +1,7 @@
-"""Rows of any data become rows of ours: columns by our names, prompts from a template, answers by a pattern.
+"""Map rows of any dataset to the columns, prompts and answers that the trainers expect.
 
-What the keys alone tell is refused when they are parsed, what the names of the columns tell before a row is read, and
-what a row tells before a model loads; a stream's rows come later.
+Mistakes in the keys are reported when the recipe is parsed, mistakes in column names before a row is read, and bad
+rows before a model is loaded. Rows of a stream are checked as they are read.
 """
 
 import re
@@ -37,17 +37,19 @@ def _without_bar() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """What a recipe says about the columns of its data.
+    """The columns, prompts and answers that a recipe makes of its dataset.
+
+    "Our" names are trl_ext's (`prompt`, `answer`, `chosen`, `rejected`), "their" names the dataset's.
 
     Args:
-        columns: From our name of a column to the data's, dotted for a value within one (`messages.:-1` for a part of
-            a list); None leaves a column out.
-        system_prompt: The system message in front of each prompt.
-        template: The prompt, around columns by the data's names.
-        prompt_format: "chat", "text", or None: chat where the recipe makes the prompt and a chat template is there.
+        columns: Their name by our name; a dotted name reads a value in a column (`messages.:-1` part of a list), None
+            drops the column.
+        system_prompt: System message before each prompt.
+        template: Text of the prompt around columns, by their names.
+        prompt_format: "chat", "text", or None: chat if the recipe makes the prompt and there is a chat template.
         answer_pattern: Regular expression whose group is the answer.
-        first_option: The number of the first option, where the answer counts options; it becomes a letter.
-        has_pairs: True for preference pairs, whose prompts stay as they are.
+        first_option: Number of the first option, if answers are option numbers, which become letters.
+        has_pairs: True for preference pairs, whose prompts are not changed.
     """
 
     columns: Mapping[str, str | None] = field(default_factory=dict)
@@ -81,10 +83,10 @@ class RowMapping:
 
     @classmethod
     def of(cls, args: Any) -> "RowMapping":
-        """Return what a script's arguments say; those of the reward script write no prompts.
+        """Make the mapping from a script's arguments; the reward script's have no keys for prompts.
 
         Raises:
-            ConfigError: A key that cannot work, whatever the data hold.
+            ConfigError: A key that cannot work with any data.
         """
         template = getattr(args, "prompt_template", None)
         return cls(
@@ -99,22 +101,22 @@ class RowMapping:
 
     @property
     def makes_prompts(self) -> bool:
-        """True where the recipe makes the prompt, and does not take a column `prompt` as it is."""
+        """True if the recipe makes the prompt, False if the column `prompt` is used as it is."""
         given = self.system_prompt or self.template or self.prompt_format or self.columns.get(PROMPT)
         return bool(given) and not self.has_pairs
 
     @_without_bar()
     def apply(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
-        """Return the rows by our names, with prompts and answers as the recipe wants them; of a stream, as they come.
+        """Return the mapped rows; rows of a stream are mapped as they are read.
 
         Args:
             dataset: Map-style or a stream; None stays None.
-            role: What messages call it, such as "train_dataset".
-            has_chat_template: Tells whether the model's tokenizer has a chat template; asked where that matters.
+            role: Name of the dataset in messages, such as "train_dataset".
+            has_chat_template: Returns True if the model's tokenizer has a chat template; called only if that matters.
 
         Raises:
             ConfigError: A key has nothing to work on, or needs a chat template.
-            DataError: A column is missing or there twice, or rows cannot be mapped.
+            DataError: A column is missing or occurs twice, or rows cannot be mapped.
         """
         from datasets import ClassLabel, IterableDataset, Value
 
@@ -129,11 +131,13 @@ class RowMapping:
             _rewritten,
             mapping=self,
             makes_chats=self.makes_prompts and self.makes_chats(has_chat_template),
-            version=__version__,  # rows that another version has written are not taken from the cache
+            version=__version__,  # part of the cache's key: rows of another version are not reused
         )
         renamed = self._renamed(dataset, names)
         if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
-            renamed = renamed.cast_column(ANSWER, Value("int64"))  # of a class, a letter would become a number again
+            renamed = renamed.cast_column(
+                ANSWER, Value("int64")
+            )  # ClassLabel would turn the letter into a number again
         if isinstance(dataset, IterableDataset):
             return renamed.map(rewrite)
         self._check_filled(renamed, role)
@@ -147,7 +151,7 @@ class RowMapping:
             self._refuse(renamed, role)
 
     def problem(self, row: Mapping[str, Any]) -> str:
-        """Return what keeps a row, by our names, from being mapped, in words that follow "row 7 has"; or nothing."""
+        """Return why a row, by our names, cannot be mapped, as words that follow "row 7 has"; "" if it can."""
         for name in self._read:
             if row[name] is None:
                 return f"no {self._theirs(name)} (null)"
@@ -175,7 +179,7 @@ class RowMapping:
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:
-        """Return prompt and answer of a row, by our names, that has no problem."""
+        """Return the new prompt and answer of a row without a problem, by our names."""
         cells: dict[str, Any] = {}
         if self.makes_prompts:
             prompt = row[PROMPT] if self.template is None else self.template.filled(row, self._ours)
@@ -195,7 +199,7 @@ class RowMapping:
         return self.answer_pattern is not None or self.first_option is not None
 
     def _answer(self, row: Mapping[str, Any]) -> str | None:
-        """Return what the pattern finds, and of an option's number its letter; None where there is none."""
+        """Return the answer after `answer_pattern` and `first_option`; None if there is none."""
         answer = row[ANSWER]
         if self.answer_pattern is not None:
             match = re.search(self.answer_pattern, answer)
@@ -207,7 +211,7 @@ class RowMapping:
 
     @contextmanager
     def names_of_the_data(self) -> Iterator[None]:
-        """Let a DataError within the block that speaks of a column by our name also tell the data's own."""
+        """Add the dataset's column names to a DataError of the block that mentions a column by our name."""
         try:
             yield
         except DataError as error:
@@ -226,12 +230,12 @@ class RowMapping:
 
     @property
     def _ours(self) -> dict[str, str]:
-        """From the data's names of columns to ours."""
+        """Our name by the dataset's name."""
         return {theirs: ours for ours, theirs in self.columns.items() if theirs is not None}
 
     @property
     def _left_out(self) -> list[str]:
-        """The columns that are left out, which the data and we call the same."""
+        """The dropped columns, for which both names are equal."""
         return [ours for ours, theirs in self.columns.items() if theirs is None]
 
     @property
@@ -247,13 +251,13 @@ class RowMapping:
         return list(dict.fromkeys([*self._ours.values(), *self._filled_in, *prompt, *answer]))
 
     def _theirs(self, ours: str) -> str:
-        """Return a column's name in quotes, the data's own."""
+        """Return the dataset's name of a column, in quotes."""
         return f"'{self.columns.get(ours) or ours}'"
 
     def _unnested(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
-        """Add a column for each dotted name, `reward_model.ground_truth`, of a value within another column.
+        """Add a column for each dotted name, such as `reward_model.ground_truth`.
 
-        One that gets the name of the column that it is within, `{prompt: prompt.:-1}`, takes its place.
+        `{prompt: prompt.:-1}` replaces the column that it reads.
         """
         features, asked = dataset.features, [*self._ours, *(self.template.fields if self.template else [])]
         nested = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
@@ -266,7 +270,7 @@ class RowMapping:
         return rows.remove_columns(gone), [name for name in (*names, *kinds) if name not in gone]
 
     def _check_names(self, names: list[str], role: str, features: Mapping[str, Any]) -> None:
-        """Refuse what the names of the data's columns tell."""
+        """Raise DataError for problems that the dataset's column names show."""
         from trl_ext.trainers.rows.sentence import listed
 
         has = f"{role} has the columns {listed(names)}"
@@ -307,7 +311,7 @@ class RowMapping:
     def _renamed(self, dataset: Any, names: list[str]) -> Any:
         dataset = dataset.remove_columns(self._left_out) if self._left_out else dataset
         new = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
-        if set(new) & set(new.values()):  # such as a and b that change places
+        if set(new) & set(new.values()):  # such as swapping a and b
             aside = {name: f"{name} (renamed)" for name in new}
             dataset = dataset.rename_columns(aside)
             new = {aside[theirs]: ours for theirs, ours in new.items()}
@@ -316,7 +320,7 @@ class RowMapping:
     # Rows -----------------------------------------------------------------------------------------------------------
 
     def makes_chats(self, has_chat_template: Callable[[], bool]) -> bool:
-        """Return True where prompts that are text become user messages; ConfigError where nothing renders them."""
+        """Return True if text prompts become user messages; raise ConfigError if no chat template renders them."""
         if self.prompt_format == "text":
             return False
         wanted = self.prompt_format == "chat" or self.system_prompt is not None
@@ -329,7 +333,7 @@ class RowMapping:
         return wanted or has_chat_template()
 
     def _check_filled(self, dataset: Any, role: str) -> None:
-        """Refuse rows without a value in a column that the recipe names."""
+        """Raise DataError for rows with null in a column that the recipe reads."""
         import numpy as np
 
         from trl_ext.trainers.rows.gold import is_empty
@@ -367,20 +371,16 @@ class _RowError(DataError):
 
 
 def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, version: str) -> dict[str, Any]:
-    """Return the new cells of a row.
-
-    Raises:
-        DataError: The row cannot be mapped.
-    """
+    """Return the new cells of a row; raise DataError if it cannot be mapped."""
     if problem := mapping.problem(row):
         raise _RowError(f"A row of the stream has {problem}. Filter such rows out of the stream.")
     return mapping.rewritten(row, makes_chats)
 
 
 def within(value: Any, name: str) -> Any:
-    """Return what a dotted name means within a row, or within the types of columns; None where there is nothing.
+    """Return the value, or the type, that a dotted name means in a row, or in column types; None if there is none.
 
-    In a list a number is the item of this place, `:-1` all but the last, `1:` all but the first.
+    In a list a number means that item, `:-1` all but the last, `1:` all but the first.
     """
     for key in name.split("."):
         if type(value).__name__ == "Json":  # the type of a column of any JSON, which may hold the name
@@ -395,7 +395,7 @@ def within(value: Any, name: str) -> Any:
 
 
 def _of_list(items: Any, place: int | None, start: int | None, stop: int | None) -> Any:
-    """Return an item of a list, or a part where `place` is None; of the type of a list the type of that."""
+    """Return an item of a list, or a slice if `place` is None; for a list's type, the type of that."""
     if kind := getattr(items, "feature", None):
         return items if place is None else kind
     if not isinstance(items, list):
@@ -434,6 +434,6 @@ def _kind(value: Any) -> str:
 
 
 def _shown(text: Any) -> str:
-    """Return the end of a value, where answers mostly stand, in quotes."""
+    """Return the end of a value in quotes; answers are mostly at the end."""
     text = str(text)
     return f"'...{text[-40:]}'" if len(text) > 43 else f"'{text}'"

@@ -1,7 +1,6 @@
 """A prompt written around the columns of a row: `"{question}\\nLet's think step by step."`.
 
-Fields are names of columns and nothing else. `str.format` would also read attributes and items of what it fills in,
-so it is not used: text of a recipe or of a row is never looked up.
+Fields are column names only. `str.format` would also read attributes and items of values, so it is not used.
 """
 
 from collections.abc import Mapping
@@ -17,14 +16,14 @@ class PromptTemplate:
     """Text with places for columns.
 
     Args:
-        parts: Each text with the column that comes after it; the last has none (None).
+        parts: Each text with the column after it; the last column is None.
     """
 
     parts: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def parse(cls, text: str) -> "PromptTemplate":
-        """Read a template in Python's format: a column's name in braces; doubled braces stand for themselves.
+        """Read a template in Python's format: a column's name in braces; doubled braces are literal braces.
 
         Raises:
             ConfigError: The braces do not match, a field is more than a name, or there is no field.
@@ -54,15 +53,15 @@ class PromptTemplate:
 
     @property
     def fields(self) -> list[str]:
-        """The columns that the template reads, each once."""
+        """The columns that the template reads, without repetition."""
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def filled(self, row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-        """Return the text for a row: its values as they are, numbers and lists written out by `written`.
+        """Return the text for a row.
 
         Args:
-            row: The cells, by the names that the columns have by now.
-            names: From a field to that name, where it is another one.
+            row: The cells, by the current names of the columns.
+            names: From a field to its current name, if that differs.
         """
         return "".join(
             text if field is None else f"{text}{written(row[names.get(field, field)])}" for text, field in self.parts
@@ -70,9 +69,9 @@ class PromptTemplate:
 
 
 def written(value: Any) -> str | None:
-    """Return a value as a template fills it in; None for one that has no form.
+    """Return a value as text for a template; None if it cannot be written.
 
-    A list of numbers is `[44, 19, 35]`; texts of a list are options, each on a line with its letter: `A. Paris`.
+    A list of numbers is `[44, 19, 35]`; a list of texts becomes options, one a line with a letter: `A. Paris`.
     """
     if not isinstance(value, list):
         return str(value) if isinstance(value, str | int | float) else None

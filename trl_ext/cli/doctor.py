@@ -1,6 +1,6 @@
-"""`trl-ext doctor`: is this machine fit to train, and fit for a plan; a line and a remedy for each finding.
+"""`trl-ext doctor`: check that this machine can train, and can run a plan; a line and a remedy for each finding.
 
-Help answers at once; PyTorch is asked in a process of its own, so that a broken one is a finding, too.
+PyTorch is asked in a separate process, so that a broken one becomes a finding; help answers at once.
 """
 
 import json
@@ -51,7 +51,7 @@ def doctor(argv: Sequence[str]) -> int:
 
 
 def print_findings(findings: Iterable[Any]) -> None:
-    """Print a line for each finding, its remedy on the same line."""
+    """Print a line for each finding, with its remedy."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,6 +1,6 @@
-"""`trl-ext`: one command per script, the report of a finished run, and checks of rules.
+"""`trl-ext`: a command for each training script, and for plans, checks, reports and rules.
 
-Help answers at once: nothing heavy is imported before a command needs it.
+Heavy libraries are imported only when a command needs them, so that help answers at once.
 """
 
 import sys
@@ -19,8 +19,8 @@ class Script:
     """A training script that a command launches.
 
     Args:
-        module: What `python -m` runs; it has a function `make_parser`.
-        purpose: What the command does, in a line.
+        module: The module that `python -m` runs, with a function `make_parser`.
+        purpose: A line for the list of commands.
         example: Arguments that start a shipped recipe.
     """
 
@@ -47,7 +47,7 @@ SCRIPTS = {
     ),
 }
 
-# Other commands: the module that has a function of the command's name, imported when it is asked for.
+# Other commands: the module with a function of the command's name, imported when the command runs.
 COMMANDS = {
     "plan": "trl_ext.cli.plan.command",
     "check": "trl_ext.cli.check.command",
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def launch_script(name: str, argv: list[str]) -> int:
-    """Launch a training script, or explain it."""
+    """Launch a training script, or print its help."""
     script = SCRIPTS[name]
     if "-h" in argv or "--help" in argv:
         from trl_ext.cli.recipes import shipped_recipes

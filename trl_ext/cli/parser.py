@@ -1,7 +1,6 @@
-"""One parser for all commands: a slip is a sentence with the nearest name, and exit code 2.
+"""The parser of all commands: a mistake becomes a sentence with the nearest name, and exit code 2.
 
-argparse prints its usage instead, and suggests names from Python 3.14 on. Help answers at once: nothing heavy is
-imported here.
+argparse would print its usage, and suggests names from Python 3.14 on. Nothing heavy is imported here.
 """
 
 import argparse
@@ -13,12 +12,12 @@ from trl_ext.errors import ConfigError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser whose every complaint is a ConfigError; so are those of its sub-commands.
+    """argparse's parser, which raises ConfigError for every problem, also in sub-commands.
 
     Args:
         prog: The command, as in its usage line.
-        takes_more: True where flags that this parser does not know are for somebody else.
-        options: What argparse takes, but for abbreviations: `--max_step` is a typo, not a short form.
+        takes_more: True if flags that this parser does not know are allowed.
+        options: Arguments of argparse; abbreviations are off, so that `--max_step` is a typo.
     """
 
     def __init__(self, prog: str, takes_more: bool = False, **options: Any) -> None:
@@ -29,9 +28,9 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse overloads it by the type of the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Overrides argparse.ArgumentParser.parse_known_args, which sub-commands go through as well."""
+        """Overrides argparse.ArgumentParser.parse_known_args, which parses sub-commands as well."""
         words = list(sys.argv[1:] if args is None else args)
-        if not self.takes_more and self._subparsers is None:  # first: argparse would say that --row is missing
+        if not self.takes_more and self._subparsers is None:  # before argparse reports that --row is missing
             flags = (word for word in words if word.startswith("--") and word != "--")
             self._refuse([word for word in flags if word.partition("=")[0] not in self._option_string_actions])
         found, more = super().parse_known_args(words, namespace)

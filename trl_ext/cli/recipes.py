@@ -1,6 +1,6 @@
-"""`trl-ext recipes` and `trl-ext launch-file`: what is shipped, by name.
+"""`trl-ext recipes` and `trl-ext launch-file`: shipped files, by name.
 
-The comment at a recipe's head is where its trainer, its machine and its launch line stand; they are read from there.
+A recipe's trainer, machine and launch line are read from the comment at its head.
 """
 
 import json
@@ -44,15 +44,15 @@ address from SLURM:
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecipe:
-    """What the comment at the head of a shipped recipe says.
+    """The comment at the head of a shipped recipe.
 
     Args:
-        name: What `--config` takes.
-        path: Where the recipe lies.
+        name: Value for `--config`.
+        path: The recipe's file.
         task: "GRPO", "PPO", "Reward model".
         machine: "1 x RTX 4090 (24 GB)".
         purpose: Model, data and method.
-        launch: The command that starts it, as many lines as in the comment.
+        launch: The command that starts it, with the comment's line breaks.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ShippedRecipe:
 
 
 def shipped_recipes() -> list[ShippedRecipe]:
-    """Read the heads of all shipped recipes, in the order of their names."""
+    """Read the heads of all shipped recipes, sorted by name."""
     return [read_head(path) for path in resources.recipes()]
 
 
@@ -150,7 +150,7 @@ def launch_file(argv: Sequence[str]) -> int:
 
 
 def _copy_for_machines(path: Path, given: dict[str, Any]) -> Path:
-    """Write a shipped accelerate file with the numbers of a run on several machines into the working folder."""
+    """Write a shipped accelerate file into the working folder, with the numbers of a run on several machines."""
     import yaml
 
     num_machines, rank = given["num_machines"], given.get("machine_rank")
@@ -169,7 +169,7 @@ def _copy_for_machines(path: Path, given: dict[str, Any]) -> Path:
     kept = [line for line in text.splitlines() if line.partition(":")[0] not in given]
     lines = [*kept, *(f"{name}: {json.dumps(value)}" for name, value in given.items())]
     copy = Path(f"{path.stem}-{num_machines}-machines{'' if rank is None else f'-rank{rank}'}.yaml")
-    # Beside others that write the same file into a shared folder: whole at any moment.
+    # Other machines may write the same file into a shared folder: replace it in one step.
     unfinished = Path(f"{copy}.{socket.gethostname()}.{os.getpid()}")
     unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
     unfinished.replace(copy)

@@ -1,4 +1,4 @@
-"""`trl-ext report`: the page of a run again, or a table that compares runs."""
+"""`trl-ext report`: write the report of a run again, or a table that compares runs."""
 
 from collections.abc import Sequence
 

@@ -71,7 +71,7 @@ def _start(servers: "Serving", number: int) -> VLLMProcess:
 
 
 def _kill_trainers() -> None:
-    """Kill the training processes: one that waits for a lost server cannot save."""
+    """Kill the training processes: they cannot save while they wait for a lost server."""
     import psutil
 
     trains = [child for child in psutil.Process().children() if child.pid not in running]

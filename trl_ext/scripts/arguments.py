@@ -54,7 +54,7 @@ class StrictParser(TrlParser):
         self, dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None
     ) -> None:
         super().__init__(
-            dataclass_types,  # type: ignore[arg-type]  # transformers gives them a NewType of its own
+            dataclass_types,  # type: ignore[arg-type]  # transformers declares a NewType
             prog=prog,
             usage="%(prog)s [--config RECIPE.yaml] [--KEY VALUE ...]",
             description=description,
@@ -106,7 +106,7 @@ class StrictParser(TrlParser):
         return instances
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Overrides trl.TrlParser.set_defaults_with_config: drops the launch file, and turns numbers of text fields into text."""
+        """Overrides trl.TrlParser.set_defaults_with_config: drops the launch file, and casts numbers to text."""
         kwargs.pop(LAUNCH_KEY, None)
         kwargs = {name: value for name, value in kwargs.items() if name not in self._left_out}
         for name, value in kwargs.items():

@@ -145,7 +145,7 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
 
 
 def reward_adapters(script_args: Any) -> list[str]:
-    """Return the folders of reward models that are adapters; a recipe may give one as a string."""
+    """Return the folders of reward models that are adapters."""
     given = script_args.reward_adapter or []
     return [given] if isinstance(given, str) else list(given)
 

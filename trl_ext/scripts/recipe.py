@@ -78,7 +78,7 @@ def paths_beside(path: str | Path, keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def launch_file(path: str | Path) -> str | None:
-    """Return the launch file that a recipe names, as an absolute path if it is next to the recipe; None without one.
+    """Return the launch file that a recipe names, as an absolute path if it is next to the recipe; None without it.
 
     Also None for a recipe that cannot be read: the caller reads it again and reports the problem.
     """
@@ -128,7 +128,7 @@ def _problems(
 
 
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield keys that occur twice; YAML would silently keep the last one."""
+    """Yield keys that occur twice; YAML would silently keep the last value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _repeated_keys(item)

@@ -158,7 +158,7 @@ def data_source(script_args: DataArguments, training_args: Any, dataset_args: Da
 def load_rows(
     script_args: DataArguments, training_args: Any, model_args: ModelConfig, dataset_args: DatasetMixtureConfig
 ) -> tuple[Any, Any]:
-    """Return the training rows, and the held-out rows or None, with columns renamed as the recipe says.
+    """Return the training rows, and the held-out rows or None, mapped by the recipe.
 
     Raises:
         ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.

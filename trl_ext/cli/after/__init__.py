@@ -1,1 +1,1 @@
-"""`trl-ext merge`, `generate` and `evaluate`: what one does with a finished run."""
+"""`trl-ext merge`, `generate` and `evaluate`: commands for a finished run."""

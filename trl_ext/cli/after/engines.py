@@ -1,4 +1,4 @@
-"""Completions of token ids, by transformers or by vLLM: the same ids in, the same kind of answer out."""
+"""Completions of token ids by transformers or vLLM, with the same inputs and outputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,18 @@ from trl_ext.errors import ConfigError, OutOfMemoryError, SupportError
 BACKENDS = ("transformers", "vllm")
 # The ranks that vLLM can be started with; https://docs.vllm.ai, LoRAConfig.max_lora_rank.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_VLLM_PROMPTS = 1024  # per call, so that what is finished can be written
+_VLLM_PROMPTS = 1024  # per call, so that finished completions can be written
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn.
+    """Settings of sampling.
 
     Args:
         num_generations: Completions per prompt.
         temperature: 0 is greedy.
-        max_new_tokens: At most so many tokens a completion.
+        max_new_tokens: Most tokens of a completion.
         top_p, top_k, min_p, repetition_penalty: As in transformers; 1.0, 0, None and 1.0 have no effect.
-        seed: Of the random numbers.
     """
 
     num_generations: int = 1
@@ -47,7 +46,7 @@ class Sampling:
 
     @classmethod
     def of(cls, run: Any, arguments: Any = None, **others: Any) -> "Sampling":
-        """Return a run's own settings, with those of a command line, and others, that are not None in their place."""
+        """Return a run's settings; values of a command line and `others` override them where they are not None."""
         recipe = run.recipe
         length = recipe.get("max_completion_length") or recipe.get("response_length")
         own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
@@ -60,12 +59,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer.
+    """A completion.
 
     Args:
-        token_ids: With the token that ended it.
+        token_ids: Includes the token that ended it.
         text: Without special tokens.
-        finish_reason: "stop" where the model ended it, "length" where the limit did.
+        finish_reason: "stop" if the model ended it, "length" if the limit did.
     """
 
     token_ids: tuple[int, ...]
@@ -79,7 +78,7 @@ class TransformersEngine:
     Args:
         run: A FinishedRun of a policy.
         tokenizer: Pads on the left.
-        batch_size: Sequences in a batch, at most; halved where they do not fit the memory.
+        batch_size: Most sequences in a batch; halved if memory runs out.
         trust_remote_code: Run code that comes with the weights.
     """
 
@@ -126,7 +125,7 @@ class TransformersEngine:
         model: Any = self._model
         inputs = self._tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
         config = self._config(sampling)
-        # What a config leaves at its default, `generate` takes from the model's own.
+        # `generate` would fill defaults of `config` from the model's generation config.
         model.generation_config = config
         with torch.inference_mode():
             output = model.generate(
@@ -165,7 +164,6 @@ class VllmEngine:
 
     Args:
         run: A FinishedRun of a policy.
-        tokenizer: Made the token ids.
         trust_remote_code: Run code that comes with the weights.
     """
 
@@ -199,7 +197,7 @@ class VllmEngine:
             min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty,
             seed=sampling.seed,
-            stop_token_ids=[self._tokenizer.eos_token_id],  # vLLM adds those of the model's generation config
+            stop_token_ids=[self._tokenizer.eos_token_id],  # vLLM adds the ids of the generation config
         )
         for at in range(0, len(prompts), _VLLM_PROMPTS):
             wanted = [{"prompt_token_ids": list(ids)} for ids in prompts[at : at + _VLLM_PROMPTS]]
@@ -217,7 +215,7 @@ def make_engine(
     """Load a policy for one of BACKENDS.
 
     Raises:
-        ConfigError: The run is a reward model, or a library refuses what is there.
+        ConfigError: The run is a reward model, or a library refuses its files.
         SupportError: vLLM is not installed.
     """
     from trl_ext.scripts.exit import refusals

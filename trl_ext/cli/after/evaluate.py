@@ -1,6 +1,6 @@
-"""`trl-ext evaluate`: how many held-out problems does a run's policy solve, by the rules that it was trained with.
+"""`trl-ext evaluate`: score a run's policy on held-out problems, with the rules that it was trained with.
 
-Help answers at once; torch is imported when there is something to evaluate.
+torch is imported when the arguments are right, so that help answers at once.
 """
 
 import json
@@ -119,7 +119,7 @@ def _parser() -> CommandParser:
 
 
 def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Read held-out rows, and make prompts of them as the run's recipe says.
+    """Read held-out rows, and make prompts from them as the run's recipe does.
 
     Returns:
         The dataset's name, and rows with the column `prompt`.
@@ -150,7 +150,7 @@ def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, li
 
 
 def check_columns(rules: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
-    """Raise DataError for a column that the rules read and the rows lack."""
+    """Raise DataError if the rows lack a column that the rules read."""
     there = list(rows[0])
     lacking = [column for column in rules.columns if column not in there]
     if lacking:

@@ -1,4 +1,4 @@
-"""Completions judged by rules, and what they come to: pass@k with intervals, the mean of every rule, lengths."""
+"""Completions scored by rules, and their statistics: pass@k with intervals, the mean of every rule, lengths."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.resources import __version__
 from trl_ext.rewards import RuleSet
 
-_AT_THE_END = SimpleNamespace(global_step=1, max_steps=1)  # weights with a schedule are those of a training's end
+_AT_THE_END = SimpleNamespace(global_step=1, max_steps=1)  # scheduled weights have their value at the end of training
 _Z = NormalDist().inv_cdf(0.975)
 WILSON = "Wilson, 95 %"
 BOOTSTRAP = "bootstrap over problems, 95 %"
@@ -21,12 +21,12 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ShareEstimate:
-    """A share of problems between 0 and 1, with the interval that it lies in.
+    """A share of problems between 0 and 1, with its interval.
 
     Args:
         value, low, high: The share and the ends of its interval.
-        num_problems: Problems that the share is of.
-        method: How the interval was made.
+        num_problems: Number of problems that were counted.
+        method: How the interval was computed.
     """
 
     value: float
@@ -38,16 +38,15 @@ class ShareEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a policy's answers came to.
+    """Statistics of a policy's completions.
 
     Args:
-        settings: What was asked of whom, for evaluation.json.
+        settings: Settings of the evaluation, for evaluation.json.
         passes: pass@k by k.
-        means: The mean value of each rule over the completions that it has a value for; None where it has none.
-        unscored: Completions without a value, by rule.
+        means: Mean value of each rule over the completions that it scored; None if it scored none.
+        unscored: Number of completions without a value, by rule.
         reward: Mean total.
-        mean_length_tokens: Of the completions.
-        truncated_frac: Share of completions that the limit ended.
+        truncated_frac: Share of completions that the length limit ended.
     """
 
     settings: Mapping[str, Any]
@@ -60,10 +59,10 @@ class Evaluation:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], rules: RuleSet, settings: Mapping[str, Any]) -> "Evaluation":
-        """Sum up the rows of `judged`.
+        """Compute the statistics of the rows of `judged`.
 
         Raises:
-            DataError: The rule that decides has a value for no completion.
+            DataError: The deciding rule has a value for no completion.
         """
         counts: dict[int, list[bool]] = {}
         for row in rows:
@@ -90,7 +89,7 @@ class Evaluation:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
+        """Return all values for JSON."""
         return {
             "trl_ext": __version__,
             **self.settings,
@@ -103,13 +102,13 @@ class Evaluation:
         }
 
     def title(self) -> str:
-        """Return what was asked, in a line."""
+        """Return dataset, sampling and deciding rule in a line."""
         asked = self.settings
         how = "greedy" if asked["temperature"] == 0 else f"{asked['num_generations']} at {asked['temperature']:g}"
         return f"{asked['num_problems']} problems of {asked['dataset']}, {how}, rule '{asked['pass_rule']}'"
 
     def table(self) -> Any:
-        """Return the table for a terminal, for rich to print."""
+        """Return the table for rich to print."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -128,7 +127,7 @@ class Evaluation:
 
 
 def pass_rule(rules: RuleSet, name: str | None) -> str:
-    """Return the name of the rule that decides: the given one, or the first that judges correctness, or the first.
+    """Return the name of the deciding rule: the given rule, else the first that judges correctness, else the first.
 
     Raises:
         ConfigError: There is no rule of this name.
@@ -146,14 +145,13 @@ def judged(
     passing: str,
     threshold: float,
 ) -> list[dict[str, Any]]:
-    """Return a row a completion, for completions.jsonl: `trl-ext score explain` reads it.
+    """Score completions; return a row for each, for completions.jsonl, which `trl-ext score explain` reads.
 
     Args:
-        rules: Judge the completions.
         problems: Rows with a prompt, and the columns that the rules read.
         answers: The completions of each problem.
-        passing: Name of the rule that decides.
-        threshold: Its value from which a completion passes.
+        passing: Name of the deciding rule.
+        threshold: Least value of that rule with which a completion passes.
     """
     flat = [(number, problems[number], one) for number, group in enumerate(answers) for one in group]
     prompts = [problem["prompt"] for _, problem, _ in flat]
@@ -188,7 +186,7 @@ def judged(
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Return the chance that one of k samples is right, estimated without bias from n >= k samples of a problem.
+    """Return an unbiased estimate, from n >= k samples of a problem, of the chance that one of k samples is right.
 
     Source: arXiv:2107.03374, equation 1: 1 - C(n - c, k) / C(n, k).
     """
@@ -196,20 +194,20 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def powers_up_to(most: int) -> list[int]:
-    """Return 1, 2, 4, ... below `most`, and `most` itself."""
+    """Return 1, 2, 4, ... below `most`, and `most`."""
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
 def estimate(counts: Sequence[tuple[int, int]], k: int) -> ShareEstimate | None:
-    """Return pass@k over problems; None where no problem has k samples.
+    """Return pass@k over problems; None if no problem has k samples.
 
-    One sample a problem gives Wilson's interval. Several give percentiles of the mean over problems that are drawn
-    again with replacement; where all problems are alike these would be one point, and Wilson's interval, which is
-    wider than it has to be for shares, stands in.
+    With one sample a problem the interval is Wilson's. With several it is a percentile bootstrap over problems. If all
+    problems have equal shares the bootstrap would give a single point, so Wilson's interval, which is too wide for
+    shares, is used.
 
     Args:
         counts: Samples and right samples of each problem.
-        k: Samples that one of must be right.
+        k: Number of samples of which at least one must be right.
 
     Source: Wilson, JASA 22 (1927) 209; Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13.
     """

@@ -1,6 +1,6 @@
-"""A run's folder, read for what comes after the training: weights or an adapter, tokenizer, recipe, rules.
+"""Read a finished run's folder: weights or an adapter, tokenizer, recipe, rules.
 
-Looking costs no weights: files are checked by their names, their sizes and the headers of safetensors.
+Finding a run loads no weights: files are checked by name, size and the headers of safetensors.
 """
 
 import json
@@ -21,15 +21,15 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What a training left behind; nothing of it is loaded yet.
+    """A finished run; no weights are loaded yet.
 
     Args:
         folder: Holds the weights or the adapter: the run's output_dir, or one of its checkpoints.
         root: The run's output_dir, which holds recipe.yaml and rules.yaml.
-        adapter: Content of adapter_config.json; None where `folder` holds whole weights.
-        config: Content of config.json, empty beside an adapter.
-        recipe: Content of recipe.yaml, empty where there is none.
-        has_rules: True if the run's rules stand in rules.yaml.
+        adapter: Content of adapter_config.json; None if `folder` holds full weights.
+        config: Content of config.json, empty with an adapter.
+        recipe: Content of recipe.yaml; empty if there is none.
+        has_rules: True if rules.yaml holds the run's rules.
     """
 
     folder: Path
@@ -41,12 +41,12 @@ class FinishedRun:
 
     @property
     def weights(self) -> str:
-        """Name or folder of the weights: the adapter's base model, or the run's own folder."""
+        """Name or folder of the weights: the adapter's base model, or the run's folder."""
         return self.adapter["base_model_name_or_path"] if self.adapter is not None else str(self.folder)
 
     @property
     def is_reward_model(self) -> bool:
-        """True for a sequence classification model, whole or an adapter for one."""
+        """True for a sequence classification model or adapter."""
         from trl_ext.trainers.forward.reward_input import RECORD_FILE
 
         names = self.config.get("architectures") or ()
@@ -56,24 +56,24 @@ class FinishedRun:
 
     @property
     def revision(self) -> str | None:
-        """Branch, tag or commit of an adapter's base model that the run began with; None for the newest."""
+        """Branch, tag or commit of the adapter's base model that the run used; None for the newest."""
         is_known = self.adapter is not None and self.recipe.get("model_name_or_path") == self.weights
         return self.recipe.get("model_revision") if is_known else None
 
     @property
     def has_critic(self) -> bool:
-        """True for a PPO run whose critic lies beside the policy."""
+        """True for a PPO run that saved a critic with the policy."""
         record = self.folder / "critic" / "critic.json"
         return record.is_file() and json.loads(record.read_text())["critic"] != "none"
 
     # Loading --------------------------------------------------------------------------------------------------------
 
     def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
-        """Load the weights, with the adapter on them where the run trained one, in evaluation mode.
+        """Load the weights, with the run's adapter if there is any, in evaluation mode.
 
         Args:
-            dtype: Of the weights in memory; "auto" is that of their files.
-            device_map: Where they go, "cpu" or "auto"; None leaves it to accelerate's.
+            dtype: dtype in memory; "auto" keeps the dtype of the files.
+            device_map: "cpu" or "auto"; None leaves the device to accelerate.
             trust_remote_code: Run code that comes with the weights.
         """
         from transformers import AutoModelForSequenceClassification
@@ -97,9 +97,9 @@ class FinishedRun:
 
         try:
             with warnings.catch_warnings():
-                # About merging; `merge` divides tied weights where it has to.
+                # A warning about merging; `merge` separates tied weights if necessary.
                 warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
-                # PEFT would go on with an adapter that does nothing.
+                # PEFT would continue with an adapter that has no effect.
                 warnings.filterwarnings("error", message="Found missing adapter keys")
                 return PeftModel.from_pretrained(model, str(self.folder)).eval()
         except (RuntimeError, UserWarning) as error:
@@ -113,7 +113,7 @@ class FinishedRun:
             ) from error
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> Any:
-        """Load the tokenizer that the run was saved with, or the base model's; it pads on the left."""
+        """Load the run's tokenizer, or the base model's; it pads on the left."""
         from transformers import AutoTokenizer
 
         own = (self.folder / "tokenizer_config.json").is_file()
@@ -124,10 +124,10 @@ class FinishedRun:
         return tokenizer
 
     def load_rules(self, path: str | None = None) -> RuleSet:
-        """Build the rules of a file, or those that the run was trained with.
+        """Build the rules of a file, or the rules of the run.
 
         Raises:
-            ConfigError: The run's folder names no rules, or they cannot be built.
+            ConfigError: The run has no rules, or they cannot be built.
         """
         if path is None and not self.has_rules:
             file = self.root / RULES_FILE
@@ -139,15 +139,15 @@ class FinishedRun:
 
 
 def find_run(path: str) -> FinishedRun:
-    """Look at a run's folder.
+    """Find the model of a run.
 
     Args:
-        path: The run's output_dir, or one of its checkpoints. An output_dir without a final model stands for its
-            newest whole checkpoint.
+        path: The run's output_dir, or one of its checkpoints. For an output_dir without a final model, its newest
+            complete checkpoint is used.
 
     Raises:
-        ConfigError: There is no such folder, or no base model where the adapter expects it.
-        DataError: It holds no model, or a model or record that was not written to its end.
+        ConfigError: There is no such folder, or no base model at the adapter's path.
+        DataError: The folder holds no model, or a model or record that is not complete.
     """
     from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest
     from trl_ext.trainers.checkpoints.save import newest_whole, step_of
@@ -189,7 +189,7 @@ def find_run(path: str) -> FinishedRun:
 
 
 def weight_files(folder: Path, names: tuple[str, ...] = _WEIGHTS) -> list[Path]:
-    """Return the files with a folder's weights, those that an index names as well; empty where there are none."""
+    """Return the files with a folder's weights, also of sharded weights; empty if there are none."""
     for name in names:
         if (folder / name).is_file():
             return [folder / name]
@@ -201,7 +201,7 @@ def weight_files(folder: Path, names: tuple[str, ...] = _WEIGHTS) -> list[Path]:
 
 
 def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
-    """Raise DataError unless all files of weights are there, and as long as they say."""
+    """Raise DataError unless all weight files are there and complete."""
     from safetensors import SafetensorError, safe_open
 
     files = weight_files(folder, names)

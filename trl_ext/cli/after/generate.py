@@ -1,6 +1,6 @@
 """`trl-ext generate`: completions of a run's policy for the prompts of a file.
 
-Help answers at once; torch is imported when there is something to generate.
+torch is imported when the arguments are right, so that help answers at once.
 """
 
 import json
@@ -75,7 +75,7 @@ def _parser() -> CommandParser:
 
 
 def add_engine_options(parser: CommandParser) -> None:
-    """Add what all commands that generate have in common."""
+    """Add the options of all commands that generate."""
     parser.add_argument(
         "--temperature", type=float, help="sampling temperature, 0 for greedy (default: as in training)"
     )
@@ -90,7 +90,7 @@ def add_engine_options(parser: CommandParser) -> None:
 
 
 def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Iterator[list[Completion]]:
-    """Pass completions on, with a line on stderr of prompts done and tokens per second."""
+    """Pass completions on, and print prompts done and tokens per second on stderr."""
     from tqdm import tqdm
 
     is_terminal = sys.stderr.isatty()
@@ -112,6 +112,6 @@ def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Itera
 
 
 def json_line(row: Any) -> str:
-    """Return a row as one line of JSON that a terminal can show: what cannot be printed is escaped."""
+    """Return a row as one line of JSON, with unprintable characters escaped."""
     text = json.dumps(row, ensure_ascii=False)
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)

@@ -1,6 +1,6 @@
-"""`trl-ext merge`: the adapter of a run into the weights that it was trained on, as one folder that everything loads.
+"""`trl-ext merge`: merge a run's adapter into its base model, as a folder that any library loads.
 
-Help answers at once; torch is imported when there is something to merge.
+torch is imported when the arguments are right, so that help answers at once.
 """
 
 import shutil
@@ -54,16 +54,15 @@ def merge(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """What was merged, for the user.
+    """The result of a merge, as text for the user.
 
     Args:
         source, folder: The run, and the folder that was written.
-        kind: "LoRA" and the like, with its rank.
+        kind: "LoRA" or another method, with its rank.
         base: The model below the adapter.
-        size_bytes, num_tensors: Of the weights on disk.
-        dtype: Of the weights.
-        drift: Largest difference that merging made to a log-probability, or to a score, on random tokens.
-        notes: Sentences about what was left out or is different.
+        size_bytes, num_tensors: Size of the weights on disk.
+        drift: Largest change of a log-probability, or of a score, on random tokens.
+        notes: Sentences about parts that were left out or differ.
     """
 
     source: Path
@@ -87,12 +86,12 @@ class MergedModel:
 
 
 def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bool = False) -> MergedModel:
-    """Merge and save; the folder appears when it is whole.
+    """Merge and save; the folder appears only when it is complete.
 
     Args:
         run: A FinishedRun with an adapter.
         target: A folder that is new or empty.
-        dtype: Of the merged weights; "auto" is the base model's.
+        dtype: dtype of the merged weights; "auto" is the base model's.
         trust_remote_code: Run code that comes with the base model.
     """
     import torch
@@ -114,7 +113,7 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        scratch.chmod(0o755)  # mkdtemp shuts everybody else out
+        scratch.chmod(0o755)  # mkdtemp denies access to other users
         whole.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         if (run.folder / RECORD_FILE).is_file():
@@ -138,10 +137,10 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
 
 
 def merged_weights(model: Any) -> Any:
-    """Merge a PeftModel's adapter, and return the model below.
+    """Merge a PeftModel's adapter, and return the model without PEFT's wrapper.
 
-    Tied head and embedding stay one tensor. Where the adapter changes only one of the two, the other must not follow:
-    they are divided first, and the config says so.
+    Tied head and embedding stay one tensor, unless the adapter changes only one of them: then they are separated, and
+    the config records it.
     """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer

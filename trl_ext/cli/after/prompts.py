@@ -1,4 +1,4 @@
-"""Prompts of a file, as a run's policy reads them: text or messages, then token ids made as in training."""
+"""Read prompts of a file as a run's policy reads them: text or messages, then token ids as in training."""
 
 import json
 import sys
@@ -17,10 +17,10 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
     """Return one row per prompt, with the column `prompt`.
 
     Args:
-        path: A .txt file with one prompt a line, of which blank ones are passed over; or a .jsonl file.
+        path: A .txt file with one prompt a line, without blank lines; or a .jsonl file.
 
     Raises:
-        DataError: The file is missing, empty, or no such file.
+        DataError: The file is missing, empty, or of another kind.
     """
     from trl_ext.scripts.data.dataset import bad_line
 
@@ -41,7 +41,7 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
 
 
 def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise DataError unless each row has a prompt that is text or messages, and not empty."""
+    """Raise DataError unless each row has a prompt of text or messages that is not empty."""
     for number, row in enumerate(rows):
         if "prompt" not in row:
             there = ", ".join(row) or "none"
@@ -54,7 +54,7 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
 
 
 def tell_unknown(run: FinishedRun) -> None:
-    """Say on stderr where a run's record does not know how its prompts were made: a Python program made them."""
+    """Print on stderr that a Python program made the run's prompts, if the recipe does not show how."""
     if run.recipe and not any(run.recipe.get(key) for key in ("dataset_name", "datasets")):
         print(
             f"note: {run.root} was trained by a Python program, and its record does not contain how that program made "
@@ -64,7 +64,7 @@ def tell_unknown(run: FinishedRun) -> None:
 
 
 def recipe_mapping(recipe: Mapping[str, Any], prompt_format: str | None = None) -> RowMapping:
-    """Return what a run's recipe does to the rows of its data; a prompt format that is given counts instead."""
+    """Return the row mapping of a run's recipe; a given `prompt_format` wins."""
     keys = ("columns", "system_prompt", "prompt_template", "prompt_format", "answer_pattern", "first_option")
     given = {key: recipe.get(key) for key in keys}
     return RowMapping.of(SimpleNamespace(**given | ({"prompt_format": prompt_format} if prompt_format else {})))
@@ -73,19 +73,17 @@ def recipe_mapping(recipe: Mapping[str, Any], prompt_format: str | None = None) 
 def policy_prompts(
     rows: Sequence[Mapping[str, Any]], source: str, mapping: RowMapping, has_template: bool
 ) -> list[Any]:
-    """Return the prompts as the training would make them of these rows.
+    """Return the prompts of these rows as the training would make them.
 
-    A row may bring the columns that the recipe reads, or the text that stands in their place in a column `prompt`.
+    A row may bring the columns that the recipe reads, or the text for a single column in `prompt`.
 
     Args:
-        rows: Of a file of prompts.
-        source: The file's name.
-        mapping: Of the run's recipe; only what makes prompts counts.
-        has_template: True if the tokenizer has a chat template.
+        source: Name of the file.
+        mapping: The recipe's mapping; only keys for prompts count.
 
     Raises:
         ConfigError: The mapping needs a chat template.
-        DataError: A row does not bring what a prompt is made of.
+        DataError: A row lacks a column from which prompts are made.
     """
     if not mapping.makes_prompts:
         check_prompts(rows, source)
@@ -115,7 +113,7 @@ def policy_prompts(
 
 
 def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any] | None) -> list[list[int]]:
-    """Return the token ids of each prompt, as TRL makes them: through the chat template where it is messages.
+    """Return the token ids of each prompt, as TRL makes them: messages through the chat template.
 
     Raises:
         ConfigError: Messages, and no chat template.

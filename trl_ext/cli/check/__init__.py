@@ -1,1 +1,1 @@
-"""`trl-ext check RECIPE`: what can be found out about a run without starting it."""
+"""`trl-ext check RECIPE`: check a run without starting it."""

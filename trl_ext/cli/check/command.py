@@ -1,7 +1,7 @@
-"""`trl-ext check`: will this recipe start, and does it fit: seconds, without weights and without training.
+"""`trl-ext check`: check in seconds that a recipe will start and fit, without weights and without training.
 
-Parses as strictly as the script, loads the tokenizer and eight rows, runs the rules once on them, and plans memory.
-Every step is a line; a step that fails does not hide the next one.
+Parses as strictly as the script, loads the tokenizer and eight rows, runs the rules once on these, and plans memory.
+A step that fails does not hide the next step.
 """
 
 import argparse
@@ -36,13 +36,13 @@ exit code 0 if the run can start, 1 if something prevents it, 2 if the command l
 def check(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     arguments, overrides = _parser().parse_known_args(list(argv))
-    # Libraries say while they are asked what comes as a finding as well.
+    # The findings report the same as these warnings.
     warnings.filterwarnings("ignore", category=FutureWarning)
     from trl_ext.doctor.finding import all_well, note
     from trl_ext.memory.models.find import OFFLINE, no_hub
 
     findings: list[Any] = []
-    # Before the libraries are imported, which would each ask a hub that does not answer for half a minute.
+    # Comes before the imports: each library would wait half a minute for a hub that does not answer.
     if (reason := no_hub()) and not reason.startswith(OFFLINE):
         os.environ[OFFLINE] = "1"
         advice = f"Name a mirror, HF_ENDPOINT=URL; or set {OFFLINE}=1, and give folders."
@@ -50,7 +50,7 @@ def check(argv: Sequence[str]) -> int:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    with redirect_stdout(sys.stderr):  # libraries print while they are imported; --json is for programs
+    with redirect_stdout(sys.stderr):  # libraries print at import, and --json must print JSON only
         findings += run_checks(arguments, overrides)
     if arguments.json:
         answer = {"ok": all_well(findings), "findings": [asdict(finding) for finding in findings]}
@@ -87,13 +87,13 @@ def _parser() -> CommandParser:
 
 
 class Report:
-    """Collects findings; a step that raises becomes one, too."""
+    """Collects findings; a step that raises adds a finding as well."""
 
     def __init__(self) -> None:
         self.findings: list[Any] = []
 
     def attempt(self, subject: str, step: Callable[..., Any], *inputs: Any) -> Any:
-        """Run a step and return its result; None if it failed, and the report then says why."""
+        """Run a step and return its result; None if it failed, and the error becomes a finding."""
         from trl_ext.doctor.finding import problem
 
         try:
@@ -108,7 +108,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     """Run all checks, in the order of the script.
 
     Raises:
-        ConfigError: The command's own arguments cannot work: an unknown card, a launch file that is not there.
+        ConfigError: An argument of the command is invalid: an unknown card, a missing launch file.
     """
     from trl_ext.cli.check import data as check_data
     from trl_ext.cli.check import memory as check_memory
@@ -145,7 +145,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
 
     rewards = report.attempt("rewards", check_models.rewards_of, parsed)
     tokenizer, described = report.attempt("tokenizer", check_models.load_tokenizer, parsed) or (None, None)
-    told = report if tokenizer is not None else Report()  # a model that cannot be found is one problem, not two
+    told = report if tokenizer is not None else Report()  # a missing model is reported once
     shape = told.attempt("model", check_models.shape_of, parsed)
     if described is not None:
         report.findings.append(described)

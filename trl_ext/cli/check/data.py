@@ -1,4 +1,4 @@
-"""The part of `trl-ext check` about data: rows that the trainer would take, eight of them shown, and their lengths."""
+"""The part of `trl-ext check` about data: check the rows as the trainer does, show eight of them, measure lengths."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from trl_ext.scripts import training
 from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
 
 NUM_ROWS = 8
-# What is shown of the first row and of each other one.
+# Characters shown of the first row, and of each other row.
 FIRST_ROW_CHARS, ROW_CHARS = 2000, 160
 
 
@@ -24,8 +24,8 @@ class Rows:
 
     Args:
         train, held_out: The first eight at most, by column; held_out is None if the run does not evaluate.
-        read: All rows of both splits that were read: the first eight, or the whole of small local data.
-        is_whole: True for the latter.
+        read: All rows of both splits that were read: the first eight, or all rows of small local data.
+        is_whole: True if all rows were read.
     """
 
     train: list[dict[str, Any]]
@@ -35,10 +35,10 @@ class Rows:
 
 
 def read_rows(parsed: Parsed) -> Rows:
-    """Read and map the first rows, streamed: nothing else is downloaded; small data of this machine as a whole.
+    """Read and map the first rows as a stream, without downloading the rest; small local data completely.
 
     Raises:
-        ConfigError, DataError: The script could not load or map the data; or a row cannot be read.
+        ConfigError, DataError: The script could not load or map the data, or a row cannot be read.
     """
     from datasets import Dataset
     from datasets.exceptions import DatasetsError
@@ -66,7 +66,7 @@ def _first(dataset: Any) -> list[dict[str, Any]]:
 
 
 def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
-    """Check columns, prompts and sides by the trainer's own checks.
+    """Check columns, prompts and sides with the trainer's checks.
 
     Raises:
         DataError: The trainer would refuse the rows.
@@ -92,7 +92,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect what the trainers' checks warn of within the block, instead of printing it."""
+    """Collect warnings of the trainers' checks in the block, instead of printing them."""
     logger = logging.getLogger("trl_ext.trainers.rows")
     sentences: list[str] = []
     handler = logging.Handler()
@@ -110,7 +110,7 @@ def _warnings() -> Iterator[list[str]]:
 
 
 def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
-    """Show the first rows as the model reads them, with what the rules read beside them; the first one longest."""
+    """Show the first rows as the model reads them, with the columns that the rules read; the first row is cut less."""
     read = [column for rules in rewards for column in getattr(rules, "columns", ())]
     shown = ("chosen", "rejected", *read) if parsed.trainer == "reward" else tuple(read)
     options = {"add_generation_prompt": True, **(getattr(parsed.training_args, "chat_template_kwargs", None) or {})}
@@ -124,19 +124,19 @@ def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any
 
 
 def _rendered(prompt: Any, tokenizer: Any, options: dict[str, Any]) -> str:
-    """Return the text that the model reads; messages as they are without a template that takes them."""
+    """Return the text that the model reads; messages unchanged if no template accepts them."""
     from jinja2 import TemplateError
 
     if not isinstance(prompt, list) or not getattr(tokenizer, "chat_template", None):
         return str(prompt)
     try:
         return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
-    except (TemplateError, TypeError):  # another finding says so
+    except (TemplateError, TypeError):  # another finding reports it
         return str(prompt)
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return a text in one line, without its middle where it is long."""
+    """Return a text in one line, without its middle if it is long."""
     text = text.replace("\n", "\\n")
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} [...] {text[-limit // 3 :]}"
 
@@ -146,11 +146,11 @@ def _cut(text: str, limit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of the longest of the rows.
+    """Lengths of the longest rows, in tokens.
 
     Args:
-        prompt: Of a prompt; 0 for pairs.
-        side: Of a prompt with an answer; 0 for prompts alone.
+        prompt: Longest prompt; 0 for pairs.
+        side: Longest prompt with an answer; 0 for prompts alone.
         num_long: Pairs with a side beyond max_length.
         num_rows: Rows that were measured.
     """
@@ -162,7 +162,7 @@ class Lengths:
 
 
 def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
-    """Count the tokens of the rows; nothing without a tokenizer, or without the template that messages need.
+    """Count the tokens of the rows; zeros without a tokenizer, or without the template that messages need.
 
     Raises:
         DataError: The chat template refuses the messages.
@@ -190,17 +190,17 @@ def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
 
 
 def _num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
-    """Tokens of a text, or of messages through the chat template, with the start of an answer if one is wanted."""
+    """Return the tokens of a text, or of messages through the chat template, with the answer's opening if asked."""
     if isinstance(text, list):
         text = tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=opens_answer)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
-    """Compare the rows with the lengths of the recipe.
+    """Compare the rows with the recipe's lengths.
 
     Raises:
-        ConfigError: A forward cannot hold the longest row, as the trainer has it.
+        ConfigError: A micro-batch cannot hold the longest row.
     """
     if lengths is None or not lengths.num_rows:
         return []

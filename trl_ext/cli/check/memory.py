@@ -1,4 +1,4 @@
-"""The part of `trl-ext check` about memory: the recipe as a run of the planner, on the cards that it will have."""
+"""The part of `trl-ext check` about memory: plan the recipe on the cards of the run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ SUBJECT = "memory"
 
 
 def machine(gpus: str | None, gpu_memory_gib: float | None) -> Hardware | None:
-    """The named cards, else those of this machine; None if it has none.
+    """Return the named cards, else this machine's; None if it has none.
 
     Raises:
         ConfigError: An unknown card.
@@ -40,19 +40,16 @@ def check_memory(
     prompt_length: tuple[int | None, Lengths | None],
     num_servers: int = 0,
 ) -> list[Finding]:
-    """Tell whether the recipe fits, and if not, what would.
+    """Report whether the recipe fits, and if not, what would.
 
     Args:
-        parsed: The recipe.
-        shape: Its model.
         hardware: The cards, None if none are known.
-        num_processes: Of the run.
-        launch: What is known of how it is launched.
-        prompt_length: Tokens of the longest prompt as the user gave them, and what the rows say.
-        num_servers: vLLM servers beside it, on cards of `hardware`.
+        launch: The launch, as far as it is known.
+        prompt_length: Tokens of the longest prompt as the user gave them, and as measured in the rows.
+        num_servers: vLLM servers of the run, on cards of `hardware`.
 
     Raises:
-        ConfigError: Its settings cannot work.
+        ConfigError: The settings cannot work.
     """
     if parsed.use_cpu:
         return [note(SUBJECT, "use_cpu is true: no card to plan for.", "Remove use_cpu from the recipe for GPUs.")]
@@ -70,7 +67,7 @@ def check_memory(
         return [problem(SUBJECT, what, "Launch one process for each card, or name the cards: --gpus.")]
     if taken < hardware.num_gpus:
         hardware = replace(hardware, num_gpus=taken, num_machines=1)
-    # Without `memory` the settings are the user's own: what fits is told, and where little is left a note.
+    # Without `memory` nothing changes the user's settings: they get no headroom, and a note if little is left.
     setting = parsed.training_args.memory_setting
     hardware = replace(hardware, headroom_frac=setting.kept_free_frac if setting else 0.0)
     findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed, num_servers)]
@@ -85,7 +82,7 @@ def check_memory(
 
 
 def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | None) -> Finding:
-    """Tell what the run needs; `run_with` makes the same run of a launch, None where that is known."""
+    """Report what the run needs; `run_with` makes the run for a launch, None if the launch is known."""
     plans, file = run.plans(hardware, frozenset()), ""
     if not plans.plans:
         reasons = plans.reasons.removesuffix(".")
@@ -98,7 +95,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
             advice = " ".join(told) or otherwise.dead_end
         return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", advice)
     if run_with is not None and hardware.num_gpus > 1:
-        for one in plans.plans:  # the first that a shipped file launches, with the file's own sizes of buckets
+        for one in plans.plans:  # the first that a shipped file launches, with the bucket sizes of that file
             if name := SHIPPED.get((one.job.zero_stage, one.job.offload)):
                 under = run_with(Launch(*read_accelerate(name), is_known=True)).plans(hardware, frozenset())
                 if under.plans:
@@ -122,7 +119,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
 
 
 def _not_modelled(parsed: Parsed, num_servers: int) -> list[Finding]:
-    """Findings about settings that the formulas do not know."""
+    """Return findings about settings that the formulas do not model."""
     arguments, model_args = parsed.training_args, parsed.model_args
     found = []
     if not (arguments.bf16 or arguments.fp16):
@@ -150,7 +147,7 @@ def run_of_recipe(
     prompt_length: tuple[int | None, Lengths | None] = (None, None),
     num_servers: int = 0,
 ) -> Run:
-    """The recipe as a run of the planner, which may choose what its `memory` and an unknown launch leave open."""
+    """Return the recipe as a run of the planner, which may choose what `memory` and an unknown launch leave open."""
     arguments, engine = parsed.training_args, launch.engine
     keys = vars(parsed.script_args) | vars(parsed.model_args) | vars(arguments)
     prompt_tokens = None
@@ -159,12 +156,12 @@ def run_of_recipe(
         longest = measured.prompt if measured else 0
         planned = arguments.memory_prompt_length
         prompt_tokens = given or max(planned or 0, longest)
-        if not (given or planned):  # what was seen is rounded up, as far as the model has positions
+        if not (given or planned):  # rounds the measured length up, within the model's positions
             rounded = max(-(-longest // GUESSED_PROMPT_TOKENS), 1) * GUESSED_PROMPT_TOKENS
             room = shape.max_positions - arguments.max_completion_length if shape.max_positions else rounded
             prompt_tokens = max(longest, min(rounded, room), 1)
     job = job_of_run(parsed.trainer, keys, shape, num_processes, engine, prompt_tokens)
-    if num_servers:  # that the launcher starts
+    if num_servers:  # started by the launcher
         job = replace(
             job,
             vllm_servers=num_servers,

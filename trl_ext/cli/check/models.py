@@ -1,5 +1,7 @@
-"""The part of `trl-ext check` about models and rules: rewards that can be built, tokenizer, the shape from the config;
-and what rules give gold answers, those of other rows, and nothing."""
+"""The part of `trl-ext check` about models and rules: build rewards, load the tokenizer, read the model's shape.
+
+Also scores gold answers, answers of other rows, and empty answers.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from trl_ext.scripts.rewards import build_rewards, build_rules
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """Build the rewards of the run, or the rules of a reward model's, with the script's own checks in its order.
+    """Build the rewards of the run, with the script's checks in its order.
 
     Raises:
         ConfigError, RuleError: The script would end before it reads data.
@@ -57,10 +59,10 @@ def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
 
 
 def shape_of(parsed: Parsed) -> ModelShape:
-    """Find the model's shape from its config.
+    """Return the model's shape from its config.
 
     Raises:
-        ConfigError: There is no config, or its family is unknown to the formulas.
+        ConfigError: There is no config, or the formulas do not know the family.
     """
     training.check_model(parsed.model_args)
     name = str(parsed.model_args.model_name_or_path)
@@ -83,7 +85,7 @@ def shape_of(parsed: Parsed) -> ModelShape:
 
 
 def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
-    """Call every rule set once on the rows; other rewards are named and not called."""
+    """Call every rule set once on the rows; other rewards are listed and not called."""
     found: list[Finding] = []
     for reward in rewards:
         if hasattr(reward, "rules") and hasattr(reward, "explain"):
@@ -102,7 +104,7 @@ def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Find
 
 
 def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
-    """Judge each row's gold answer and those of other rows, where a rule can say what would be right."""
+    """Judge gold answers of each row and of other rows, if a rule can give the right answer."""
     from trl_ext.rewards.auditing.audit import audit
 
     if not any(rule.judges_correctness for rule in rules.rules):
@@ -110,7 +112,7 @@ def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
     try:
         report = audit(rules, rows)
     except ConfigError as error:
-        return [note("rules", str(error))]  # no rule could say what would be right
+        return [note("rules", str(error))]  # no rule could give a right answer
     found = []
     for entry in report.rules:
         what = f"{entry.rule}: {entry.num_right} of {entry.num_rows} gold answers earn everything"
@@ -126,7 +128,7 @@ def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
 
 
 def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:
-    """Score the rows by the whole set, with gold completions where a rule names some and else with empty ones."""
+    """Score the rows with all rules, on gold completions if a rule can make them, else on empty completions."""
     texts = [next((text for rule in rules.rules if (text := rule.ideal(row)) is not None), None) for row in rows]
     ids = (
         None if tokenizer is None else [tokenizer(text or "", add_special_tokens=False)["input_ids"] for text in texts]

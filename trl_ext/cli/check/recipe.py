@@ -1,7 +1,7 @@
-"""Read a recipe as its script would, on a machine that need not be the one that trains; and how it is launched.
+"""Read a recipe as its script would, and its launch, on a machine that need not be the training machine.
 
-The run's number of processes and its devices are not here. So the config is built for as many processes as the run
-will have, on the CPU, and without the engine that it names; that one is read apart.
+The run's devices are not here. So the config is built for the run's number of processes, on the CPU, without its
+DeepSpeed file, which is read separately.
 """
 
 import tempfile
@@ -22,18 +22,18 @@ from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.recipe import launch_file, paths_beside, read_recipe, unknown_argument
 
 TRAINERS = ("grpo", "ppo", "reward")
-# Keys whose check needs the machine that trains.
+# Keys that can be checked only on the training machine.
 OF_THE_MACHINE = ("deepspeed", "use_cpu", "tf32")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The part of a run that its launch decides, as far as it is known.
+    """The settings of a run that its launch decides, as far as they are known.
 
     Args:
         num_processes: None if the file leaves it open.
         engine: DeepSpeed's settings, None without DeepSpeed.
-        is_known: True if a file says how the run is launched.
+        is_known: True if a file gives the launch.
     """
 
     num_processes: int | None = None
@@ -47,10 +47,8 @@ class Parsed:
 
     Args:
         trainer: "grpo", "ppo" or "reward".
-        script_args, training_args, model_args, dataset_args: The results of the script's parser.
-        deepspeed_file: The recipe's key `deepspeed`, "" without.
-        use_cpu: The recipe's key of this name.
-        summary: What was parsed, as a sentence.
+        deepspeed_file: The recipe's key `deepspeed`, "" without it.
+        summary: A sentence about the recipe.
     """
 
     trainer: str
@@ -66,14 +64,13 @@ class Parsed:
 def with_servers(
     num_servers: int | None, recipe: str, trainer: str | None, overrides: Sequence[str], num_gpus: int | None
 ) -> tuple[int, Sequence[str]]:
-    """What `--vllm_servers` adds to a run: the cards of its servers, and the overrides with what the launcher adds.
+    """Return the number of cards that `--vllm_servers` takes, and the overrides with those that the launcher adds.
 
     Args:
-        num_servers: None for none.
-        num_gpus: Of the machine; None if not known.
+        num_gpus: Cards of the machine; None if not known.
 
     Raises:
-        ConfigError: No card is left for training, or a setting of the recipe contradicts them.
+        ConfigError: No card is left for training, or a setting of the recipe contradicts the servers.
     """
     if num_servers is None:
         return 0, overrides
@@ -132,17 +129,17 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
 
 
 def make_parser(trainer: str) -> StrictParser:
-    """The parser of the trainer's script."""
+    """Return the parser of the trainer's script."""
     parser: StrictParser = import_module(f"trl_ext.scripts.{trainer}").make_parser("trl-ext check")
     return parser
 
 
 def guess_trainer(path: str, flags: Sequence[str]) -> str:
-    """Guess the trainer: the one that knows most keys; GRPO before PPO, which knows all of GRPO's."""
+    """Guess the trainer whose script knows most of the keys; GRPO before PPO, which has all keys of GRPO."""
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return TRAINERS[0]  # whose parser then says what is wrong with the file
+        return TRAINERS[0]  # its parser then reports what is wrong with the file
     given = {word[2:].partition("=")[0] for word in flags if word.startswith("--")}
     given |= keys.keys() if isinstance(keys, dict) else set()
     return min(TRAINERS, key=lambda name: len(given - make_parser(name).types_of.keys()))
@@ -150,7 +147,7 @@ def guess_trainer(path: str, flags: Sequence[str]) -> str:
 
 @contextmanager
 def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """The path of a copy of the recipe without some keys."""
+    """Yield the path of a copy of the recipe without some keys."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(yaml.safe_dump({key: keys[key] for key in keys if key not in names}), encoding="utf-8")
@@ -161,7 +158,7 @@ def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def read_launch(config_file: str | None, recipe: str | None = None) -> Launch:
-    """Read what an accelerate file decides: the one given, else the one that the recipe names.
+    """Read the given accelerate file, else the file that the recipe names.
 
     Raises:
         ConfigError: There is no such file or recipe, or it is not YAML.

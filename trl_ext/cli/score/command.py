@@ -1,6 +1,6 @@
-"""`trl-ext score`: check rules on the data, on a completion, and against known cheats, without a model.
+"""`trl-ext score`: check rules on data, on a completion, and against known cheats, without a model.
 
-Help answers at once: rules and data are imported when a command runs.
+Rules and data are imported when a command runs, so that help answers at once.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def _add_data_options(parser: CommandParser, limit: int | None) -> None:
 
 
 def run_audit(rules: Any, arguments: argparse.Namespace) -> int:
-    """`trl-ext score audit`."""
+    """Run `trl-ext score audit`."""
     from trl_ext.cli.score.rows import read_data
     from trl_ext.rewards.auditing.audit import audit
 
@@ -164,7 +164,7 @@ def run_audit(rules: Any, arguments: argparse.Namespace) -> int:
 
 
 def run_redteam(rules: Any, arguments: argparse.Namespace) -> int:
-    """`trl-ext score redteam`."""
+    """Run `trl-ext score redteam`."""
     from trl_ext.cli.score.rows import read_data
     from trl_ext.rewards.auditing.redteam import redteam
 
@@ -178,7 +178,7 @@ def _printed(report: Any, as_json: bool) -> int:
 
 
 def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
-    """`trl-ext score explain`."""
+    """Run `trl-ext score explain`."""
     from trl_ext.cli.score.rows import (
         columns_of,
         dependencies,
@@ -201,7 +201,7 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
     if tokenizer is None and any(getattr(rule, "unit", None) == "tokens" for rule in rules.rules):
         tokenizer = tokenizer_of_run(arguments.completions)
     ids = ids_of(group, tokenizer)
-    # With a dataset, rows of one prompt have one row of it.
+    # Rows with equal prompts share a row of the dataset.
     cells = [columns if arguments.data else columns_of(rules, one, names, None, "") for one in group]
     rows = make_rows(
         [one.get("prompt") for one in group],
@@ -223,14 +223,17 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
 
 
 def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
-    """`trl-ext score serve`."""
+    """Run `trl-ext score serve`."""
     import signal
 
     from trl_ext.rewards.adapters.server import RewardServer
 
     if arguments.max_mib < 1:
         raise ConfigError(f"--max_mib is {arguments.max_mib}. Give at least 1.")
-    token, source = "", arguments.token_env or arguments.token_file  # never itself in the line, which others see
+    token, source = (
+        "",
+        arguments.token_env or arguments.token_file,
+    )  # other users can read command lines, so no option takes the token itself
     if source:
         try:
             token = (os.environ.get(source, "") if arguments.token_env else Path(source).read_text()).strip()

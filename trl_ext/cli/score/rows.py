@@ -1,4 +1,4 @@
-"""What `trl-ext score` reads: files and folders, a row of a table, the dataset's row for it; how it shows a row."""
+"""Input and output of `trl-ext score`: files and folders, a row of a table, the dataset's row for it."""
 
 import json
 import math
@@ -19,11 +19,11 @@ from trl_ext.scripts.data.dataset import READERS
 
 _SHOWN_CHARS = 600
 _ROUNDING = 1e-4  # TRL logs totals as float32
-_OWN = ("prompt", "completion", "completion_ids")  # What `RuleSet.explain` takes apart from the columns.
+_OWN = ("prompt", "completion", "completion_ids")  # arguments of `RuleSet.explain` that are no columns
 
 
 def read_data(path: str, split: str = "train", limit: int | None = None) -> Any:
-    """The rows of a local file or folder, as the training scripts read them; nothing is looked for on the hub."""
+    """Return the rows of a local file or folder, read as in training; never asks the hub."""
     source = Path(path)
     if not source.exists():
         raise DataError(f"There is no file or folder {path}. Give a local file: {', '.join(READERS)}.")
@@ -40,8 +40,8 @@ def _loaded(source: Path, split: str) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it has to say comes as an exception as well
-    datasets.disable_progress_bars()  # of the conversion; the commands show their own
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it raises the same as an exception
+    datasets.disable_progress_bars()  # of the conversion; the commands show other bars
     try:
         if source.is_file():
             return datasets.load_dataset(READERS[source.suffix], data_files=str(source), split="train")
@@ -70,9 +70,9 @@ def renamed(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def group_of(path: str, number: int, names: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
-    """One row of a table of completions among its neighbours of the same prompt and step, and its place among them.
+    """Return the neighbours of a row with the same prompt and step, the row among them, and its place in this list.
 
-    The rows stand under the names that the rules use.
+    Columns get the names that the rules use.
     """
     found = read_data(path)
     if not 0 <= number < len(found):
@@ -101,15 +101,15 @@ def _under(names: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
 def columns_of(
     rules: RuleSet, row: Mapping[str, Any], names: Mapping[str, str], data: str | None, split: str
 ) -> dict[str, Any]:
-    """The columns that the rules may read: the row's own, and those of the dataset where one is named."""
+    """Return the columns that the rules may read: the row's, and those in the dataset `data` if it is given."""
     columns = {name: cell for name, cell in row.items() if name not in _OWN}
-    if "advantage" in columns:  # TRL's table: a column that is called like a rule holds its reward.
+    if "advantage" in columns:  # TRL's table: a column named like a rule holds its reward
         for name in (rules.name, *(rule.name for rule in rules.rules)):
             columns.pop(name, None)
     if data is not None:
         return {**columns, **_matching(read_data(data, split), row, names, rules.columns, data)}
     for name, cell in json_mapping(row.get("rule_columns")).items():  # what the rules of the run have read
-        if name not in names and not str(cell).endswith("..."):  # else it is shortened
+        if name not in names and not str(cell).endswith("..."):  # else it is cut
             columns[name] = cell
     missing = [name for name in rules.columns if name not in columns]
     if missing:
@@ -123,7 +123,7 @@ def columns_of(
 def _matching(
     data: Any, row: Mapping[str, Any], names: Mapping[str, str], needed: Sequence[str], path: str
 ) -> dict[str, Any]:
-    """The dataset's row with the same prompt; DataError without one, or with several that differ."""
+    """Return the dataset's row with the same prompt; raise DataError if there is none, or several that differ."""
     in_file = names.get("prompt", "prompt")
     column = in_file if in_file in data.column_names else "prompt"
     if column not in data.column_names or "prompt" not in row:
@@ -145,14 +145,14 @@ def _matching(
 
 
 def prompt_key(prompt: Any) -> str:
-    """A text, equal for equal prompts: a table gives messages the keys of all rows, None where they lack one."""
+    """Return a text that is equal for equal prompts, although a table fills missing keys of messages with None."""
     if isinstance(prompt, list):
         return json.dumps([{key: part for key, part in message.items() if part is not None} for message in prompt])
     return str(prompt)
 
 
 def tokenizer_of_run(completions: str) -> str | None:
-    """Return the tokenizer of the run that wrote a table: the saved one, or its model's; None where no run is known.
+    """Return the tokenizer of the run that wrote a table: the saved tokenizer or the model's; None if unknown.
 
     Args:
         completions: Path of the table; TRL writes it to RUN/completions.
@@ -174,7 +174,7 @@ def tokenizer_of_run(completions: str) -> str | None:
 
 
 def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[list[int] | None]:
-    """Each completion's token ids: the table's, or else the tokenizer's; None with neither."""
+    """Return the token ids of each completion: from the table, else from the tokenizer, else None."""
     given = [row.get("completion_ids") for row in rows]
     if tokenizer is None or None not in given:
         return [None if ids is None else list(ids) for ids in given]
@@ -196,17 +196,17 @@ def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[lis
 
 
 def heading(row: Mapping[str, Any], text: str) -> str:
-    """The row's prompt and completion, shortened."""
+    """Return the row's step, prompt and completion, shortened."""
     step = [f"step {row['step']}"] if row.get("step") is not None else []
     prompt = question_text(row.get("prompt"))
-    if len(text) > _SHOWN_CHARS:  # answers stand at either end
+    if len(text) > _SHOWN_CHARS:  # answers are at either end
         half = _SHOWN_CHARS // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
     return "\n".join([*step, f"prompt: {shortened(prompt, _SHOWN_CHARS)}", f"completion: {text}"])
 
 
 def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
-    """A table that tells for each rule what its part of the total depends on besides the completion."""
+    """Return a table with each rule's columns, where it runs, and when it counts."""
     lines = []
     for rule in rules.rules:
         is_inline = rule.tier == "inline" or not rules.isolate
@@ -224,7 +224,7 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
 
 
 def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
-    """Tell what the run's own log says of this row, and whether it is the same; "" without a log."""
+    """Return total and advantage of this row in the run's log, and whether the total is the same; "" without a log."""
     if row.get("advantage") is None:
         return ""
     line = f"advantage in the log: {row['advantage']:.3f}"

@@ -121,7 +121,7 @@ class DatasetSource:
             raise DataError(f"{what} cannot be loaded: {self._reason(error)}.") from error
 
     def _reason(self, error: Exception) -> str:
-        """Return why loading failed, in one line: the first bad line of a JSON Lines file, or what `datasets` reports."""
+        """Return why loading failed, in one line: a JSON Lines file's first bad line, or the message of `datasets`."""
         for file in self._files().values():
             if file.suffix == ".jsonl" and (found := bad_line(file)):
                 return f"{file.name}, {found}"

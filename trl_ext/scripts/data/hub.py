@@ -50,7 +50,7 @@ def unloadable(name: str, error: Exception) -> str:
 
 
 def problem_of_config(error: Exception, config: str | None) -> str:
-    """Return which configurations a dataset has, if `datasets` misses one or does not know it; else ""."""
+    """Return which configurations a dataset has, if `datasets` reports a wrong or missing configuration; else ""."""
     found = re.search(r"(?:available configs|Available): (\[[^]]*\])", str(error))
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""trl_ext: rules as rewards, packing with shared prompts, settings that fit the card, for Hugging Face TRL.
+"""trl_ext: rules as rewards, packing with shared prompts, and settings that fit the card, for Hugging Face TRL.
 
 Names load on first use: `import trl_ext` imports neither torch nor TRL.
 """
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         sentence = f"module 'trl_ext' has no attribute '{name}'. It offers {', '.join(sorted(_HOME))}."
-        # In `from trl_ext import name` Python drops the words of an AttributeError.
+        # For `from trl_ext import name` Python drops the message of an AttributeError.
         is_import = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"
         if not is_import or find_spec(f"trl_ext.{name}"):
             raise AttributeError(sentence)

@@ -43,7 +43,7 @@ class RuleError(TrlExtError, ValueError):
 
 
 class PackingError(TrlExtError, ValueError):
-    """Rows cannot be packed, or a model does not give the same numbers packed as alone."""
+    """Rows cannot be packed, or a model gives different numbers packed than alone."""
 
 
 class SupportError(TrlExtError, ImportError):
@@ -51,25 +51,25 @@ class SupportError(TrlExtError, ImportError):
 
 
 class StorageError(TrlExtError, RuntimeError):
-    """No checkpoint can be written any more, for a reason that does not pass, such as a read-only file system."""
+    """No checkpoint can be written any more, for a lasting reason such as a read-only file system."""
 
 
 class GradientError(TrlExtError, RuntimeError):
-    """The norm of a gradient is infinite or NaN; its optimizer step would have left NaN in all weights."""
+    """The norm of a gradient is infinite or NaN; its optimizer step would make all weights NaN."""
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):
-    """Memory ran out where no smaller chunk could be tried. Its cause is the allocator's error.
+    """Memory ran out and no smaller chunk could be tried. Its cause is the allocator's error.
 
     Attributes:
-        is_own: True where memory ran out in this process, False where another process's failure ends this one.
+        is_own: True if memory ran out in this process, False if another process's failure ends this process.
     """
 
     is_own = True
 
     @classmethod
     def of_another_rank(cls) -> "OutOfMemoryError":
-        """Return the error of a rank whose own memory was enough, where another rank's was not."""
+        """Return the error for a rank that had enough memory, when another rank had not."""
         error = cls(
             "Another process ran out of memory in this forward; its message names the place and settings that fit."
         )
@@ -81,8 +81,8 @@ class LostProcessError(TrlExtError, RuntimeError):
     """Another process of this run does not answer, or has ended.
 
     Attributes:
-        says: True where the sentence is still to be printed: in some processes only, as it would be the same in all.
-        has_ended: True where the other process has ended, False where it only keeps silent.
+        says: True if the message is still to be printed; only in some processes, as it would be the same in all.
+        has_ended: True if the other process has ended, False if it only does not answer.
     """
 
     def __init__(self, message: str, says: bool = True, has_ended: bool = False):

@@ -1,4 +1,4 @@
-"""What the package ships: its version, and YAML and JSON files by name, in an installed wheel and in a checkout."""
+"""Shipped files: the version, and YAML and JSON files by name, in an installed wheel and in a checkout."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,7 +44,7 @@ def _named(name: str, paths: list[Path]) -> Path:
 
 
 def _shipped(folder: str, suffix: str) -> list[Path]:
-    # A wheel carries the folders inside the package; a checkout and an editable install have them beside it.
+    # A wheel has the folders inside the package; a checkout and an editable install have them next to it.
     for parent in (PACKAGE, PACKAGE.parent):
         paths = sorted((parent / folder).glob(f"*{suffix}"))
         if paths:

@@ -1,4 +1,4 @@
-"""accelerate: a prepared data loader, taken apart and put together again; and how it is told to shard by FSDP."""
+"""accelerate: replace the batch sampler of a prepared data loader, and read the settings of FSDP."""
 
 import os
 from typing import Any
@@ -14,12 +14,12 @@ KEPT = tuple(
 
 
 def global_batches(loader: Any) -> BatchSampler:
-    """Return the batch sampler of all ranks behind a loader that accelerate has prepared."""
+    """Return the batch sampler of all ranks from a loader that accelerate has prepared."""
     return getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
 
 
 def with_batch_sampler(loader: Any, dataset: Dataset, batch_sampler: Sampler) -> DataLoader:
-    """Return a prepared loader like `loader` that takes this rank's own batches from `batch_sampler`."""
+    """Return a prepared loader like `loader` that takes this rank's batches from `batch_sampler`."""
     return DataLoaderShard(
         dataset,
         device=loader.device,
@@ -31,16 +31,16 @@ def with_batch_sampler(loader: Any, dataset: Dataset, batch_sampler: Sampler) ->
 
 
 def is_fsdp(args: Any) -> bool:
-    """Return True for a run that FSDP shards, by its own settings or by accelerate's launch."""
+    """Return True for a run with FSDP, set in its arguments or by accelerate's launch."""
     return bool(args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true")
 
 
 def fsdp_dtype(args: Any) -> str:
-    """Return the dtype in which FSDP gathers weights, whatever it splits them in."""
+    """Return the dtype in which FSDP gathers weights."""
     return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
 
 def fsdp_plugin(args: Any) -> Any:
-    """Return FSDP's settings of a run as accelerate will have them; None without FSDP."""
+    """Return the FSDP settings that accelerate will use; None without FSDP."""
     own = args.fsdp_plugin_args if args.fsdp else {}
     return FullyShardedDataParallelPlugin(**own) if is_fsdp(args) else None

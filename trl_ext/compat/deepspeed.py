@@ -1,4 +1,4 @@
-"""DeepSpeed: a second engine beside the one that accelerate prepares. Imported when it is used: it is optional."""
+"""DeepSpeed: a second engine in addition to accelerate's. DeepSpeed is optional, and imported when it is used."""
 
 import copy
 import functools
@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 
 def announce_builds() -> None:
-    """Have one process of each machine say when DeepSpeed begins to compile a helper, which takes minutes."""
+    """Let one process of each machine print when DeepSpeed begins to compile a helper, which takes minutes."""
     if "deepspeed" not in sys.modules and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
         return
     from deepspeed.ops.op_builder.builder import OpBuilder
@@ -34,11 +34,11 @@ def announce_builds() -> None:
 
 
 def make_groups_once() -> None:
-    """Let ZeRO-3 with `zero_hpz_partition_size` load a second model, such as a reference, as it loads the first.
+    """Let ZeRO-3 with `zero_hpz_partition_size` load a second model, such as a reference model.
 
     Issue: DeepSpeed makes the groups for every model that is loaded, and asserts that there are none.
     Fixed in: no version up to 0.19.8.
-    Remove when: `_create_zero_param_parallel_group` returns where there are groups.
+    Remove when: `_create_zero_param_parallel_group` returns if there are groups.
     """
     from deepspeed.utils import groups
 
@@ -56,9 +56,9 @@ def make_groups_once() -> None:
 def make_engine(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator, max_grad_norm: float
 ) -> Any:
-    """Return an engine of its own for a second trained model, with the settings of the first one but its clip norm.
+    """Return a separate engine for a second trained model, with the first engine's settings except the clip norm.
 
-    Accelerate prepares one model only; `accelerator.backward` belongs to that one.
+    Accelerate prepares one model only, and `accelerator.backward` belongs to it.
     """
     import deepspeed
     from accelerate.utils import map_pytorch_optim_to_deepspeed
@@ -73,7 +73,7 @@ def make_engine(
 
 
 def backward(engine: Any, loss: torch.Tensor, *, is_last: bool) -> None:
-    """Go backward on an engine; it takes its optimizer step where `is_last` ends an accumulation."""
+    """Run the backward pass on an engine, and its optimizer step if `is_last` ends an accumulation."""
     engine.set_gradient_accumulation_boundary(is_boundary=is_last)
     engine.backward(loss, scale_wrt_gas=False)
     if is_last:

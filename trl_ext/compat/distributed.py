@@ -1,4 +1,4 @@
-"""torch.distributed: timeouts, and groups beside the one that training uses. Those are gloo's, in host memory only."""
+"""torch.distributed: timeouts, and gloo groups in host memory in addition to the group of training."""
 
 import re
 from datetime import timedelta
@@ -7,24 +7,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Seconds within which processes must connect, and within which all must come when one of them has failed.
+# Seconds within which processes must connect, and must meet after one of them has failed.
 CONNECT_S = 30.0
 _NAMED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 
 
 def has_peers() -> bool:
-    """Return True in one of several processes that can meet in a group of gloo's."""
+    """Return True if this is one of several processes that can meet in a gloo group."""
     if not (dist.is_available() and dist.is_initialized() and dist.is_gloo_available()):
         return False
     return dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
 
 def honour_timeout(timeout_s: float) -> None:
-    """Give every group of gloo's that has PyTorch's own timeout this one.
+    """Set this timeout for every gloo group that has PyTorch's default timeout.
 
-    Issue: with `use_cpu` transformers makes the process group without `ddp_timeout`, as DeepSpeed makes its own.
-    Fixed in: not yet.
-    Remove when: TrainingArguments passes `timeout` beside `cpu=True`, and DeepSpeed's gloo groups take it over.
+    Issue: with `use_cpu` transformers makes the process group without `ddp_timeout`; DeepSpeed's gloo groups lack it,
+    too. Fixed in: not yet. Remove when: TrainingArguments passes `timeout` with `cpu=True`, and DeepSpeed's gloo
+    groups use it.
     """
     if not has_peers():
         return
@@ -36,7 +36,7 @@ def honour_timeout(timeout_s: float) -> None:
 
 
 def set_timeout(group: Any, timeout_s: float) -> None:
-    """Set how long a collective of this group waits; what processes other than 0 wait in `meet` stays."""
+    """Set how long a collective of this group waits; the wait of processes other than 0 in `meet` is unchanged."""
     group.set_timeout(timedelta(seconds=timeout_s))
 
 
@@ -44,25 +44,25 @@ def side_group(timeout_s: float) -> Any:
     """Make a group of all processes. Collective.
 
     Args:
-        timeout_s: To connect, and for what processes other than 0 wait in a monitored barrier.
+        timeout_s: For connecting, and for processes other than 0 in a monitored barrier.
 
     Raises:
-        RuntimeError: The processes cannot reach each other under the addresses that gloo found.
+        RuntimeError: The processes cannot reach each other at the addresses that gloo found.
     """
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
 
 def meet(group: Any, timeout_s: float) -> None:
-    """Wait until all processes are here; only process 0 heeds `timeout_s`, the others the group's own.
+    """Wait until all processes are here; only process 0 uses `timeout_s`, the others the group's timeout.
 
     Raises:
-        RuntimeError: One is not.
+        RuntimeError: A process is missing.
     """
     dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s))
 
 
 def missing_ranks(error: Exception, group: Any) -> list[int]:
-    """Return the processes because of which `meet` failed; in processes other than 0, that is always process 0."""
+    """Return the processes that made `meet` fail; in processes other than 0 that is always process 0."""
     if dist.get_rank() != 0:
         return [0]
     if named := _NAMED.search(str(error)):
@@ -77,22 +77,22 @@ def missing_ranks(error: Exception, group: Any) -> list[int]:
 
 
 def has_hung_up(error: Exception) -> bool:
-    """Return True where the other side closed the connection, False where it only kept silent."""
+    """Return True if the other side closed the connection, False if it only did not answer."""
     return "Timed out" not in str(error)
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Return True for what a collective raises when another process does not come."""
+    """Return True for errors of a collective when another process does not come."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def meeting_store() -> Any:
-    """Return the key-value store by which the processes have met; any thread may ask it."""
+    """Return the key-value store through which the processes have met; any thread may use it."""
     return dist.distributed_c10d._get_default_store()
 
 
 def greatest(number: int, group: Any) -> int:
-    """Return the greatest of all processes' numbers. Collective."""
+    """Return the maximum of all processes' numbers. Collective."""
     value = torch.tensor([number])
     dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
     return int(value.item())

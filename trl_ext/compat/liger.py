@@ -1,4 +1,4 @@
-"""Liger's fused kernels for norms, rotary positions and gated MLPs: put into a model, and taken out again."""
+"""Liger's fused kernels for norms, rotary positions and gated MLPs: put into a model, and removed again."""
 
 import sys
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_liger_kernel_available
 
-# TRL's head is fused already, and the scores of a reward model are no words.
+# TRL's head is fused already, and a reward model has no head over the vocabulary.
 HEADS = ("fused_linear_cross_entropy", "cross_entropy")
 _MISSING = object()
 
@@ -14,8 +14,8 @@ _MISSING = object()
 class LayerKernels:
     """Fused kernels in the layers of one model.
 
-    Liger replaces methods of modules, and functions of the file that their family is written in, and has no way back.
-    So what it changes is noted. The model is transformers', without PEFT's wrapper.
+    Liger replaces methods of modules and functions of their file, and cannot undo it, so the changes are recorded
+    here. The model is transformers', without PEFT's wrapper.
     """
 
     def __init__(self, model: Any):
@@ -25,7 +25,7 @@ class LayerKernels:
         self._changed: list[tuple[dict[str, Any], str, Any]] = []
 
     def put_in(self, options: dict[str, Any]) -> str:
-        """Replace what Liger has kernels for, by its options, but not the head; return why nothing was, or ""."""
+        """Replace layers that Liger has kernels for, except the head; return why nothing was replaced, or ""."""
         if getattr(self._model, "hf_quantizer", None) is not None:
             return "the weights are quantized"
         if getattr(self._model, "use_kernels", False):
@@ -35,7 +35,7 @@ class LayerKernels:
         try:
             apply_liger_kernel(self._model, options | dict.fromkeys(HEADS, False))
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
-            # Its versions know other versions of a family's file.
+            # Liger may expect another version of the model's file.
             return f"liger-kernel stopped with {type(error).__name__}: {error}"
         finally:
             self._changed = [
@@ -47,7 +47,7 @@ class LayerKernels:
         return "" if self._changed else f"liger-kernel has none for {self._model.config.model_type}"
 
     def take_out(self) -> None:
-        """Compute as before `put_in`."""
+        """Restore the layers as they were before `put_in`."""
         for now, name, then in self._changed:
             if then is _MISSING:
                 now.pop(name, None)

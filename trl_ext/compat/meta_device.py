@@ -1,4 +1,4 @@
-"""Parameters of a model that has no formula: transformers' own class on the meta device, without a byte of weights."""
+"""Parameters of a model without a formula, counted on transformers' class on the meta device, without weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,13 @@ from trl_ext.errors import SupportError
 
 
 def count_params(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Count the parameters of the model that this config.json is of.
-
-    Takes as long as importing torch and transformers, which nothing else of a plan does.
+    """Count the parameters of a config.json's model. Imports torch and transformers, which takes seconds.
 
     Returns:
-        Parameters, tied ones once, a tower for images included; and its language model's config with all defaults.
+        Number of parameters, with tied weights once and with vision towers; and the language model's full config.
 
     Raises:
-        SupportError: The installed transformers does not know the model, or cannot make it of this config.
+        SupportError: The installed transformers does not know the model, or cannot build it from this config.
     """
     import torch
     import transformers
@@ -31,7 +29,7 @@ def count_params(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         named = getattr(transformers, (config.get("architectures") or [""])[0] or "", None)
         with torch.device("meta"):
             model = named(made) if named else AutoModelForCausalLM.from_config(made)
-    # Whatever a config that is not transformers' own may lead to in its classes.
+    # transformers' classes may raise any of these for a foreign config.
     except (AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise SupportError(f"transformers cannot make a '{kind}' of its config: {reason}.") from error

@@ -1,4 +1,4 @@
-"""PEFT: the model below its wrapper, what a config trains, and which adapters compute, layer by layer."""
+"""PEFT: the model below its wrapper, what a config trains, and which adapters compute in each layer."""
 
 import copy
 from typing import Any
@@ -10,22 +10,22 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 
 def base_model(model: Any) -> Any:
-    """Return the model without PEFT's wrapper, if it has one."""
+    """Return the model without PEFT's wrapper, if there is a wrapper."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def adds_virtual_tokens(model: Any) -> bool:
-    """Return True for prompt tuning and its kin, which put trained virtual tokens before every row."""
+    """Return True for prompt tuning and similar methods, which put trained virtual tokens before every row."""
     return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
 
 def trains_module(config: Any, name: str, *, is_linear: bool) -> bool:
-    """Return True if a config's `modules_to_save` or `target_modules`, a list or a pattern, reach a module of the top.
+    """Return True if a config's `modules_to_save` or `target_modules` cover a top-level module.
 
     Args:
         config: A PEFT config.
         name: The module's name in the model.
-        is_linear: True if `target_modules="all-linear"` reaches it.
+        is_linear: True if `target_modules="all-linear"` covers it.
     """
     if any(name.endswith(suffix) for suffix in getattr(config, "modules_to_save", None) or ()):
         return True
@@ -37,8 +37,7 @@ def trains_module(config: Any, name: str, *, is_linear: bool) -> bool:
 
 
 def add_adapter(model: Any, name: str, config: Any) -> None:
-    """Add a LoRA to a PeftModel, as TRL does: in float32, but under ZeRO-3 in the backbone's dtype, the one that
-    DeepSpeed can gather."""
+    """Add a LoRA to a PeftModel in float32, as TRL does; under ZeRO-3 in the dtype that DeepSpeed can gather."""
     model.add_adapter(name, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
 
 
@@ -54,10 +53,10 @@ def computing_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 def adapter_state(layer: BaseTunerLayer) -> tuple[list[str], bool]:
-    """Return the names of the adapters that compute in a layer, and True if all are switched off."""
+    """Return the names of the adapters that compute in a layer, and whether all are switched off."""
     return list(layer.active_adapters), layer.disable_adapters
 
 
 def set_adapter_state(layer: BaseTunerLayer, state: tuple[list[str], bool]) -> None:
-    """Set what `adapter_state` returns; PEFT's own setters would also change which weights require a gradient."""
+    """Set the state that `adapter_state` returns; PEFT's setters would also change which weights are trained."""
     layer._active_adapter, layer._disable_adapters = state

@@ -1,6 +1,6 @@
 """The seams: every name of another project that we override, or use below its public surface.
 
-A test walks the table, and another one the package for names that it lacks. With versions that nobody has tested,
+A test walks the table, and another test finds names that it lacks. With untested versions
 `trl_ext/compat/versions.py` walks it before a run, so that an upgrade fails by name and in seconds.
 """
 
@@ -13,9 +13,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-# A module or class, and below it what we hold on to there: a function with the parameters that we pass by name or rely
-# on, in this order; an attribute; or a method with keys of the dictionary that it makes. After the colon: what for. An
-# equals sign before it: we compute that value again, by our own code, and a test computes an example with theirs.
+# A module or class, and below it the names that we use: a function with the parameters that we pass by name or rely
+# on, in this order; an attribute; or a method with keys of the dictionary that it returns. After the colon: the use.
+# An equals sign before the colon: our code computes that value as well, and a test compares an example with theirs.
 _TABLE = """
 trl.trainer.grpo_trainer:GRPOTrainer
     __init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class): checks the data and guards
@@ -305,14 +305,14 @@ _ROW = re.compile(r"([\w.]+)(\(.*?\))?(\[.*?\])?(=)?: (.*)")
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place in another project that we hold on to.
+    """A name of another project that we use.
 
     Args:
         where: "module:name" or "module:Class.name".
         parameters: Parameters that we pass by name or rely on, in this order.
-        keys: Keys of a dictionary that the method makes.
-        why: What we do there.
-        is_remade: True where our own code computes what is computed there.
+        keys: Keys of the dictionary that the method returns.
+        why: How we use it.
+        is_remade: True if our code computes the same value.
     """
 
     where: str
@@ -328,7 +328,7 @@ class Seam:
 
     @property
     def problem(self) -> str:
-        """How the installed version differs from what we hold on to; "" if it does not."""
+        """The difference between the installed version and this seam; "" if there is none."""
         try:
             found = resolve(self.where)
             names = list(inspect.signature(found).parameters) if self.parameters else []
@@ -363,7 +363,7 @@ SEAMS = tuple(_seams())
 
 
 def resolve(where: str) -> Any:
-    """The object behind "module:name" or "module:Class.name"; True for an attribute that the class's methods set.
+    """Return the object of "module:name" or "module:Class.name"; True for an attribute that methods of the class set.
 
     Raises:
         ImportError, AttributeError: There is none.
@@ -379,7 +379,7 @@ def resolve(where: str) -> Any:
 
 @cache
 def set_in_methods(owner: type) -> set[str]:
-    """Names of attributes that a class and its bases annotate, or that their methods set."""
+    """Return names of attributes that a class and its bases annotate, or that their methods set."""
     found = set()
     for base in owner.__mro__:
         found |= set(vars(base).get("__annotations__", {}))

@@ -1,4 +1,4 @@
-"""Attributes of one object, often another project's, that are different for a while."""
+"""Change attributes of an object for a while."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _MISSING = object()
 
 @contextmanager
 def restored(thing: Any, *names: str) -> Iterator[None]:
-    """Restore attributes of the instance after the block; absent ones are absent again."""
+    """Restore attributes of the instance after the block; absent attributes are absent again."""
     before = {name: vars(thing).get(name, _MISSING) for name in names}
     try:
         yield

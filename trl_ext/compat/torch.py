@@ -12,7 +12,7 @@ from trl_ext.errors import SupportError
 
 
 def has_varlen_attn(device: torch.device) -> bool:
-    """Return True where PyTorch's varlen kernel runs: Ampere cards and later, and a signature that takes a scale."""
+    """Return True if PyTorch's varlen kernel runs: on Ampere cards and later, with a signature that takes a scale."""
     # torch 2.10 had the kernel without a scale.
     return "scale" in _varlen_parameters() and torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -38,7 +38,7 @@ def call_varlen_attn(
     scale: float | None,
     window_left: int,
 ) -> torch.Tensor:
-    """Call `varlen_attn`, causal with the lower-right corner aligned, under the signature that is installed.
+    """Call `varlen_attn`, causal with the lower-right corner aligned, with the installed signature.
 
     Args:
         q: [T, H, D]; k, v: [K, Hkv, D].
@@ -62,11 +62,7 @@ def call_varlen_attn(
 
 @cache
 def flash_attn_function(version: int) -> Callable[..., Any]:
-    """Return `flash_attn_varlen_func` of the installed flash-attn 2 or 3.
-
-    Raises:
-        SupportError: it is not installed.
-    """
+    """Return `flash_attn_varlen_func` of the installed flash-attn 2 or 3; raise SupportError if there is none."""
     module = {2: "flash_attn", 3: "flash_attn_interface"}[version]
     try:
         return import_module(module).flash_attn_varlen_func
@@ -79,9 +75,9 @@ def flash_attn_function(version: int) -> Callable[..., Any]:
 
 @cache
 def cpu_attention_shares_keys() -> bool:
-    """Return True where PyTorch's flash-attention on the CPU takes fewer key heads than query heads.
+    """Return True if PyTorch's flash-attention on the CPU takes fewer key heads than query heads.
 
-    A version that does not would read beyond the keys, so what it gets of PyTorch itself is looked at.
+    Other versions would read beyond the keys, so the keys that PyTorch saves for the kernel are inspected.
     """
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         q, k = (torch.zeros(1, heads, 4, 16, requires_grad=True) for heads in (2, 1))
@@ -91,6 +87,6 @@ def cpu_attention_shares_keys() -> bool:
 
 
 def computes_below_float32(dtype: torch.dtype, device: torch.device) -> bool:
-    """True if matrix products of this type round as half precision does: half types, and float32 on a card by TF32."""
+    """Return True if matrix products round as half precision does: half types, and float32 with TF32 on a card."""
     is_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return dtype != torch.float32 or is_tf32

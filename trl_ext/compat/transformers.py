@@ -19,14 +19,14 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from trl_ext.compat.swap import swapped
 
-# A filter of Python's for warnings that only TRL can heed, whose code and configs use the old names.
+# A warning filter for deprecated names that TRL's code and configs use; users cannot act on these warnings.
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
 _OLD_NAMES_UNSAID = ("ignore", _OLD_NAMES, FutureWarning, None, 0)
 
 
 @contextmanager
 def old_names_unsaid() -> Iterator[None]:
-    """Leave out inside the block what transformers says of old names; other filters stay, also those set inside."""
+    """Hide transformers' warnings about old names in the block; other filters stay, also new ones of the block."""
     filters: Any = warnings.filters
     if is_new := _OLD_NAMES_UNSAID not in filters:
         filters.insert(0, _OLD_NAMES_UNSAID)
@@ -38,22 +38,22 @@ def old_names_unsaid() -> Iterator[None]:
 
 
 def attention_function(name: str) -> Callable[..., Any]:
-    """Return the function that is registered for an attention implementation."""
+    """Return the function of an attention implementation."""
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
 def mask_function(name: str) -> Callable[..., Any] | None:
-    """Return the mask function that is registered for an attention implementation; None where it needs no mask."""
+    """Return the mask function of an attention implementation; None if it needs no mask."""
     return ALL_MASK_ATTENTION_FUNCTIONS.get(name)
 
 
 def register_attention(name: str, attention: Callable[..., Any]) -> None:
-    """Make a function serve the attention implementation `name` in all models of this process."""
+    """Use a function for the attention implementation `name` in all models of this process."""
     AttentionInterface.register(name, attention)
 
 
 def register_mask(name: str, mask: Callable[..., Any]) -> None:
-    """Make a function build the masks of the attention implementation `name` in all models of this process."""
+    """Use a function for the masks of the attention implementation `name` in all models of this process."""
     AttentionMaskInterface.register(name, mask)
 
 
@@ -64,7 +64,7 @@ def is_flash(name: str) -> bool:
 
 @cache
 def flash_varlen_function(name: str) -> Callable[..., Any] | None:
-    """Return `flash_attn_varlen_func` of the package or the kernel from the hub that serves `name`; None without one.
+    """Return `flash_attn_varlen_func` of the package or hub kernel of `name`; None if there is none.
 
     Raises:
         ImportError, ValueError: transformers cannot load it.
@@ -74,7 +74,7 @@ def flash_varlen_function(name: str) -> Callable[..., Any] | None:
 
 
 def call_flash(function: Callable[..., Any], *qkv: torch.Tensor, **options: Any) -> Any:
-    """Call a function of flash-attention with those options that its version knows."""
+    """Call a function of flash-attention with the options that its version takes."""
     known = _parameters(function)
     return function(*qkv, **{name: value for name, value in options.items() if name in known})
 
@@ -86,7 +86,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def flash_backward_function(name: str) -> Callable[..., Any]:
-    """Return what makes gradients, given output and log-sum-exp, for `name`; AttributeError if nothing does."""
+    """Return the function that computes gradients from output and log-sum-exp; AttributeError if there is none."""
     module = sys.modules.get(getattr(flash_varlen_function(name), "__module__", ""))
     for function in ("_flash_attn_bwd", "_flash_attn_varlen_backward", "_flash_attn_backward"):  # of versions 4, 2, 3
         if hasattr(module, function):
@@ -95,16 +95,16 @@ def flash_backward_function(name: str) -> Callable[..., Any]:
 
 
 def is_kernel(function: Callable[..., Any]) -> bool:
-    """Return whether a function of a model file is served by a kernel, and not by transformers' own PyTorch code.
+    """Return True if a model file's function is a kernel, False if it is transformers' PyTorch code.
 
     Args:
-        function: One that takes `cu_seqlens` or `seq_idx`, and others without which it cannot compute.
+        function: Takes `cu_seqlens` or `seq_idx`, and other arguments without which it cannot compute.
     """
     try:
         function(cu_seqlens=0, seq_idx=0)
-    except ValueError:  # transformers' code knows no sequences, and refuses them first
+    except ValueError:  # transformers' code supports no sequences, and refuses them first
         return False
-    except (TypeError, LookupError, AttributeError):  # for lack of all other arguments
+    except (TypeError, LookupError, AttributeError):  # all other arguments are missing
         pass
     # Before transformers 5.2x its code ignored them.
     kept = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
@@ -112,10 +112,10 @@ def is_kernel(function: Callable[..., Any]) -> bool:
 
 
 def prompts_read_once(model: Any) -> AbstractContextManager[None]:
-    """Let the model's `generate` read equal prompts of a batch once inside the block, not once for each completion.
+    """Let the model's `generate` read equal prompts of a batch once in the block, not once for each completion.
 
-    Left as they are: images, models whose caches are more than the keys and values of all tokens, and settings that
-    choose the cache themselves.
+    Unchanged: images, models whose caches are more than keys and values of all tokens, and settings that choose a
+    cache.
     """
     generate = model.generate
 
@@ -129,7 +129,7 @@ def prompts_read_once(model: Any) -> AbstractContextManager[None]:
 
 
 def _chooses_cache(*configs: Any) -> bool:
-    """True where settings, of which earlier ones win, want another cache than one of all tokens and a row each."""
+    """Return True if settings, of which earlier ones win, choose a cache other than one of all tokens per row."""
     implementation, uses, beams = (
         next((value for config in configs if (value := getattr(config, name, None)) is not None), None)
         for name in ("cache_implementation", "use_cache", "num_beams")
@@ -138,7 +138,7 @@ def _chooses_cache(*configs: Any) -> bool:
 
 
 def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Return the cache of the prompts but their last token, by the name of its argument; {} where none serves.
+    """Return the cache of the prompts without their last token, by the name of its argument; {} if there is none.
 
     Args:
         input_ids, attention_mask: [B, T], padded on the left.

@@ -1,4 +1,4 @@
-"""TRL: its trainers and its config where they must bend for a moment."""
+"""TRL: temporary changes to its trainers and its config."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,11 @@ if TYPE_CHECKING:  # a config alone does not need TRL's trainers
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-_TILE_ON_CPU = 2048  # words
+_TILE_ON_CPU = 2048  # words of the vocabulary
 
 
 def check_fused_head(device_type: str) -> None:
-    """Stop early where TRL's fused LM head, which scores every token, cannot run.
-
-    Raises:
-        SupportError: TRL 1.15 on a device without Triton.
-    """
+    """Raise SupportError where TRL's fused LM head, which scores every token, cannot run: TRL 1.15 without Triton."""
     # Issue: TRL 1.15's fused LM head needs Triton, so that nothing can be scored on a CPU.
     # Fixed in: TRL 1.16.
     # Remove when: trl>=1.16 is the lower bound.
@@ -36,7 +32,7 @@ def check_fused_head(device_type: str) -> None:
 
 
 def head_in_cache(device_type: str) -> AbstractContextManager[Any]:
-    """Let TRL's fused LM head work on narrow tiles of the vocabulary, which stay in a processor's cache, in the block.
+    """Let TRL's fused LM head use narrow tiles of the vocabulary in the block, which fit a processor's cache.
 
     TRL's tiles of 32,768 words suit a card; on two cores tiles of 2,048 take half the time.
     """
@@ -49,11 +45,11 @@ def head_in_cache(device_type: str) -> AbstractContextManager[Any]:
 
 @cache
 def leave_fused_head_uncompiled() -> None:
-    """Let `torch.compile` pass over TRL's fused LM head; idempotent.
+    """Exclude TRL's fused LM head from `torch.compile`; idempotent.
 
-    Issue: its loops fix the number of tokens, so that each one is compiled again, and after eight Dynamo gives up.
+    Issue: its loops fix the number of tokens, so each number is compiled again, and after eight Dynamo gives up.
     Fixed in: no version of TRL up to 1.16.
-    Remove when: it is disabled for the compiler there; it is matrix products, which a compiler leaves as they are.
+    Remove when: TRL excludes it; it is matrix products, which a compiler leaves unchanged.
     """
     from trl.trainer.utils import _ChunkedLogProbFunction as Head
 
@@ -61,7 +57,7 @@ def leave_fused_head_uncompiled() -> None:
 
 
 def num_experts(config: Any) -> int:
-    """Return how many experts a layer of the model has, and let TRL find that number in its config.
+    """Return the number of experts in a layer of the model, and let TRL find it in the config.
 
     Issue: TRL's auxiliary loss reads `num_experts`, which Granite, PhiMoE and others call `num_local_experts`.
     Fixed in: no version of TRL up to 1.16.
@@ -74,7 +70,7 @@ def num_experts(config: Any) -> int:
 
 
 def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> AbstractContextManager[None]:
-    """Let a TRL trainer generate at another temperature, 0 for greedy, within the block."""
+    """Let a TRL trainer generate at another temperature in the block; 0 is greedy."""
     if trainer.use_vllm:
         return swapped(trainer.vllm_generation, temperature=temperature)
     changed = copy.deepcopy(trainer.generation_config)
@@ -90,7 +86,6 @@ def print_samples(rows: Sequence[Mapping[str, Any]], step: int) -> None:
 
     Args:
         rows: With prompt, completion, score, decoding and `rewards/<name>`.
-        step: Optimizer step.
     """
     from trl.trainer.utils import print_prompt_completions_sample
 
@@ -101,12 +96,12 @@ def print_samples(rows: Sequence[Mapping[str, Any]], step: int) -> None:
 
 
 class _NoGroup(int):
-    """1, of which GRPO's `num_generations < 2` is not true: a critic needs no group."""
+    """The number 1 with `num_generations < 2` false: a critic needs no group."""
 
     def __lt__(self, other: object) -> bool:
         return False
 
 
 def without_groups(config: "GRPOConfig") -> AbstractContextManager[None]:
-    """Let TRL's GRPOConfig accept any num_generations inside the block."""
+    """Let TRL's GRPOConfig accept any num_generations in the block."""
     return swapped(config, num_generations=_NoGroup(1))

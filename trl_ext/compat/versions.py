@@ -1,4 +1,4 @@
-"""Which versions are installed, which we support, and what those lack that nobody has tested."""
+"""Installed versions, supported versions, and names that untested versions lack."""
 
 import os
 import sys
@@ -30,12 +30,12 @@ TESTED = {
 
 
 def check_versions() -> None:
-    """Stop early on a version outside the support window or without a seam; warn once of those that are not tested.
+    """Raise an error for an unsupported version or a missing seam; warn once of untested versions.
 
     Raises:
         ConfigError: Unsloth is imported, which replaces TRL's trainers and the layers of models in place.
-        SupportError: a package of `SUPPORTED` is missing or outside its window, or a newer one than `TESTED` lacks
-            something that we hold on to.
+        SupportError: A package of `SUPPORTED` is missing or outside its window, or a version newer than `TESTED` lacks
+            a seam.
     """
     from packaging.version import Version
 
@@ -58,7 +58,7 @@ def check_versions() -> None:
 
 
 def untested() -> dict[str, str]:
-    """Return the installed version of each package that is newer than what was tested."""
+    """Return the installed version of each package that is newer than its tested version."""
     from packaging.version import Version
 
     found = {}
@@ -70,7 +70,7 @@ def untested() -> dict[str, str]:
 
 
 def untested_sentence(packages: Iterable[str]) -> str:
-    """Return a sentence that names packages which are newer than what was tested, with both versions."""
+    """Return a sentence with the installed and the tested version of packages."""
     named = (f"{package} {version(package)} (tested: up to {TESTED[package]})" for package in packages)
     return f"Newer than what trl_ext was tested with: {', '.join(named)}."
 
@@ -78,8 +78,8 @@ def untested_sentence(packages: Iterable[str]) -> str:
 def seam_problem() -> str:
     """Return a sentence for the first seam that untested versions lack; "" if there is none.
 
-    With tested versions nothing is looked at. Others are looked at once: a file in `extensions_folder` lists the
-    environments that lack none.
+    Tested versions are not inspected. Others are inspected once: a file in `extensions_folder` lists the environments
+    that passed.
     """
     if not (newer := untested()):
         return ""
@@ -91,7 +91,7 @@ def seam_problem() -> str:
     with suppress(OSError):
         if mark in kept.read_text(encoding="ascii"):
             return ""
-    # Names of DeepSpeed's depend on no other package, and its import takes seconds.
+    # DeepSpeed's names depend on no other package, and its import takes seconds.
     looked_at = places.keys() - ({"deepspeed"} - newer.keys())
     for seam in SEAMS:
         if seam.package in looked_at and (problem := seam.problem):
@@ -116,7 +116,7 @@ def _warn_once(packages: tuple[str, ...]) -> None:
 
 
 def extensions_folder() -> Path:
-    """Return where torch compiles helpers: TORCH_EXTENSIONS_DIR, else a folder of the cache."""
+    """Return the folder where torch compiles helpers: TORCH_EXTENSIONS_DIR, else a folder of the cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions").expanduser()
 
@@ -135,5 +135,5 @@ def installed_versions(*packages: str) -> dict[str, str]:
 
 @cache
 def is_installed(module: str) -> bool:
-    """Return True if the module can be imported; it is looked for, not imported."""
+    """Return True if the module can be imported; does not import it."""
     return find_spec(module) is not None

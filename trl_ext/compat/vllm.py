@@ -1,5 +1,4 @@
-"""vLLM servers of a run: the words that they are started with, and how often each has been started, counted by the
-launcher and read by the trainer."""
+"""vLLM servers of a run: options of their command, and how often the launcher has started each."""
 
 import json
 import os
@@ -10,17 +9,20 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 
-# What the launcher or another setting decides, and what TRL needs of a server.
+# Options that the launcher or another setting decides, or that TRL needs.
 _DECIDED = (
     "model host port seed revision trust-remote-code tensor-parallel-size data-parallel-size gpu-memory-utilization "
     "max-model-len model-impl vllm-model-impl weight-transfer-config logprobs-mode max-logprobs".split()
 )
-STARTS_VARIABLE = "TRL_EXT_VLLM_STARTS"  # names the launcher's file
+STARTS_VARIABLE = "TRL_EXT_VLLM_STARTS"  # path of the launcher's file with the number of starts
 
 
 def server_words(given: Any) -> list[str]:
-    """Return `vllm_server_options` as words of vLLM's command: `--name=value`, `--name` for true, `--no-name` for
-    false, a mapping as JSON. Raise ConfigError where it is no mapping, or another setting decides an option."""
+    """Return `vllm_server_options` as words of vLLM's command.
+
+    `--name=value`, `--name` for true, `--no-name` for false, a mapping as JSON. Raises ConfigError if it is no
+    mapping, or if another setting decides an option.
+    """
     try:
         options = json.loads(given) if isinstance(given, str) else given or {}
     except ValueError:
@@ -42,6 +44,6 @@ def server_words(given: Any) -> list[str]:
 
 
 def starts() -> str:
-    """How often each server of this run has been started, as the launcher writes it; "" for servers of others."""
+    """Return how often each server of this run has been started, as the launcher writes it; "" without servers."""
     path = os.environ.get(STARTS_VARIABLE)
     return Path(path).read_text(encoding="utf-8") if path else ""

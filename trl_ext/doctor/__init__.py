@@ -1,4 +1,4 @@
-"""Is this machine fit to train, and fit for a plan: facts as data, findings as sentences.
+"""Check that this machine can train, and can run a plan: facts as data, findings as sentences.
 
     from trl_ext.memory import read_plan
     from trl_ext.doctor import examine, look
@@ -6,8 +6,8 @@
     for finding in examine(look(), read_plan("plan")):
         print(finding.level, finding.subject, finding.what, finding.advice)
 
-Looking is apart from judging, so that any machine can be judged from its facts. No torch here: a process of its own
-asks PyTorch what works.
+`look` collects facts and `examine` judges them, so that any machine can be judged from its facts. Neither imports
+torch: a separate process asks PyTorch what works.
 """
 
 from trl_ext.doctor.examine import examine

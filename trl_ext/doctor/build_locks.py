@@ -1,7 +1,7 @@
-"""Locks in the folder where torch compiles helpers, DeepSpeed's CPU Adam among them.
+"""Locks in the folder where torch compiles helpers, such as DeepSpeed's CPU Adam.
 
-Who compiles a helper first makes a file `lock` in its folder, keeps it open, and removes it at the end. A build that
-is killed leaves the file behind, and whoever needs that helper later waits for its removal for ever, without a word.
+A build makes a file `lock` in the helper's folder, keeps it open, and removes it at the end. A killed build leaves the
+file, and later processes that need the helper silently wait forever.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 from trl_ext.compat.versions import extensions_folder
 from trl_ext.doctor.finding import Finding, note, ok
 
-# No build takes as long. A younger lock may be that of another machine or container that shares the folder.
+# No build takes this long. A younger lock may belong to another machine or container that shares the folder.
 STALE_AGE_S = 600.0
 
 
@@ -27,7 +27,7 @@ class BuildLock:
     Args:
         path: The file; its folder has the helper's name.
         age_s: Seconds since it was made.
-        builder: A process here that has it open; None if there is none, or none that this user may look into.
+        builder: A local process that has it open; None if there is none that this user may inspect.
     """
 
     path: str
@@ -36,12 +36,12 @@ class BuildLock:
 
     @property
     def is_stale(self) -> bool:
-        """True if nobody here has it open and it is too old to be the lock of a build elsewhere."""
+        """True if no local process has it open and it is too old for a build elsewhere."""
         return self.builder is None and self.age_s >= STALE_AGE_S
 
     @property
     def finding(self) -> Finding:
-        """The lock in words, with the command that removes it."""
+        """The lock as a finding, with the command that removes it."""
         helper, remedy = Path(self.path).parent.name, f"rm {shlex.quote(self.path)}"
         if self.builder is not None:
             return ok("compiler", f"Process {self.builder} is compiling the helper '{helper}' and holds {self.path}.")
@@ -57,7 +57,7 @@ class BuildLock:
 
 
 def build_locks() -> tuple[BuildLock, ...]:
-    """All locks where torch compiles helpers: in TORCH_EXTENSIONS_DIR, else in this Python's folders of the cache."""
+    """Return all locks of torch's helpers: in TORCH_EXTENSIONS_DIR, else in this Python's folders of the cache."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
     files = extensions_folder().glob("*/lock" if os.environ.get("TORCH_EXTENSIONS_DIR") else f"{python}_*/*/lock")
     found = []
@@ -69,23 +69,23 @@ def build_locks() -> tuple[BuildLock, ...]:
 
 
 def lock_warnings() -> list[str]:
-    """A sentence with its remedy for each lock that nobody here holds; empty where no launch has to wait."""
+    """Return a sentence with its remedy for each lock that no local process holds."""
     findings = [lock.finding for lock in build_locks() if lock.builder is None]
     return [f"{finding.what} {finding.advice}" for finding in findings]
 
 
 @cache
 def warn_once() -> None:
-    """Say once, in one process of a machine, where DeepSpeed would wait for a lock that a killed build has left."""
+    """Print once, in one process of a machine, if DeepSpeed would wait for a lock of a killed build."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for sentence in lock_warnings():
             print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
 
 
 def _holder(status: os.stat_result) -> int | None:
-    """A process that has the file open, among those that this user may look into; None without one."""
+    """Return a process that has the file open, among those that this user may inspect; None if there is none."""
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(OSError):  # it has ended, or belongs to another user
             for entry in os.scandir(process / "fd"):
                 with suppress(FileNotFoundError):  # closed since, or no file
                     if os.path.samestat(entry.stat(), status):

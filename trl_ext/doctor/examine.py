@@ -1,4 +1,4 @@
-"""From facts to findings: what is well, what is worth knowing, and what stands in the way."""
+"""Turn facts into findings: ok, worth knowing, or preventing training."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
 
 
 def check_cards(facts: Facts) -> Iterator[Finding]:
-    """Judge whether there are cards, alike, whole and free."""
+    """Judge the cards: present, equal, undivided and free."""
     if not facts.gpus:
         advice = "Only tiny models train on a CPU. `trl-ext plan --gpus 4xA40-48GB` plans for another machine."
         yield note("cards", f"No card was found: {facts.no_gpus}.", advice)
@@ -89,7 +89,7 @@ def check_links(facts: Facts) -> Iterator[Finding]:
 
 
 def check_driver(facts: Facts) -> Iterator[Finding]:
-    """Judge whether the driver goes with PyTorch's CUDA."""
+    """Judge whether the driver supports PyTorch's CUDA."""
     if not facts.gpus:
         return
     kernels, says = facts.kernels, f"Driver {facts.driver}, up to CUDA {facts.driver_cuda}"
@@ -113,7 +113,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def check_versions(facts: Facts) -> Iterator[Finding]:
-    """Judge whether every package lies in its window."""
+    """Judge whether every package is in its window."""
     fine = []
     for window in required_windows():
         version = facts.versions.get(window.package)
@@ -139,7 +139,7 @@ def _outside(window: Window, version: str | None) -> tuple[str, str]:
 
 
 def check_attention(facts: Facts) -> Iterator[Finding]:
-    """Tell which attention backends ran."""
+    """Report which attention backends ran."""
     if facts.kernels is None:
         if facts.no_kernels:
             advice = "Run `python -c 'import torch'` to see all of it, and install torch again."
@@ -165,7 +165,7 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
 
 
 def check_compiler(facts: Facts) -> Iterator[Finding]:
-    """Judge what DeepSpeed compiles its CPU Adam with at its first use, and locks that would make it wait."""
+    """Judge the tools that compile DeepSpeed's CPU Adam at its first use, and locks that would block it."""
     missing = [name for name, path in (("a C++ compiler", facts.compiler), ("ninja", facts.ninja)) if path is None]
     if missing:
         advice = "Install them for runs that offload the optimizer: apt install g++, pip install ninja."
@@ -179,7 +179,7 @@ def check_compiler(facts: Facts) -> Iterator[Finding]:
 
 
 def check_host(facts: Facts) -> Iterator[Finding]:
-    """Judge host memory, and the shared part of it that NCCL and data loaders use."""
+    """Judge host memory, and the shared memory that NCCL and data loaders use."""
     if facts.host_total_gib is None or facts.host_free_gib is None:
         yield note("host memory", "This system does not report its memory.")
     else:

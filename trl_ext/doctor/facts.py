@@ -1,4 +1,4 @@
-"""What is known of a machine, as data that a test can write down."""
+"""Facts about a machine, as data that a test can write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +10,12 @@ from trl_ext.memory.cards import CONTEXT_GIB
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card as the driver tells it.
+    """A card as the driver reports it.
 
     Args:
         name: The driver's name for it, such as "NVIDIA A40".
-        total_gib: Memory of the card without what the driver keeps for itself.
+        total_gib: Memory of the card without the driver's reserve.
         free_gib: The part of it that is free now.
-        capability: CUDA compute capability.
         uuid: "GPU-...", by which CUDA_VISIBLE_DEVICES may name it.
         lanes, max_lanes: PCIe width now and at most; 0 if unknown.
         is_split: True if MIG divides the card.
@@ -33,24 +32,24 @@ class Gpu:
 
     @property
     def usable_gib(self) -> float:
-        """Memory for tensors, on a card that nobody else uses."""
+        """Memory for tensors, on a card that no other process uses."""
         return self.total_gib - CONTEXT_GIB
 
     @property
     def usable_now_gib(self) -> float:
-        """Memory for tensors, beside what others hold now."""
+        """Memory for tensors, with the current use by other processes."""
         return self.free_gib - CONTEXT_GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What PyTorch says when it is asked to work.
+    """Answers of PyTorch about this machine.
 
     Args:
         cuda: CUDA version that it is built for, None without CUDA.
         num_gpus: Cards that it sees.
-        nccl: Version, "" without.
-        works: Attention backend and "" if it ran on the first card, else why not. Empty without a card.
+        nccl: Version, "" without NCCL.
+        works: By attention backend, "" if it ran on the first card, else why not. Empty without a card.
     """
 
     cuda: str | None
@@ -61,12 +60,11 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A place that a run writes to.
+    """A folder that a run writes to.
 
     Args:
         purpose: "output", "model cache" or "shared memory".
-        path: The folder.
-        free_gib: Room that is left on its disk.
+        free_gib: Free space on its disk.
         is_writable: True if this user may write there.
     """
 
@@ -78,24 +76,24 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is known of a machine.
+    """All facts about a machine.
 
     Args:
         gpus: Cards that CUDA_VISIBLE_DEVICES shows.
         no_gpus: Why there are none; "" if there are some.
-        driver, driver_cuda: Version of the driver, and of CUDA that it speaks at most; "" without a driver.
-        has_nvlink: All pairs of cards talk over NVLink; None if there are no pairs or the driver does not say.
+        driver, driver_cuda: Version of the driver, and its newest CUDA version; "" without a driver.
+        has_nvlink: All pairs of cards have NVLink; None if there are no pairs or the driver does not report it.
         has_peer_access: All pairs reach each other's memory.
         versions: Installed version of a package, None if it is missing.
-        untested: What is known of versions that are newer than what was tested.
-        vllm_window: Which vLLM the installed TRL takes; "" for any.
-        kernels: What PyTorch can do; None if it did not answer.
+        untested: Findings about versions that are newer than the tested versions.
+        vllm_window: Versions of vLLM that the installed TRL takes; "" for any.
+        kernels: None if PyTorch did not answer.
         no_kernels: Why it did not.
         compiler, ninja: Paths, None if missing.
         build_locks: Locks in the folder where helpers are compiled.
-        host_total_gib, host_free_gib: Memory, the container's limit if that is less; None if unknown.
-        disks: Where a run writes.
-        environment: Variables that matter, those that are set.
+        host_total_gib, host_free_gib: Host memory, or the container's limit if that is less; None if unknown.
+        disks: Folders that a run writes to.
+        environment: Variables that matter and are set.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -1,4 +1,4 @@
-"""One thing that was looked at: what is so, whether it hurts, and what to do."""
+"""A finding: what was checked, its state, whether it hurts, and what to do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ class Finding:
     """A line of a report.
 
     Args:
-        level: "ok"; "note", worth knowing; "problem", training cannot work as it is.
-        subject: What was looked at, in a word or two.
-        what: What is so, as a sentence with its numbers.
+        level: "ok"; "note", worth knowing; "problem", training cannot work.
+        subject: The checked part, in a word or two.
+        what: Its state, as a sentence with numbers.
         advice: What to do, as a sentence; "" if nothing.
     """
 
@@ -34,5 +34,5 @@ def problem(subject: str, what: str, advice: str = "") -> Finding:
 
 
 def all_well(findings: Iterable[Finding]) -> bool:
-    """True if no finding is a problem."""
+    """Return True if no finding is a problem."""
     return not any(finding.level == "problem" for finding in findings)

@@ -1,7 +1,7 @@
-"""Which packages are installed, and in which window they must be; `pip check` compares their own requirements.
+"""Installed packages and the versions that they must have; `pip check` compares their own requirements.
 
-The windows of torch, transformers and TRL are `SUPPORTED`; which vLLM goes is TRL's to say. The rest is here,
-and a test holds it to the package's own requirements.
+Windows of torch, transformers and TRL are in `SUPPORTED`, and TRL's requirements give vLLM's. The others are here, and
+a test compares them with the package's requirements.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from trl_ext.compat.versions import SUPPORTED, installed_versions, seam_problem, untested, untested_sentence
 from trl_ext.doctor.finding import Finding, note, problem
 
-# Package: least version.
+# Package: lowest version.
 REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
 OPTIONAL = {"deepspeed": "0.19", "flash-attn": "2.7"}
 WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja", "liger-kernel", "kernels", "flash-attn-3")
@@ -22,33 +22,29 @@ class Window:
     """Versions of a package that work.
 
     Args:
-        package: As pip calls it.
-        wanted: As pip writes it: ">=1.15,<2"; "" for any.
+        package: pip's name.
+        wanted: pip's notation: ">=1.15,<2"; "" for any.
     """
 
     package: str
     wanted: str
 
     def holds(self, version: str) -> bool:
-        """True if the version lies in the window; a local part such as +cu128 does not matter."""
+        """Return True if the version is in the window; a local part such as +cu128 does not matter."""
         from packaging.specifiers import SpecifierSet
 
         return SpecifierSet(self.wanted).contains(version, prereleases=True)
 
 
 def required_windows() -> Iterator[Window]:
-    """The windows of packages without which nothing trains."""
+    """Yield the windows of packages that every training needs."""
     for package, (low, high) in SUPPORTED.items():
         yield Window(package, f">={low}" + (f",<{high}" if high else ""))
     yield from (Window(package, f">={low}") for package, low in REQUIRED.items())
 
 
 def optional_windows(vllm: str) -> Iterator[Window]:
-    """The windows of packages that some runs need.
-
-    Args:
-        vllm: Which vLLM the installed TRL takes.
-    """
+    """Yield the windows of packages that some runs need; `vllm` is the window of the installed TRL."""
     yield from (Window(package, f">={low}") for package, low in OPTIONAL.items())
     yield Window("vllm", vllm)
     yield Window("bitsandbytes", "")
@@ -56,7 +52,7 @@ def optional_windows(vllm: str) -> Iterator[Window]:
 
 
 def untested_findings() -> tuple[Finding, ...]:
-    """What is known of versions that are newer than what was tested, for which the seams are looked at."""
+    """Return findings about versions that are newer than the tested versions; their seams are inspected."""
     if missing := seam_problem():
         what, _, remedy = missing.partition(" Run: ")
         return (problem("versions", what, remedy),)
@@ -67,13 +63,13 @@ def untested_findings() -> tuple[Finding, ...]:
 
 
 def versions() -> dict[str, str | None]:
-    """The installed version of every package that matters, None for a missing one."""
+    """Return the installed version of every package that matters, None if it is missing."""
     names = (*SUPPORTED, *REQUIRED, *OPTIONAL, *WITHOUT_WINDOW)
     return {name: installed_version(name) for name in names}
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version of a package, None if it is missing."""
+    """Return the installed version of a package, None if it is missing."""
     try:
         return installed_versions(package)[package]
     except PackageNotFoundError:
@@ -81,7 +77,7 @@ def installed_version(package: str) -> str | None:
 
 
 def vllm_window() -> str:
-    """Which vLLM the installed TRL takes, in pip's words; "" if it does not say."""
+    """Return the versions of vLLM that the installed TRL takes, in pip's notation; "" if it gives none."""
     from packaging.requirements import Requirement
 
     wishes = map(Requirement, requires("trl") or ()) if installed_version("trl") else ()

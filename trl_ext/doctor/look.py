@@ -1,4 +1,4 @@
-"""Look at this machine: the driver, installed packages, PyTorch in a process of its own, memory, disks, variables."""
+"""Collect facts of this machine: driver, packages, PyTorch in a separate process, memory, disks, variables."""
 
 import json
 import os
@@ -24,11 +24,11 @@ _CGROUP_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.u
 
 
 def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
-    """The facts of this machine; what is not there is left empty.
+    """Return the facts of this machine; missing parts are left empty.
 
     Args:
-        output_dir: Where the run will write.
-        probe_s: How long to wait for PyTorch; 0 does not ask it.
+        output_dir: Folder that the run will write to.
+        probe_s: Seconds to wait for PyTorch; 0 does not start it.
     """
     command = [sys.executable, "-m", "trl_ext.doctor.probe"]
     probe = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) if probe_s else None
@@ -57,7 +57,7 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
 
 
 def look_at_cards() -> Facts:
-    """The cards of this machine alone, read in a few milliseconds."""
+    """Return the facts about cards only, read in a few milliseconds."""
     try:
         import pynvml
     except ImportError:
@@ -67,7 +67,7 @@ def look_at_cards() -> Facts:
 
 
 def this_machine() -> Hardware | None:
-    """The cards of this machine for the planner, with its host memory; None if it has none."""
+    """Return this machine's cards and host memory for the planner; None without cards."""
     cards = look_at_cards()
     if not cards.gpus:
         return None
@@ -75,7 +75,7 @@ def this_machine() -> Hardware | None:
 
 
 def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
-    """Read what the probe printed; None and the last line of its errors if it printed no answer."""
+    """Parse the probe's output; None and the last line of its errors if it printed no answer."""
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if code or not lines:
         last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
@@ -87,7 +87,7 @@ def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
 
 
 def host_memory() -> tuple[float | None, float | None]:
-    """Total and available GiB of this machine, or of the container if it has less; None where nothing tells."""
+    """Return total and available GiB of this machine, or of the container if it has less; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -101,7 +101,7 @@ def host_memory() -> tuple[float | None, float | None]:
 
 
 def _number(files: tuple[str, ...]) -> int | None:
-    """The number in the first of these files that there is; "max" is none."""
+    """Return the number in the first of these files that exists; None for "max"."""
     for file in files:
         try:
             text = Path(file).read_text(encoding="ascii").strip()

@@ -1,5 +1,4 @@
-"""Cards from NVIDIA's management library (the package nvidia-ml-py, imported as pynvml), without starting CUDA; and
-what the planner makes of them."""
+"""Read cards from NVIDIA's management library (nvidia-ml-py, imported as pynvml), without starting CUDA."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from trl_ext.memory.units import gib
 
 
 def read_cards(nvml: Any, visible: str | None) -> Facts:
-    """Read all cards that CUDA would show, and the driver; the rest of the facts is left empty.
+    """Read all cards that CUDA would show, and the driver; other facts are left empty.
 
     Args:
         nvml: The module pynvml.
@@ -51,8 +50,10 @@ def _cards(nvml: Any, visible: str | None) -> Facts:
 
 
 def shown_by(visible: str | None, uuids: Sequence[str]) -> list[int]:
-    """Positions of the cards that CUDA_VISIBLE_DEVICES shows, in its order; like CUDA it stops at the first word that
-    names none."""
+    """Return positions of the cards that CUDA_VISIBLE_DEVICES shows, in its order.
+
+    Like CUDA it stops at the first word that names no card.
+    """
     if visible is None:
         return list(range(len(uuids)))
     shown: list[int] = []
@@ -88,7 +89,7 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _or(nvml: Any, ask: Callable[[], int], otherwise: int) -> int:
-    """The answer, or `otherwise` where this card or driver does not know the question."""
+    """Return the result, or `otherwise` if this card or driver does not support the query."""
     try:
         return ask()
     except nvml.NVMLError:
@@ -114,7 +115,7 @@ def _text(value: str | bytes) -> str:
 def hardware_of(
     gpus: tuple[Gpu, ...], has_nvlink: bool | None, has_peer_access: bool | None, host_gib: float | None = None
 ) -> Hardware:
-    """Found cards for the planner: as many as there are, each as small as the smallest.
+    """Convert cards for the planner; all count as the smallest.
 
     Raises:
         ConfigError: There is no card.
@@ -134,7 +135,7 @@ def hardware_of(
 
 
 def known_card(name: str) -> Card | None:
-    """The table's card for the driver's name, None if it has none: "NVIDIA A100 80GB PCIe", "NVIDIA RTX A6000"."""
+    """Return the table's card for a driver's name such as "NVIDIA A100 80GB PCIe"; None if there is none."""
     words = re.sub(r"\b(NVIDIA|Generation)\b|-SXM\d?", " ", name).split()
     tried = [" ".join(words), " ".join(word for word in words if word != "RTX")]
     if "PCIe" in words or any(word.endswith("-PCIE") for word in words):

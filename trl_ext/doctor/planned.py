@@ -1,4 +1,4 @@
-"""Can a planned run work on this machine: cards, their memory now, packages, compiler, host memory, disk."""
+"""Check that a plan can run on this machine: cards, their free memory, packages, compiler, host memory, disk."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ SUBJECT = "plan"
 
 
 def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    """Yield a finding for all that the plan needs and the machine lacks; one "ok" if no problem is among them."""
+    """Yield a finding for everything that the plan needs and the machine lacks, and one "ok" if none is a problem."""
     hardware = plan.estimate.hardware
     found = [*_cards(facts, plan), *_packages(facts, plan)]
     need = gib(plan.estimate.host_bytes)
@@ -98,7 +98,7 @@ def _disks(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 
 def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
-    # 2 bytes a trained weight (adapters 4); a checkpoint holds master weights and Adam, 12 bytes more.
+    # 2 bytes a trained weight (adapters 4); a checkpoint adds 12 bytes for master weights and Adam.
     trained = sum(engine.trained for engine in plan.estimate.setup.engines)
     each = 4 if plan.job.uses_lora else 2
     final, checkpoint = gib(each * trained), gib((each + 12) * trained)
@@ -114,5 +114,5 @@ def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
 
 
 def model_gib(plan: Plan) -> float:
-    """GiB of the model's own files in bf16."""
+    """Return the size of the model's files in bf16, in GiB."""
     return gib(2 * lm_params(plan.estimate.shape))

@@ -1,6 +1,6 @@
-"""`python -m trl_ext.doctor.probe`: ask PyTorch, in a process of its own, what it can do here; prints JSON.
+"""`python -m trl_ext.doctor.probe`: find out in a separate process what PyTorch can do here; prints JSON.
 
-A broken wheel, a kernel for another card or a crash of the driver ends this process and not the one that asks.
+A broken wheel, a kernel for another card or a crash of the driver ends this process only.
 """
 
 import json
@@ -30,7 +30,7 @@ def _why_not(run: Callable[[], None]) -> str:
 
 
 def _heads() -> Any:
-    """8 tokens of one head, [T, H, D]."""
+    """Return 8 tokens of one head, [T, H, D]."""
     import torch
 
     return torch.zeros(8, 1, 64, dtype=torch.bfloat16, device="cuda")

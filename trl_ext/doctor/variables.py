@@ -14,14 +14,14 @@ _OFF = r"0|false|no|n|off"
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """A setting that hurts on one machine.
+    """A variable's values that hurt on a single machine.
 
     Args:
         name: The variable.
-        values: Pattern of the values that hurt, whole and in any case.
-        what: What it does, a sentence.
+        values: Pattern of the whole value, in any case.
+        what: The effect, a sentence.
         advice: What to do, a sentence.
-        needs_peer: It hurts only where cards reach each other's memory.
+        needs_peer: It hurts only if cards reach each other's memory.
     """
 
     name: str
@@ -83,7 +83,7 @@ def check_variables(facts: Facts) -> Iterator[Finding]:
 
 
 def check_allocator(facts: Facts) -> Iterator[Finding]:
-    """Judge whether PyTorch's allocator may grow its segments, under the name that vLLM reads as well."""
+    """Judge whether PyTorch's allocator may grow its segments, under the variable that vLLM also reads."""
     if not facts.gpus:
         return
     setting = f"{OLD_NAME}={ALLOCATOR[OLD_NAME]}"

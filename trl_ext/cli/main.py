@@ -32,17 +32,17 @@ class Script:
 SCRIPTS = {
     "grpo": Script(
         module="trl_ext.scripts.grpo",
-        purpose="train with GRPO on rules and reward functions, with one or more processes",
+        purpose="train with GRPO on rules and reward functions",
         example="--num_processes 1 --config gsm8k-grpo-1x4090",
     ),
     "ppo": Script(
         module="trl_ext.scripts.ppo",
-        purpose="train with PPO on rules, reward models, or both, with one or more processes",
+        purpose="train with PPO on rules, reward models, or both",
         example="--num_processes 4 --config gsm8k-ppo-4xa40",
     ),
     "reward": Script(
         module="trl_ext.scripts.reward",
-        purpose="train a reward model on pairs of answers, with one or more processes",
+        purpose="train a reward model on pairs of answers",
         example="--num_processes 6 --config rm-ultrafeedback-6x4090",
     ),
 }

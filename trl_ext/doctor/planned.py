@@ -108,7 +108,7 @@ def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
     elif disk.free_gib < final + 2 * checkpoint:
         what = (
             f"A checkpoint with its optimizer takes {checkpoint:.0f} GiB (estimated), and {disk.free_gib:.0f} are "
-            "free; the previous checkpoint is kept until the new one is complete."
+            "free; the previous checkpoint is kept until the next is complete."
         )
         yield note(SUBJECT, what, 'Set save_total_limit: 1, save_only_model: true or save_strategy: "no".')
 

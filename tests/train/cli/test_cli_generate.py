@@ -222,7 +222,7 @@ def test_settings_that_cannot_work_are_one_sentence(folders, prompts, tmp_path, 
     assert "--batch_size is 0" in stopped(capsys, generate, folders.run, *asked, "--batch_size", 0)
     assert "--temperature is -1" in stopped(capsys, generate, folders.run, *asked, "--temperature=-1")
     greedy = ["--temperature", 0, "--num_generations", 2]
-    assert "would be one and the same" in stopped(capsys, generate, folders.run, *asked, *greedy)
+    assert "would all be equal" in stopped(capsys, generate, folders.run, *asked, *greedy)
     (tmp_path / "there.jsonl").write_text("mine")
     assert "is there already" in stopped(capsys, generate, folders.run, *asked, "--output", tmp_path / "there.jsonl")
     assert "vLLM is not installed" in stopped(capsys, generate, folders.run, *asked, "--backend", "vllm")

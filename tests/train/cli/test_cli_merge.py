@@ -190,6 +190,6 @@ def test_an_output_dir_without_final_model_stands_for_its_newest_whole_checkpoin
     assert merge(tmp_path) == 0
     assert (tmp_path / "merged-checkpoint-2" / "model.safetensors").is_file()
     capsys.readouterr()
-    assert "is not whole" in stopped(capsys, merge, tmp_path / "checkpoint-3")
+    assert "is not complete" in stopped(capsys, merge, tmp_path / "checkpoint-3")
     shutil.move(tmp_path / "checkpoint-1", tmp_path / "_unfinished" / "checkpoint-1")
     assert "was not written to its end" in stopped(capsys, merge, tmp_path / "_unfinished" / "checkpoint-1")

@@ -40,7 +40,7 @@ class Sampling:
             raise ConfigError(f"--temperature is {self.temperature}. Give 0 for greedy, or more.")
         if self.temperature == 0 and self.num_generations > 1:
             raise ConfigError(
-                f"At temperature 0 the {self.num_generations} completions of a prompt would be one and the same. Give "
+                f"At temperature 0 the {self.num_generations} completions of a prompt would all be equal. Give "
                 "--num_generations 1, or a --temperature above 0."
             )
 

@@ -131,7 +131,7 @@ def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, li
     own = run.recipe.get("dataset_name")
     name = arguments.dataset or own
     if not name:
-        raise ConfigError(f"There is no dataset: {run.root} holds no recipe that names one. Give --dataset.")
+        raise ConfigError(f"There is no dataset: {run.root} holds no recipe with dataset_name. Give --dataset.")
     path = Path(name)
     if path.exists() or path.suffix in READERS or name.startswith(("/", "./", "../")):
         data = read_data(name, arguments.split, arguments.limit)

@@ -170,7 +170,7 @@ def find_run(path: str) -> FinishedRun:
         try:
             Manifest.read(folder).check_sizes(folder)
         except Damaged as reason:
-            raise DataError(f"{folder} is not whole: {reason}. Take another checkpoint.") from reason
+            raise DataError(f"{folder} is not complete: {reason}. Use another checkpoint.") from reason
     has_adapter = (folder / _ADAPTER).is_file()
     _check_weights(folder, _ADAPTER_WEIGHTS if has_adapter else _WEIGHTS)
     adapter = _read_json(folder / _ADAPTER) if has_adapter else None

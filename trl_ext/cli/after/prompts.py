@@ -45,7 +45,9 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     for number, row in enumerate(rows):
         if "prompt" not in row:
             there = ", ".join(row) or "none"
-            raise DataError(f"Row {number} of {source} has no column 'prompt'; its columns are: {there}. Rename one.")
+            raise DataError(
+                f"Row {number} of {source} has no column 'prompt'; its columns are: {there}. Rename a column."
+            )
         prompt = row["prompt"]
         is_messages = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
         if not prompt or not (isinstance(prompt, str) or is_messages):

@@ -108,7 +108,9 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     )
     what = f"{what} {hardware.card.assumed}".rstrip()
     if file:
-        advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."
+        advice = (
+            f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or give another file."
+        )
         return note(SUBJECT, what, advice)
     if gib(best.need_bytes) > hardware.fill_gib * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
         advice = (

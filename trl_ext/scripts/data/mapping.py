@@ -287,7 +287,7 @@ class RowMapping:
             if theirs not in (ours, None) and ours in names and ours not in self._ours:
                 raise DataError(
                     f"columns makes '{theirs}' the column '{ours}', and {role} has a column of this name already. "
-                    f"Rename that one as well, columns: {{..., other_{ours}: {ours}}}."
+                    f"Rename this column as well, columns: {{..., other_{ours}: {ours}}}."
                 )
         there = {self._ours.get(name, name) for name in names} - set(self._left_out)
         if self.template is not None and PROMPT in there and PROMPT not in self._filled_in:

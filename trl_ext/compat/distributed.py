@@ -53,10 +53,9 @@ def side_group(timeout_s: float) -> Any:
 
 
 def meet(group: Any, timeout_s: float) -> None:
-    """Wait until all processes are here; only process 0 uses `timeout_s`, the others the group's timeout.
+    """Wait until all processes are here; raise RuntimeError if a process is missing.
 
-    Raises:
-        RuntimeError: A process is missing.
+    Only process 0 uses `timeout_s`, the others use the group's timeout.
     """
     dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s))
 

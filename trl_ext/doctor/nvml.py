@@ -115,11 +115,7 @@ def _text(value: str | bytes) -> str:
 def hardware_of(
     gpus: tuple[Gpu, ...], has_nvlink: bool | None, has_peer_access: bool | None, host_gib: float | None = None
 ) -> Hardware:
-    """Convert cards for the planner; all count as the smallest.
-
-    Raises:
-        ConfigError: There is no card.
-    """
+    """Convert cards for the planner, all with the memory of the smallest; raise ConfigError if there are none."""
     if not gpus:
         raise ConfigError("There is no GPU here. Plan for others with --gpus, such as --gpus 4xA40-48GB.")
     smallest = min(gpus, key=lambda gpu: gpu.total_gib)

@@ -13,11 +13,7 @@ LAUNCHERS = {"accelerate": "trl_ext.launch.accelerate", "ray": "trl_ext.launch.r
 
 
 def split_launcher(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Remove `--launcher NAME` from a command line; return the name, "accelerate" by default, and the other words.
-
-    Raises:
-        ConfigError: There is no such launcher.
-    """
+    """Remove `--launcher NAME`; return the name, "accelerate" by default, and the other words."""
     words: list[str] = []
     name = "accelerate"
     rest = iter(argv)

@@ -115,11 +115,7 @@ def of_slurm(num_machines: int) -> dict[str, Any]:
 
 
 def hosts(listed: str) -> list[str]:
-    """Expand SLURM's list of nodes, such as "node[1-4]".
-
-    Raises:
-        ConfigError: `scontrol` is not installed, or refuses the list.
-    """
+    """Expand SLURM's list of nodes, such as "node[1-4]"; raise ConfigError if `scontrol` is missing or fails."""
     try:
         command = ["scontrol", "show", "hostnames", listed]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()

@@ -194,11 +194,7 @@ def accelerate_environment(
 
 
 def _placed(own: Namespace, on_cpu: bool, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the resources of a worker.
-
-    Raises:
-        ConfigError: The cluster has too few for all workers.
-    """
+    """Return the resources of a worker; raise ConfigError if the cluster has too few for all workers."""
     import ray
 
     asked = _resources(own.resources_per_worker, on_cpu)

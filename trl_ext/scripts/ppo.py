@@ -109,10 +109,9 @@ def check_paths(script_args: Any, model_args: Any) -> None:
 
 
 def scorers(script_args: Any) -> list[Any]:
-    """Build the rules and reward functions; an empty list if only a reward model scores.
+    """Build the rules and reward functions, none if only a reward model scores.
 
-    Raises:
-        ConfigError: There is no reward, or one cannot be found or built.
+    Raises ConfigError if there is no reward, or if one cannot be found or built.
     """
     functions = build_functions(script_args.rules, script_args.reward_funcs)
     if not (functions or reward_models(script_args)):

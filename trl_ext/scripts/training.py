@@ -136,8 +136,7 @@ def resume_point(training_args: Any) -> str | bool | None:
 def data_source(script_args: DataArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
     """Return the dataset, with held-out rows only if the run evaluates. Reads no row.
 
-    Raises:
-        ConfigError, DataError: There is no such data, or a stream and no `max_steps`.
+    Raises ConfigError or DataError if there is no such data, or a stream and no `max_steps`.
     """
     if (script_args.dataset_streaming or dataset_args.streaming) and training_args.max_steps <= 0:
         raise ConfigError(
@@ -160,8 +159,7 @@ def load_rows(
 ) -> tuple[Any, Any]:
     """Return the training rows, and the held-out rows or None, mapped by the recipe.
 
-    Raises:
-        ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.
+    Raises ConfigError or DataError if they cannot be read or mapped, or if the run would take no step with them.
     """
     from trl_ext.trainers.settings.checks import check_steps
 

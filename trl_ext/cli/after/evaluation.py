@@ -59,11 +59,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], rules: RuleSet, settings: Mapping[str, Any]) -> "Evaluation":
-        """Compute the statistics of the rows of `judged`.
-
-        Raises:
-            DataError: The deciding rule has a value for no completion.
-        """
+        """Compute statistics of rows of `judged`; raise DataError if the deciding rule scored none of them."""
         counts: dict[int, list[bool]] = {}
         for row in rows:
             if row["passed"] is not None:
@@ -127,11 +123,7 @@ class Evaluation:
 
 
 def pass_rule(rules: RuleSet, name: str | None) -> str:
-    """Return the name of the deciding rule: the given rule, else the first that judges correctness, else the first.
-
-    Raises:
-        ConfigError: There is no rule of this name.
-    """
+    """Return `name`, else the first rule that judges correctness, else the first; ConfigError for an unknown name."""
     names = [rule.name for rule in rules.rules]
     if name is not None and name not in names:
         raise ConfigError(f"There is no rule '{name}'. Give --pass_rule one of {', '.join(names)}.")

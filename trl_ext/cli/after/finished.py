@@ -124,11 +124,7 @@ class FinishedRun:
         return tokenizer
 
     def load_rules(self, path: str | None = None) -> RuleSet:
-        """Build the rules of a file, or the rules of the run.
-
-        Raises:
-            ConfigError: The run has no rules, or they cannot be built.
-        """
+        """Build the rules of a file or of the run; raise ConfigError if there are none, or they cannot be built."""
         if path is None and not self.has_rules:
             file = self.root / RULES_FILE
             lacks = f"{self.root} holds no {RULES_FILE}"

@@ -105,11 +105,7 @@ class Report:
 
 
 def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[Any]:
-    """Run all checks, in the order of the script.
-
-    Raises:
-        ConfigError: An argument of the command is invalid: an unknown card, a missing launch file.
-    """
+    """Run all checks, in the script's order; raise ConfigError for invalid arguments of the command."""
     from trl_ext.cli.check import data as check_data
     from trl_ext.cli.check import memory as check_memory
     from trl_ext.cli.check import models as check_models

@@ -66,11 +66,7 @@ def _first(dataset: Any) -> list[dict[str, Any]]:
 
 
 def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
-    """Check columns, prompts and sides with the trainer's checks.
-
-    Raises:
-        DataError: The trainer would refuse the rows.
-    """
+    """Check columns, prompts and sides; raise DataError if the trainer would refuse the rows."""
     from trl_ext.trainers.settings.checks import check_steps
 
     with _warnings() as warned, parsed.script_args.mapping().names_of_the_data():
@@ -162,10 +158,9 @@ class Lengths:
 
 
 def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
-    """Count the tokens of the rows; zeros without a tokenizer, or without the template that messages need.
+    """Count the tokens of the rows; zeros without a tokenizer or a template that messages need.
 
-    Raises:
-        DataError: The chat template refuses the messages.
+    Raises DataError if the chat template refuses the messages.
     """
     from trl_ext.trainers.rows.pairs import refused_by_template, token_columns
 
@@ -197,11 +192,7 @@ def _num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
 
 
 def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
-    """Compare the rows with the recipe's lengths.
-
-    Raises:
-        ConfigError: A micro-batch cannot hold the longest row.
-    """
+    """Compare rows with the recipe's lengths; raise ConfigError if a micro-batch cannot hold the longest row."""
     if lengths is None or not lengths.num_rows:
         return []
     if parsed.trainer == "reward":

@@ -23,11 +23,7 @@ SUBJECT = "memory"
 
 
 def machine(gpus: str | None, gpu_memory_gib: float | None) -> Hardware | None:
-    """Return the named cards, else this machine's; None if it has none.
-
-    Raises:
-        ConfigError: An unknown card.
-    """
+    """Return the named cards, else this machine's or None; raise ConfigError for an unknown card."""
     return this_machine() if gpus is None else parse_gpus(gpus, gpu_memory_gib)
 
 

@@ -19,11 +19,7 @@ from trl_ext.scripts.rewards import build_rewards, build_rules
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """Build the rewards of the run, with the script's checks in its order.
-
-    Raises:
-        ConfigError, RuleError: The script would end before it reads data.
-    """
+    """Build the run's rewards, with the script's checks and errors in its order."""
     script_args, training_args = parsed.script_args, parsed.training_args
     if parsed.trainer == "ppo":
         from trl_ext.scripts import ppo
@@ -43,11 +39,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
 
 def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
-    """Load the model's tokenizer, with a finding about its size, chat template, EOS and padding.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
+    """Load the model's tokenizer, with a finding about it; raise ConfigError if it cannot be loaded."""
     training.check_model(parsed.model_args)
     tokenizer = training.load_tokenizer(parsed.training_args, parsed.model_args)
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
@@ -59,11 +51,7 @@ def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
 
 
 def shape_of(parsed: Parsed) -> ModelShape:
-    """Return the model's shape from its config.
-
-    Raises:
-        ConfigError: There is no config, or the formulas do not know the family.
-    """
+    """Return the model's shape; raise ConfigError if there is no config, or its family is unknown."""
     training.check_model(parsed.model_args)
     name = str(parsed.model_args.model_name_or_path)
     try:

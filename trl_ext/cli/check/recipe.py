@@ -87,11 +87,7 @@ def with_servers(
 
 
 def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_processes: int) -> Parsed:
-    """Parse a recipe and its overrides as strictly as the script.
-
-    Raises:
-        ConfigError: The script would refuse its arguments.
-    """
+    """Parse a recipe and its overrides; raise ConfigError for everything that the script would refuse."""
     warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing", category=FutureWarning)
     words = split_config_flag(["--config", recipe, *overrides])
     path, flags = words[1], words[2:]
@@ -158,11 +154,7 @@ def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def read_launch(config_file: str | None, recipe: str | None = None) -> Launch:
-    """Read the given accelerate file, else the file that the recipe names.
-
-    Raises:
-        ConfigError: There is no such file or recipe, or it is not YAML.
-    """
+    """Read the given accelerate file, else the recipe's; raise ConfigError if it is missing or not YAML."""
     if config_file is None and recipe is not None:
         config_file = launch_file(split_config_flag(["--config", recipe])[1])
     return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)

@@ -87,11 +87,7 @@ class DatasetSource:
         return [self.train_split, *([self.test_split] if self.test_split else [])]
 
     def load(self) -> tuple[Any, Any]:
-        """Return training rows, and held-out rows or None.
-
-        Raises:
-            DataError: The dataset cannot be read, or a split is missing.
-        """
+        """Return training rows, and held-out rows or None; raise DataError if they cannot be read."""
         dataset = self._read()
         for split in self.splits:
             if split not in dataset:

@@ -41,11 +41,7 @@ class DataArguments(ScriptArguments):
         self.mapping()
 
     def mapping(self) -> RowMapping:
-        """Return the mapping of these keys.
-
-        Raises:
-            ConfigError: A key that cannot work with any data.
-        """
+        """Return the mapping of these keys; raise ConfigError for a key that cannot work with any data."""
         return RowMapping.of(self)
 
 

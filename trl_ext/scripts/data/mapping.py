@@ -83,11 +83,7 @@ class RowMapping:
 
     @classmethod
     def of(cls, args: Any) -> "RowMapping":
-        """Make the mapping from a script's arguments; the reward script's have no keys for prompts.
-
-        Raises:
-            ConfigError: A key that cannot work with any data.
-        """
+        """Make the mapping from a script's arguments; raise ConfigError for a key that cannot work with any data."""
         template = getattr(args, "prompt_template", None)
         return cls(
             columns={} if args.columns is None else args.columns,

@@ -34,9 +34,6 @@ def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
     return findings + (list(check_plan(facts, plan)) if plan else [])
 
 
-# Cards ------------------------------------------------------------------------------------------------------------
-
-
 def check_cards(facts: Facts) -> Iterator[Finding]:
     """Judge the cards: present, equal, undivided and free."""
     if not facts.gpus:
@@ -109,9 +106,6 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
         yield ok("driver", f"{says}; PyTorch is built for CUDA {kernels.cuda}, NCCL {kernels.nccl or 'missing'}.")
 
 
-# Software ---------------------------------------------------------------------------------------------------------
-
-
 def check_versions(facts: Facts) -> Iterator[Finding]:
     """Judge whether every package is in its window."""
     fine = []
@@ -173,9 +167,6 @@ def check_compiler(facts: Facts) -> Iterator[Finding]:
     else:
         yield ok("compiler", f"{facts.compiler} and ninja, for DeepSpeed's CPU Adam.")
     yield from (lock.finding for lock in facts.build_locks)
-
-
-# Memory and disks -------------------------------------------------------------------------------------------------
 
 
 def check_host(facts: Facts) -> Iterator[Finding]:

@@ -83,9 +83,6 @@ def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
     return Kernels(**json.loads(lines[-1])), ""
 
 
-# Memory and disks -------------------------------------------------------------------------------------------------
-
-
 def host_memory() -> tuple[float | None, float | None]:
     """Return total and available GiB of this machine, or of the container if it has less; None if unknown."""
     try:

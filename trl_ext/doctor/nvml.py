@@ -109,9 +109,6 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# For the planner ----------------------------------------------------------------------------------------------------
-
-
 def hardware_of(
     gpus: tuple[Gpu, ...], has_nvlink: bool | None, has_peer_access: bool | None, host_gib: float | None = None
 ) -> Hardware:

@@ -174,9 +174,6 @@ def judged(
     return rows
 
 
-# Shares and their intervals ----------------------------------------------------------------------------------------
-
-
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     """Return an unbiased estimate, from n >= k samples of a problem, of the chance that one of k samples is right.
 

@@ -66,8 +66,6 @@ class FinishedRun:
         record = self.folder / "critic" / "critic.json"
         return record.is_file() and json.loads(record.read_text())["critic"] != "none"
 
-    # Loading --------------------------------------------------------------------------------------------------------
-
     def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
         """Load the weights, with the run's adapter if there is any, in evaluation mode.
 

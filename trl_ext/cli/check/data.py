@@ -102,9 +102,6 @@ def _warnings() -> Iterator[list[str]]:
         logger.propagate = propagates
 
 
-# The first rows ---------------------------------------------------------------------------------------------------
-
-
 def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
     """Show the first rows as the model reads them, with the columns that the rules read; the first row is cut less."""
     read = [column for rules in rewards for column in getattr(rules, "columns", ())]
@@ -135,9 +132,6 @@ def _cut(text: str, limit: int) -> str:
     """Return a text in one line, without its middle if it is long."""
     text = text.replace("\n", "\\n")
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} [...] {text[-limit // 3 :]}"
-
-
-# Lengths -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,9 +134,6 @@ def _not_modelled(parsed: Parsed, num_servers: int) -> list[Finding]:
     return found
 
 
-# From a recipe to a run -------------------------------------------------------------------------------------------
-
-
 def run_of_recipe(
     parsed: Parsed,
     shape: ModelShape,

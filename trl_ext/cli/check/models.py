@@ -69,9 +69,6 @@ def shape_of(parsed: Parsed) -> ModelShape:
     return find_shape(config.to_dict())
 
 
-# Rules on the first rows -------------------------------------------------------------------------------------------
-
-
 def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
     """Call every rule set once on the rows; other rewards are listed and not called."""
     found: list[Finding] = []

@@ -150,9 +150,6 @@ def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
         yield str(file)
 
 
-# The launch -------------------------------------------------------------------------------------------------------
-
-
 def read_launch(config_file: str | None, recipe: str | None = None) -> Launch:
     """Read the given accelerate file, else the recipe's; raise ConfigError if it is missing or not YAML."""
     if config_file is None and recipe is not None:

@@ -150,9 +150,6 @@ def _add_data_options(parser: CommandParser, limit: int | None) -> None:
     parser.add_argument("--split", default="train", help="split to read if DATA is a folder (default train)")
 
 
-# Commands -----------------------------------------------------------------------------------------------------------
-
-
 def run_audit(rules: Any, arguments: argparse.Namespace) -> int:
     """Run `trl-ext score audit`."""
     from trl_ext.cli.score.rows import read_data

@@ -192,9 +192,6 @@ def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[lis
     return [list(own if ids is None else ids) for ids, own in zip(given, counted, strict=True)]
 
 
-# Around an explanation ---------------------------------------------------------------------------------------------
-
-
 def heading(row: Mapping[str, Any], text: str) -> str:
     """Return the row's step, prompt and completion, shortened."""
     step = [f"step {row['step']}"] if row.get("step") is not None else []

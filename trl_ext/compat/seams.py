@@ -18,17 +18,14 @@ from typing import Any
 # An equals sign before the colon: our code computes that value as well, and a test compares an example with theirs.
 _TABLE = """
 trl.trainer.grpo_trainer:GRPOTrainer
-    __init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class): checks the data and guards
-        the reward functions before, installs packing after
+    __init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class): checks data; installs packing
     _get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy,
         compute_aux_loss, pixel_values)=: the one method that carries the old-policy, the reference and the loss
         forward; packed here
-    _prepare_inputs(generation_batch): its buffer of micro-batches is planned into forwards; runs the self-check
-        before the first generation
+    _prepare_inputs(generation_batch): plans its micro-batches into forwards; self-check before the first generation
     _step: counts micro-batches, and with that when rollouts are generated; saved with a checkpoint
     _buffered_inputs: the micro-batches of a generation, which are planned together; saved with a checkpoint
-    _calculate_rewards(inputs, prompts, completions, completion_ids_list): lets all ranks fail together when a reward
-        raises on one; reward models are called as functions
+    _calculate_rewards(inputs, prompts, completions, completion_ids_list): all ranks fail together when a reward raises
     _generate(prompts): timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are
         scored early, its 7th are images
     _generate_and_score_completions(inputs): called once a generation; notes the rows whose columns the rules read;
@@ -44,19 +41,15 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _generate_and_score_completions['pixel_values', 'image_grid_thw', 'num_images', 'mm_token_type_ids']: the images of
         the rows, which the update holds by rows
     _generate_and_score_completions['tool_mask']: tokens of tools, which the policy has not sampled
-    _load_optimizer_and_scheduler(checkpoint): called with the checkpoint to resume from; the state of rules and
-        rollouts is saved with the optimizer's
+    _load_optimizer_and_scheduler(checkpoint): also loads the state of rules and rollouts from the checkpoint
     _save_checkpoint(model, trial): writes into another folder, which is renamed when complete
     _get_train_sampler(dataset): a sampler that can be put at an epoch
-    _get_dataloader(dataset, description, batch_size, sampler_fn, is_training): `Training` brings as many rows as are
-        sampled
+    _get_dataloader(dataset, description, batch_size, sampler_fn, is_training): gets as many rows as are sampled
     _compute_loss(model, inputs)=: called once a forward with the rows of that forward, its loss weighted; what it
         logs through `accelerator`, whose `gather`, `gather_for_metrics` and `reduce` are this rank's meanwhile, is
         merged over the step; in PPO advantages are [B, T], beta is 0 meanwhile, the value loss is added
-    compute_loss(model, inputs, return_outputs, num_items_in_batch): a micro-step goes forward by forward, each with
-        its backward
-    training_step(model, inputs, num_items_in_batch): timed as the phase `update`; sums the packing counters at the
-        end of an optimizer step
+    compute_loss(model, inputs, return_outputs, num_items_in_batch): runs a micro-step forward by forward
+    training_step(model, inputs, num_items_in_batch): timed as the phase `update`; sums packing counters after a step
     evaluate(eval_dataset, ignore_keys, metric_key_prefix): looks at the rows that it is given; its seconds are a
         separate phase; in PPO it collects the critic's errors and leaves training's random numbers alone
     prediction_step(model, inputs, prediction_loss_only, ignore_keys): gets the rows of an evaluation batch, which
@@ -69,8 +62,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _last_loaded_step: of the weights that vLLM has; -1 lets TRL push them, as a server that was lost needs
     _is_vlm: whether rows may bring images
     _entropy_bonus_enabled: whether the loss has an entropy bonus, over which tokens must not be split
-    log(logs, start_time): a full disk does not end training; clears `_metrics` and writes completions where rank 0
-        alone is
+    log(logs, start_time): a full disk does not end training; clears `_metrics`; rank 0 writes completions
     _metrics: what the next log averages; swapped while nothing of a forward may be logged
     _logs: completions for their table; swapped in an evaluation of PPO's; its images are dropped where ranks differ
     log_multimodal: whether images are gathered for it; off where ranks differ
@@ -90,15 +82,12 @@ trl.trainer.reward_trainer:RewardTrainer
     compute_loss(model, inputs, return_outputs, num_items_in_batch)=: scores flat rows; TRL's own for padded batches
     _save(output_dir, state_dict): writes with the weights what the model was trained to read
     _save_checkpoint(model, trial): writes into another folder, which is renamed when complete
-    get_train_dataloader(): under a token budget, rows planned over the pairs that its sampler would deal out;
-        refuses too few
-    get_batch_samples(epoch_iterator, num_batches, device): the one place where a rank sees all batches of an
-        optimizer step: agree on pairs and forwards
+    get_train_dataloader(): under a token budget, plans rows over the sampler's pairs; refuses too few
+    get_batch_samples(epoch_iterator, num_batches, device): ranks agree here on pairs and forwards of an optimizer step
     training_step(): timed as the phase `update`
     _load_optimizer_and_scheduler(checkpoint): called with the checkpoint to resume from, when its state is loaded;
         `num_tokens` goes on from there
-    evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix): its seconds are a
-        separate phase; metrics over all pairs of it
+    evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix): timed; averages all
     floating_point_ops(inputs): counts the tokens of flat rows
     _track_num_input_tokens(inputs): counts the tokens of flat rows
     log(logs, start_time): a full disk does not end training
@@ -108,8 +97,7 @@ trl.trainer.base_trainer:_BaseTrainer
     create_model_card(model_name, dataset_name, tags): writes README.md; its sentence `This model is a fine-tuned
         version of ...` and its heading `### Framework versions` are found there
 trl.trainer.callbacks
-    SyncRefModelCallback.sync_target_model(model, target_model, alpha): moves the parameters of the reference, and
-        nothing else: checkpoints hold them
+    SyncRefModelCallback.sync_target_model(model, target_model, alpha): moves only parameters of the reference model
 trl.trainer.utils
     nanstd(tensor, dim): which groups have variance
     use_adapter(model, adapter_name): the policy without its adapter, or with the copy named "ref", as reference
@@ -135,13 +123,11 @@ trl:ModelConfig
     __post_init__(): checks a reward model's settings after TRL's
 trl:TrlParser
     __init__(dataclass_types): the dataclasses whose fields a recipe may set
-    set_defaults_with_config(kwargs): a recipe's launch file is no field of a dataclass; numbers of a recipe become
-        text where text belongs
+    set_defaults_with_config(kwargs): drops a recipe's launch file; casts numbers of a recipe to text for text fields
     parse_args_and_config(args, return_remaining_strings, fail_with_unknown_args, separate_remaining_strings): strict
         parsing in the scripts
 trl.generation.vllm_client:VLLMClient
-    __init__(base_url, host, server_port, group_port, connection_timeout): `vllm_server_base_url` may name several
-        servers, which one client of ours serves
+    __init__(base_url, host, server_port, group_port, connection_timeout): our client serves several servers
     check_server(total_timeout, retry_interval): asks all servers
     get_world_size(): the workers of all servers
     _post(url): all that the client sends; prompts are divided, and each server joins the group at another rank
@@ -160,10 +146,8 @@ transformers:Trainer
     training_step(model, inputs, num_items_in_batch): called once a row under a token budget, through TRL's, which
         passes everything on
     create_optimizer(model): PPO's critic has a separate learning rate
-    create_scheduler(num_training_steps, optimizer): made once, before accelerate prepares: PPO's critic gets a
-        separate factor
-    _get_grad_norm(model, grad_norm): called before every optimizer step, also without clipping: ends the run where the
-        norm is not finite; under DeepSpeed after the step
+    create_scheduler(num_training_steps, optimizer): called before accelerate prepares; PPO's critic gets another
+    _get_grad_norm(model, grad_norm): called at every optimizer step, after it under DeepSpeed; ends runs with NaN
     _clip_grad_norm(model)=: clips all at one norm: PPO's critic may have its own
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours
@@ -200,16 +184,13 @@ transformers.trainer_jit_checkpoint:CheckpointManager
     setup_signal_handler(): taken back where a signal ends the run our way
     _original_sigterm_handler: what was there before
 transformers.modeling_flash_attention_utils
-    lazy_import_flash_attention(implementation): the second of the functions that it returns is flash-attention's for
-        rows of different lengths
+    lazy_import_flash_attention(implementation): its second result is flash-attention's varlen function
 torch._library.custom_ops:CustomOpDef
     __init__(namespace, name, schema, fn): an operator of flash-attention's; keeps its function as `_init_fn`
 transformers.utils.generic
-    is_flash_attention_requested(requested_attention_implementation): by name; such an implementation reads its
-        window from the keyword `sliding_window`, all others from the mask
+    is_flash_attention_requested(requested_attention_implementation): flash-attention takes windows, no mask
 transformers.generation.continuous_batching.utils
-    attn_mask_is_needed(config): continuous batching knows attention implementations by their names, which packing
-        therefore keeps
+    attn_mask_is_needed(config): continuous batching tests attention implementations by name, which packing keeps
 transformers.integrations.flash_attention
     flash_attention_forward(module, query, key, value, attention_mask, dropout, scaling, sliding_window): the
         arguments of every attention function; looks the name in the config up

@@ -16,13 +16,7 @@ from trl_ext.scripts.exit import user_errors
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A training script that a command launches.
-
-    Args:
-        module: The module that `python -m` runs, with a function `make_parser`.
-        purpose: A line for the list of commands.
-        example: Arguments that start a shipped recipe.
-    """
+    """A training script that a command launches: its module, a line for the list, and arguments for an example."""
 
     module: str
     purpose: str

@@ -43,11 +43,8 @@ def set_timeout(group: Any, timeout_s: float) -> None:
 def side_group(timeout_s: float) -> Any:
     """Make a group of all processes. Collective.
 
-    Args:
-        timeout_s: For connecting, and for processes other than 0 in a monitored barrier.
-
-    Raises:
-        RuntimeError: The processes cannot reach each other at the addresses that gloo found.
+    `timeout_s` limits connecting, and monitored barriers of processes other than 0. Raises RuntimeError if the
+    processes cannot reach each other at the addresses that gloo found.
     """
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 

@@ -82,11 +82,7 @@ def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> Abstract
 
 
 def print_samples(rows: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Print completions as TRL's table.
-
-    Args:
-        rows: With prompt, completion, score, decoding and `rewards/<name>`.
-    """
+    """Print completions as TRL's table; rows have prompt, completion, score, decoding and `rewards/<name>`."""
     from trl.trainer.utils import print_prompt_completions_sample
 
     names = [name for name in rows[0] if name == "score" or name.startswith("rewards/")] if rows else []

@@ -22,12 +22,9 @@ STALE_AGE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A lock that was found.
+    """A lock in a helper's folder, its age, and a local process that has it open.
 
-    Args:
-        path: The file; its folder has the helper's name.
-        age_s: Seconds since it was made.
-        builder: A local process that has it open; None if there is none that this user may inspect.
+    `builder` is None if there is none that this user may inspect.
     """
 
     path: str

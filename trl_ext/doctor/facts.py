@@ -60,13 +60,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A folder that a run writes to.
-
-    Args:
-        purpose: "output", "model cache" or "shared memory".
-        free_gib: Free space on its disk.
-        is_writable: True if this user may write there.
-    """
+    """A folder that a run writes to; `purpose` is "output", "model cache" or "shared memory"."""
 
     purpose: str
     path: str

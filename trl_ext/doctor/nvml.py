@@ -15,9 +15,7 @@ from trl_ext.memory.units import gib
 def read_cards(nvml: Any, visible: str | None) -> Facts:
     """Read all cards that CUDA would show, and the driver; other facts are left empty.
 
-    Args:
-        nvml: The module pynvml.
-        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
+    `nvml` is the module pynvml; `visible` is CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     try:
         nvml.nvmlInit()

@@ -31,9 +31,7 @@ from trl_ext.scripts.recipe import argument_problem, launch_file, option_names, 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     """Run `module` under accelerate, wait for it, and return 0 or the exit code of the first process that failed.
 
-    Args:
-        module: The module that `python -m` runs.
-        argv: Arguments of the script and of `accelerate launch`, in any order.
+    `argv` has arguments of the script and of `accelerate launch`, in any order.
     """
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -78,11 +78,8 @@ def check_machines(
 def of_slurm(num_machines: int) -> dict[str, Any]:
     """Return this machine's arguments of `accelerate launch` from SLURM; {} outside SLURM and on one machine.
 
-    Args:
-        num_machines: Value of the launch file; 1 without a value.
-
-    Raises:
-        ConfigError: The step lacks a task on each machine, or the launch file is for another number of machines.
+    `num_machines` is the launch file's, or 1. Raises ConfigError if the step lacks a task on each machine, or the file
+    is for another number of machines.
     """
     variables = os.environ  # a step's variables are read first, then the allocation's
     nodes = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)

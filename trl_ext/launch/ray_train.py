@@ -66,8 +66,7 @@ def ray_parser() -> ArgumentParser:
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     """Run `module` as workers of Ray Train, wait for them, and return the script's exit code.
 
-    Args:
-        argv: Arguments of the script, of `ray_parser` and of `accelerate launch`, in any order.
+    `argv` has arguments of the script, of `ray_parser` and of `accelerate launch`, in any order.
     """
     from ray.train import TrainingFailedError
 

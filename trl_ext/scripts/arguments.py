@@ -44,10 +44,7 @@ class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter)
 class StrictParser(TrlParser):
     """A `trl.TrlParser` that raises ConfigError for every problem.
 
-    Args:
-        dataclass_types: Dataclasses whose fields are the valid keys.
-        prog: Name in the usage line.
-        description: Opening of `--help`, above the list of all keys.
+    The fields of `dataclass_types` are the valid keys; `description` opens `--help`.
     """
 
     def __init__(

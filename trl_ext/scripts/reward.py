@@ -139,13 +139,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The result of filtering a dataset, small enough to send between processes.
-
-    Args:
-        rows: Numbers of the rows that are left.
-        gaps: The rules' gap of each of these rows, None without rules.
-        report: The filter's table.
-    """
+    """Result of a filter: numbers of the rows that are left, their gaps (None without rules), and the table."""
 
     rows: list[int]
     gaps: list[float | None] | None
@@ -158,15 +152,7 @@ def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
     A rule with a time limit may score a row on one process and time out on another. Processes with different rows
     would wait for each other forever, so the first process filters and sends the result to the others.
 
-    Args:
-        dataset: Training or held-out pairs; None stays None.
-        rules: A RuleSet or None.
-        margin: Add the column `margin`.
-        role: Name of the dataset in the report and in errors.
-
-    Raises:
-        DataError: Columns are missing, or no row is left; on every process.
-        ConfigError: The dataset is a stream.
+    Raises DataError on every process if columns are missing or no row is left; ConfigError for a stream.
     """
     if dataset is None:
         return None

@@ -243,13 +243,7 @@ class FirstStep(TrainerCallback):
 def run(
     trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
 ) -> None:
-    """Train, save, report, and leave the process group together.
-
-    Args:
-        checkpoint: Where to resume, see `resume_point`.
-        dataset_name: For the model card.
-        callbacks: Callbacks in addition to the trainer's.
-    """
+    """Train, save, report, and leave the process group together; `checkpoint` is from `resume_point`."""
     start = FirstStep()
     for callback in (start, *callbacks):
         trainer.add_callback(callback)

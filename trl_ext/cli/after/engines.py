@@ -59,12 +59,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion.
+    """A completion: token ids with the token that ended it, text without special tokens, and what ended it.
 
-    Args:
-        token_ids: Includes the token that ended it.
-        text: Without special tokens.
-        finish_reason: "stop" if the model ended it, "length" if the limit did.
+    `finish_reason` is "stop" if the model ended it, "length" if the limit did.
     """
 
     token_ids: tuple[int, ...]
@@ -75,11 +72,7 @@ class Completion:
 class TransformersEngine:
     """Completions by `generate` of transformers, in batches padded on the left.
 
-    Args:
-        run: A FinishedRun of a policy.
-        tokenizer: Pads on the left.
-        batch_size: Most sequences in a batch; halved if memory runs out.
-        trust_remote_code: Run code that comes with the weights.
+    `batch_size` is the most sequences in a batch; it is halved if memory runs out.
     """
 
     def __init__(self, run: Any, tokenizer: Any, batch_size: int = 32, trust_remote_code: bool = False):
@@ -214,9 +207,7 @@ def make_engine(
 ) -> "TransformersEngine | VllmEngine":
     """Load a policy for one of BACKENDS.
 
-    Raises:
-        ConfigError: The run is a reward model, or a library refuses its files.
-        SupportError: vLLM is not installed.
+    Raises ConfigError for a reward model or files that a library refuses, SupportError if vLLM is not installed.
     """
     from trl_ext.scripts.exit import refusals
 

@@ -21,13 +21,7 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ShareEstimate:
-    """A share of problems between 0 and 1, with its interval.
-
-    Args:
-        value, low, high: The share and the ends of its interval.
-        num_problems: Number of problems that were counted.
-        method: How the interval was computed.
-    """
+    """A share of problems between 0 and 1, with the ends of its interval and the method that computed it."""
 
     value: float
     low: float

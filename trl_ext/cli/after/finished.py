@@ -69,10 +69,7 @@ class FinishedRun:
     def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
         """Load the weights, with the run's adapter if there is any, in evaluation mode.
 
-        Args:
-            dtype: dtype in memory; "auto" keeps the dtype of the files.
-            device_map: "cpu" or "auto"; None leaves the device to accelerate.
-            trust_remote_code: Run code that comes with the weights.
+        `dtype` "auto" keeps the dtype of the files; `device_map` None leaves the device to accelerate.
         """
         from transformers import AutoModelForSequenceClassification
         from trl.trainer.utils import create_model_from_path

@@ -88,11 +88,7 @@ class MergedModel:
 def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bool = False) -> MergedModel:
     """Merge and save; the folder appears only when it is complete.
 
-    Args:
-        run: A FinishedRun with an adapter.
-        target: A folder that is new or empty.
-        dtype: dtype of the merged weights; "auto" is the base model's.
-        trust_remote_code: Run code that comes with the base model.
+    `target` is a new or empty folder; `dtype` "auto" keeps the base model's.
     """
     import torch
     from safetensors import safe_open

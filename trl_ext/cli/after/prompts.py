@@ -14,14 +14,7 @@ from trl_ext.scripts.data.mapping import PROMPT, RowMapping, within
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
-    """Return one row per prompt, with the column `prompt`.
-
-    Args:
-        path: A .txt file with one prompt a line, without blank lines; or a .jsonl file.
-
-    Raises:
-        DataError: The file is missing, empty, or of another kind.
-    """
+    """Return one row per prompt of a .txt file (a prompt a line) or .jsonl file; DataError if it cannot be read."""
     from trl_ext.scripts.data.dataset import bad_line
 
     file = Path(path)
@@ -77,15 +70,8 @@ def policy_prompts(
 ) -> list[Any]:
     """Return the prompts of these rows as the training would make them.
 
-    A row may bring the columns that the recipe reads, or the text for a single column in `prompt`.
-
-    Args:
-        source: Name of the file.
-        mapping: The recipe's mapping; only keys for prompts count.
-
-    Raises:
-        ConfigError: The mapping needs a chat template.
-        DataError: A row lacks a column from which prompts are made.
+    A row may bring the columns that the recipe reads, or the text for a single column in `prompt`. Raises ConfigError
+    if the mapping needs a chat template, DataError for a row without a column that it reads.
     """
     if not mapping.makes_prompts:
         check_prompts(rows, source)
@@ -117,9 +103,7 @@ def policy_prompts(
 def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any] | None) -> list[list[int]]:
     """Return the token ids of each prompt, as TRL makes them: messages through the chat template.
 
-    Raises:
-        ConfigError: Messages, and no chat template.
-        DataError: The chat template refuses a prompt, or a prompt has no token.
+    Raises ConfigError for messages without a chat template, DataError for prompts that it refuses or without a token.
     """
     from jinja2 import TemplateError
 

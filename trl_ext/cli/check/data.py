@@ -23,9 +23,8 @@ class Rows:
     """Rows of each split as the recipe maps them.
 
     Args:
-        train, held_out: The first eight at most, by column; held_out is None if the run does not evaluate.
-        read: All rows of both splits that were read: the first eight, or all rows of small local data.
-        is_whole: True if all rows were read.
+        train, held_out: The first eight at most; held_out is None if the run does not evaluate.
+        read: All rows that were read of both splits; `is_whole` is True if that is the whole dataset.
     """
 
     train: list[dict[str, Any]]
@@ -136,13 +135,9 @@ def _cut(text: str, limit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths of the longest rows, in tokens.
+    """Tokens of the longest prompt, of the longest prompt with an answer (`side`, for pairs), and numbers of rows.
 
-    Args:
-        prompt: Longest prompt; 0 for pairs.
-        side: Longest prompt with an answer; 0 for prompts alone.
-        num_long: Pairs with a side beyond max_length.
-        num_rows: Rows that were measured.
+    `num_long` counts the pairs with a side beyond max_length, `num_rows` all measured rows.
     """
 
     prompt: int = 0

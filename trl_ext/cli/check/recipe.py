@@ -28,12 +28,10 @@ OF_THE_MACHINE = ("deepspeed", "use_cpu", "tf32")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The settings of a run that its launch decides, as far as they are known.
+    """The settings of a run that its launch decides.
 
-    Args:
-        num_processes: None if the file leaves it open.
-        engine: DeepSpeed's settings, None without DeepSpeed.
-        is_known: True if a file gives the launch.
+    `num_processes` is None if left open, `engine` None without DeepSpeed; `is_known` is True if a file gives the
+    launch.
     """
 
     num_processes: int | None = None

@@ -152,13 +152,9 @@ def prompt_key(prompt: Any) -> str:
 
 
 def tokenizer_of_run(completions: str) -> str | None:
-    """Return the tokenizer of the run that wrote a table: the saved tokenizer or the model's; None if unknown.
+    """Return the tokenizer of the run that wrote the table RUN/completions/...: the saved one, or the model's.
 
-    Args:
-        completions: Path of the table; TRL writes it to RUN/completions.
-
-    Raises:
-        DataError: The run's record is damaged.
+    None if the run is not known. Raises DataError if its record is damaged.
     """
     from trl_ext.monitor.record import read_record
 

@@ -15,11 +15,8 @@ def look_at_prompts(
 ) -> None:
     """Raise DataError for rows that GRPO or PPO would refuse.
 
-    Args:
-        parts: Training rows, and held-out rows or None. Rows of token ids, for PPO, are not checked here.
-        model_name: The policy, hub name or folder; not loaded.
-        rewards: Rule sets among them give the columns that they read.
-        tokenizer: The policy's; loaded if None.
+    `parts` are training rows, and held-out rows or None; rows of token ids, for PPO, are not checked here. The model
+    is not loaded; its tokenizer is, if it is None.
     """
     from trl_ext.trainers.rows.columns import columns_of
     from trl_ext.trainers.rows.prompts import PromptChecks

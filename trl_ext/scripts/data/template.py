@@ -57,12 +57,7 @@ class PromptTemplate:
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def filled(self, row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-        """Return the text for a row.
-
-        Args:
-            row: The cells, by the current names of the columns.
-            names: From a field to its current name, if that differs.
-        """
+        """Return the text for a row; `names` maps fields to their current column names where these differ."""
         return "".join(
             text if field is None else f"{text}{written(row[names.get(field, field)])}" for text, field in self.parts
         )

@@ -12,7 +12,7 @@
     ├── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
     └── LostProcessError another process of the run is stopped, dead or cut off (also a RuntimeError)
 
-Each message says what is wrong, with the value, and then what to do. Anything else that escapes is a bug of ours.
+Each message gives the problem, with its value, and then the remedy. Any other exception is a bug of ours.
 
 Trainers end a process themselves with two exit codes: LOST_PROCESS, and SAVED_ON_SIGNAL after SIGTERM or Ctrl-C.
 """

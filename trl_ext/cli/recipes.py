@@ -82,7 +82,7 @@ def read_head(path: Path) -> ShippedRecipe:
 
 
 def recipes(argv: Sequence[str]) -> int:
-    """List the shipped recipes, or copy one, and return the exit code."""
+    """List the shipped recipes, or copy a recipe, and return the exit code."""
     parser = CommandParser("trl-ext recipes", description=LIST)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to copy (default: list all)")
     name = parser.parse_args(list(argv)).name

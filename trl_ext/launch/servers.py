@@ -275,7 +275,7 @@ def serving(servers: Serving | None) -> Iterator[None]:
 
 
 def _wait_for(servers: Serving, started: Sequence[VLLMProcess]) -> None:
-    """Wait until all servers answer; raise ConfigError with the log's last line if one does not."""
+    """Wait until all servers answer; raise ConfigError with the last line of the log of a server that does not."""
     print(f"waiting for {len(started)} vLLM server(s): {', '.join(servers.urls)}", flush=True)
     until_s = time.monotonic() + servers.patience_s
     for number, url in enumerate(servers.urls):

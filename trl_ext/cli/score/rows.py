@@ -152,7 +152,7 @@ def prompt_key(prompt: Any) -> str:
 
 
 def tokenizer_of_run(completions: str) -> str | None:
-    """Return the tokenizer of the run that wrote the table RUN/completions/...: the saved one, or the model's.
+    """Return the tokenizer of the run that wrote the table RUN/completions/...: the saved tokenizer, or the model's.
 
     None if the run is not known. Raises DataError if its record is damaged.
     """

@@ -29,7 +29,7 @@ Train a language model with GRPO on rules and reward functions.
   per_device_train_batch_size, gradient_accumulation_steps
                          completions of a micro-batch on each process; micro-batches of an optimizer step
   num_generations        completions per prompt
-  oversample             generate 1.5 times the groups, for example; the extra groups replace those with equal rewards
+  oversample             generate this many times the groups (1: off); extra groups replace groups with equal rewards
   max_completion_length  most tokens of a completion
   learning_rate, beta    step size; weight of the KL penalty
 """

@@ -1,7 +1,7 @@
-"""Every setting on which memory depends, and the checks for settings that contradict each other.
+"""Settings on which memory depends, and checks for settings that contradict each other.
 
-Fields that are arguments of a trainer carry the trainer's name for them. `zero_stage`, `offload` and the bucket sizes
-land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
+Fields that are arguments of a trainer have the trainer's name. `zero_stage`, `offload` and the bucket sizes go into
+DeepSpeed's file, `method` and `dtype` into the model's arguments.
 """
 
 import math
@@ -33,14 +33,14 @@ def _option(default: Any, purpose: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training run; most of its fields are options of `trl-ext plan`."""
+    """Settings of one training run; most fields are options of `trl-ext plan`."""
 
     trainer: str  # "reward", "grpo" or "ppo"
     # All weights, adapters, or adapters on a 4-bit base.
     method: str = _option("full", "full (default), lora or qlora")
-    # A second LoRA on the same backbone, a value head on the actor's hidden states, or a model with its own optimizer.
+    # A second LoRA on the same backbone, a value head on the actor's hidden states, or a model with its optimizer.
     critic: str = _option("separate", "of PPO: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)")
-    # A copy is frozen, an adapter a third LoRA.
+    # A copy is frozen; an adapter is a third LoRA on the policy's backbone.
     reward_model: str = _option("none", "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)")
     num_reward_models: int = _option(1, "of PPO: reward models of that kind, an ensemble (default 1)")
     beta: float = _option(0.0, "weight of the KL penalty; GRPO without it has no reference")
@@ -48,25 +48,25 @@ class Job:
         64, "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)"
     )
     per_device_train_batch_size: int = _option(1, "samples of a micro-batch; free if not given")
-    # 0 for all of an optimizer step, TRL's default.
+    # 0: all micro-batches of an optimizer step, TRL's default.
     steps_per_generation: int = _option(0, "micro-batches generated at once; free if not given")
     oversample: float = _option(1.0, "of GRPO: completions that are generated over those of an update (default 1)")
     max_length: int = _option(1024, "tokens of one side of a pair (default 1024)")
     max_prompt_length: int = _option(512, "tokens of the longest prompt (default 512)")
     max_completion_length: int = _option(256, "tokens of the longest completion (default 256)")
-    # 0 where it is not known.
+    # 0: unknown.
     mean_completion_length: int = _option(0, "tokens of a completion on the mean, for the seconds of a step")
     max_tokens_per_forward: int = _option(0, "most tokens of a packed forward")  # 0 without that bound
-    # Padded batches cost a mask and repeated keys besides.
+    # Padded batches also need a mask and repeated keys.
     packing: bool = _option(True, "flat rows without padding (default)")
-    # Neighbours, each of which forwards a part of a row's tokens.
+    # GPUs of a group are neighbours; each forwards a part of the row's tokens.
     sequence_parallel: int = _option(1, "GPUs that share each row, for rows that are too long for one (default 1)")
     num_generations: int = _option(8, "completions per prompt (default 8; PPO 1)")
     lora_r: int = _option(16, "rank of the adapters (default 16)")
     lora_target_modules: tuple[str, ...] = _option(ALL_LINEAR, "names with commas between (default all-linear)")
     lora_dropout: float = _option(0.0, "of the adapters (default 0)")
     zero_stage: int = _option(0, "0 (DDP), 1, 2 or 3; free if not given")  # 0 on one GPU: no launcher
-    # Of stage 3, by PyTorch instead of DeepSpeed.
+    # With zero_stage 3, by PyTorch instead of DeepSpeed.
     fsdp: bool = _option(False, "FSDP2 shards, as ZeRO-3 does, without DeepSpeed")
     offload: str = _option("none", "none, optimizer or all; free if not given")  # into host memory; all: weights, too
     checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none; free if not given")
@@ -74,7 +74,7 @@ class Job:
     activation_offloading: bool = _option(
         False, "checkpoints of the reward trainer wait in host memory; free if not given"
     )
-    # Adapters are float32 under DDP either way.
+    # Under DDP adapters are always float32.
     dtype: str = _option("bfloat16", "bfloat16 or float32, of the weights as loaded; free if not given")
     fp16: bool = _option(False, "fp16 in place of bf16, for cards without it: compute capability below 8.0")
     optim: str = _option("adamw_torch_fused", "adamw_torch_fused or adamw_bnb_8bit")  # transformers' names
@@ -94,7 +94,7 @@ class Job:
     )
     vllm_enable_sleep_mode: bool = _option(False, "vLLM gives its memory back while training; free if not given")
     vllm_mode: str = _option("colocate", "colocate (default), or server for vLLM on separate GPUs")
-    # 0 for servers elsewhere, whose time is not counted.
+    # 0 also for servers on other machines, whose time is not counted.
     vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; auto: the planner chooses")
     generation_ahead: int = _option(0, "1: vLLM servers generate the next samples while the others train (default 0)")
     gradient_as_bucket_view: bool = True  # DDP's gradients live in its buckets, as our trainers set it; TRL: twice
@@ -110,22 +110,22 @@ class Job:
 
     @property
     def uses_lora(self) -> bool:
-        """True if adapters are trained, on 4 bits or not."""
+        """True if adapters are trained."""
         return self.method != "full"
 
     @property
     def shares_with_vllm(self) -> bool:
-        """True if vLLM lies on the training GPUs."""
+        """True if vLLM runs on the training GPUs."""
         return self.use_vllm and self.vllm_mode == "colocate"
 
     @property
     def gathers_to_generate(self) -> bool:
-        """True if transformers' generate finds weights gathered that are split; FSDP2 gathers them for every token."""
+        """True if sharded weights are gathered once for transformers' generate; FSDP2 gathers them for every token."""
         return self.ds3_gather_for_generation and not self.fsdp
 
     @property
     def vllm_gpus(self) -> int:
-        """GPUs of the machine that servers take, each `vllm_tensor_parallel_size`."""
+        """GPUs of the machine that vLLM servers take."""
         return self.vllm_servers * self.vllm_tensor_parallel_size
 
     @property
@@ -135,14 +135,14 @@ class Job:
 
     @property
     def mean_tokens(self) -> int:
-        """Tokens of a sequence on the mean, or of the longest one where the mean is not known."""
+        """Mean tokens of a sequence, or tokens of the longest if the mean is unknown."""
         if self.generates and self.mean_completion_length:
             return self.max_prompt_length + self.mean_completion_length
         return self.sequence_tokens
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of a micro-batch, padding included and no prompt shared: the worst case."""
+        """Tokens of a micro-batch in the worst case: padded, no prompt shared."""
         sequences = self.per_device_train_batch_size * (1 if self.generates else 2)
         return sequences * self.sequence_tokens
 
@@ -151,7 +151,7 @@ class Job:
         """Tokens of the largest forward, on all GPUs that share it."""
         if not (self.packing and self.max_tokens_per_forward):
             return self.micro_batch_tokens
-        # A sequence longer than the bound gets a forward of its own.
+        # A sequence longer than the limit gets a separate forward.
         return min(self.micro_batch_tokens, max(self.max_tokens_per_forward, self.sequence_tokens))
 
     @property
@@ -161,8 +161,8 @@ class Job:
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of a prompt whose keys are kept on one GPU: where the completions of a group take several forwards,
-        the prompt is forwarded once, but not under FSDP."""
+        """Tokens of a prompt whose keys one GPU keeps for later forwards of its group; 0 if a group fits into one
+        forward, and under FSDP."""
         if not (self.generates and self.packing) or self.fsdp:
             return 0
         if self.max_tokens_per_forward:
@@ -173,8 +173,7 @@ class Job:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose graph waits for one backward on one GPU: of the micro-batch, or of a reward trainer's
-        forward."""
+        """Tokens on one GPU whose graph waits for one backward: the micro-batch, or a reward trainer's forward."""
         return -(-self._row_tokens_held // self.sequence_parallel)
 
     @property
@@ -183,8 +182,7 @@ class Job:
 
     @property
     def scored_tokens(self) -> int:
-        """Completion tokens of a micro-batch on one GPU, whose log-probabilities are computed: where GPUs share a row,
-        of the part that ends with a completion."""
+        """Completion tokens of a micro-batch that one GPU scores. If GPUs share a row: of the part with the most."""
         sequences, rest = divmod(-(-self.micro_batch_tokens // self.sequence_parallel), self.sequence_tokens)
         return sequences * self.max_completion_length + min(rest, self.max_completion_length)
 
@@ -193,12 +191,12 @@ class Job:
         return num_gpus - self.vllm_gpus
 
     def accumulation(self, num_gpus: int) -> int:
-        """Micro-batches of an optimizer step on one GPU, of those that train."""
+        """Micro-batches of an optimizer step on each of `num_gpus` training GPUs."""
         return self.global_batch // (self.per_device_train_batch_size * num_gpus)
 
     def num_backwards(self, num_gpus: int) -> int:
-        """Backward passes of an optimizer step on one GPU: each adds its gradients to those of the ones before. GPUs
-        that share rows go through those of all of them."""
+        """Backward passes of an optimizer step on one GPU, each added to the gradients so far. GPUs that share rows
+        take part in every pass of their group."""
         micro_batches = self.accumulation(num_gpus) * self.sequence_parallel
         return micro_batches * -(-self.micro_batch_tokens // self._row_tokens_held)
 
@@ -208,24 +206,20 @@ class Job:
         return math.ceil(self.per_device_train_batch_size * steps * self.oversample)
 
     def generated_groups(self, num_gpus: int) -> float:
-        """Groups of completions that are generated at once for updates, spares aside, by the GPUs that train."""
+        """Groups of completions that the training GPUs generate at once for updates, without oversampling."""
         steps = self.steps_per_generation or self.accumulation(num_gpus)
         return self.per_device_train_batch_size * steps * num_gpus / self.num_generations
 
     def samples_whole_groups(self, num_gpus: int) -> bool:
-        """True if `oversample` gives whole groups whose completions the GPUs can generate in equal shares."""
+        """True if `oversample` gives whole groups, and each GPU the same number of completions."""
         groups = self.generated_groups(num_gpus)
         sampled = round(groups * self.oversample)
-        is_whole = abs(sampled - groups * self.oversample) <= 1e-3 * groups  # 1.333 is meant to be 4/3
+        is_whole = abs(sampled - groups * self.oversample) <= 1e-3 * groups  # 1.333 means 4/3
         return self.oversample == 1 or (is_whole and sampled * self.num_generations % num_gpus == 0)
 
 
 def check_values(job: Job) -> None:
-    """Check the settings that cannot work whatever the model and the cards are.
-
-    Raises:
-        ConfigError: The setting, and what to do.
-    """
+    """Raise ConfigError for settings that cannot work with any model and any cards."""
     for name, choices in CHOICES.items():
         if getattr(job, name) not in choices:
             raise ConfigError(f"{name} is {getattr(job, name)!r}. Use one of {', '.join(map(str, choices))}.")
@@ -240,11 +234,7 @@ def check_values(job: Job) -> None:
 
 
 def check_model(job: Job, shape: ModelShape) -> None:
-    """Check that the settings go with the model.
-
-    Raises:
-        ConfigError: Lengths beyond its positions, or LoRA on projections that it lacks.
-    """
+    """Raise ConfigError if lengths exceed the model's positions, or LoRA targets projections that it lacks."""
     if shape.max_positions and job.sequence_tokens > shape.max_positions:
         asked = (
             f"max_prompt_length {job.max_prompt_length} + max_completion_length {job.max_completion_length}"
@@ -260,17 +250,13 @@ def check_model(job: Job, shape: ModelShape) -> None:
 
 
 def servers_of(job: Job) -> str:
-    """The vLLM servers and their GPUs, in words: "2 vLLM servers on 4 GPUs"."""
+    """Name the vLLM servers and their GPUs: "2 vLLM servers on 4 GPUs"."""
     servers = "1 vLLM server" if job.vllm_servers == 1 else f"{job.vllm_servers} vLLM servers"
     return f"{servers} on {job.vllm_gpus} GPU{'s' if job.vllm_gpus > 1 else ''}"
 
 
 def check_batch(job: Job, num_gpus: int) -> None:
-    """Check that the global batch divides into micro-batches and groups, on the GPUs that train of `num_gpus`.
-
-    Raises:
-        ConfigError: It does not, or there is no GPU.
-    """
+    """Raise ConfigError unless the global batch divides into micro-batches and groups on the training GPUs."""
     if num_gpus < 1:
         raise ConfigError("There is no GPU in the plan. Give --gpus, such as 4xA40-48GB.")
     if job.training_gpus(num_gpus) < 1:
@@ -306,11 +292,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
 
 
 def check_has(trainer: str, names: Iterable[str]) -> None:
-    """Check that a trainer has the settings of these names: what it lacks would do nothing.
-
-    Raises:
-        ConfigError: One of them belongs to other trainers.
-    """
+    """Raise ConfigError for a setting that only other trainers have: it would do nothing."""
     for name in names:
         owners = _OWNERS.get(name, (trainer,))
         if trainer in _NAMES and trainer not in owners:
@@ -337,15 +319,11 @@ _OWNERS = {
 
 
 def check_read(job: Job, names: Collection[str], may_use_lora: bool = False) -> None:
-    """Check that the job reads the settings of these names, of those for vLLM and LoRA.
+    """Raise ConfigError for a given setting of vLLM or LoRA that has no effect, because vLLM or LoRA is off.
 
     Args:
-        job: The job with the settings.
         names: Settings that the user gave.
-        may_use_lora: True where the planner may turn to adapters.
-
-    Raises:
-        ConfigError: What would read one of them is off.
+        may_use_lora: True if the planner may choose adapters.
     """
     for is_read, theirs, remedy in (
         (job.use_vllm, ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"), "Set use_vllm"),

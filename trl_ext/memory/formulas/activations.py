@@ -1,13 +1,12 @@
-"""Bytes that a forward and its backward hold for each token, per layer, for the eager code of transformers.
+"""Bytes that a forward and its backward hold per token and layer, for the eager code of transformers.
 
-Derived from what each module saves: a norm keeps its input in fp32 and its scaled output (6H + 2H), attention its
-queries, output, keys, values and log-sum-exp, the gated MLP four tensors of its width. Flash-type attention is
-assumed: no T x T matrix. Counted on fake tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma
-agree to 0.1 %, Gemma 3 at the widths of its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and
-agree within a few percent.
+A norm saves its input in fp32 and its scaled output (6H + 2H); attention its queries, output, keys, values and
+log-sum-exp; the gated MLP four tensors of its width. Attention is of the flash type: no T x T matrix. Counted on fake
+tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma agree to 0.1 %, Gemma 3 at the widths of
+its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and agree within a few percent.
 
-Four ways of computing differ (`Mode`): bf16 weights (DeepSpeed, all weights), fp32 weights under autocast (DDP, all
-weights), bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
+There are four modes (`Mode`): bf16 weights (DeepSpeed, all weights), fp32 weights under autocast (DDP, all weights),
+bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
 """
 
 from collections.abc import Mapping
@@ -18,12 +17,12 @@ from math import gcd
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
 
-TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # TRL's fused head computes logits in tiles of this size
-LOGIT_BYTES = 14  # of a token and a word where a trainer computes full logits: fitted to published runs
+TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # size of the tiles in which TRL's fused head computes logits
+LOGIT_BYTES = 14  # per token and vocabulary entry if a trainer computes full logits: fitted to published runs
 
 
 class Mode(Enum):
-    """The dtypes of weights and of the arithmetic, with all weights trained or adapters."""
+    """The dtypes of weights and arithmetic, with all weights trained or adapters."""
 
     BF16 = "bf16 weights"
     AUTOCAST = "fp32 weights, bf16 autocast"
@@ -43,8 +42,8 @@ class Extra:
     """Bytes that a family holds beyond a Llama, in multiples of H per token and layer.
 
     Args:
-        saved: Multiples saved for backward, by mode; modes left out have nothing.
-        peak: Multiples above what is saved, at the peak of a layer's backward, by mode.
+        saved: Multiples saved for backward, by mode; 0 for modes left out.
+        peak: Multiples above the saved bytes, at the peak of a layer's backward, by mode.
     """
 
     saved: Mapping[Mode, float] = field(default_factory=dict)
@@ -56,12 +55,12 @@ _INPUTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate
 
 
 def _by_training(trained: float, frozen: float) -> dict[Mode, float]:
-    """One number for all weights and one for adapters, with and without autocast."""
+    """Return one number for training all weights and one for adapters, with and without autocast."""
     return {mode: frozen if mode.name.startswith("LORA") else trained for mode in Mode}
 
 
-# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more of them in a layer, after the blocks. Phi-3
-# casts the input of a fused projection once where a Llama does it three times, and twice for the MLP; with adapters
+# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more norms in a layer, after the blocks. Phi-3
+# casts the input of a fused projection once, a Llama three times for attention and twice for the MLP; with adapters
 # its peak is where the fused projection of twice the width adds up.
 EXTRAS = {
     "gemma": Extra(_by_training(4, 0)),
@@ -75,9 +74,9 @@ EXTRAS = {
 
 
 def mlp_bytes(shape: ModelShape) -> float:
-    """Bytes a token that the MLP saves, as the mean over the layers: gate, its activation, up, product, 8I.
+    """Bytes per token that the MLP saves, averaged over the layers: gate, its activation, up, product, 8I.
 
-    In a mixture k experts a token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert.
+    In a mixture: k experts per token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert.
     """
     dense = 8.0 * shape.intermediate
     experts = shape.experts
@@ -90,7 +89,7 @@ def mlp_bytes(shape: ModelShape) -> float:
 
 
 def mlp_width(shape: ModelShape) -> int:
-    """Values that a token has between the MLP's projections, in the widest layer."""
+    """Values per token between the MLP's projections, in the widest layer."""
     experts = shape.experts
     if experts is None:
         return shape.intermediate
@@ -99,10 +98,10 @@ def mlp_width(shape: ModelShape) -> int:
 
 
 def attention_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys.
+    """Bytes per token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys.
 
-    Where GPUs share a row, its kernel has all tokens of some heads, or some queries and all keys where heads cannot be
-    dealt to all GPUs: as much, but for keys and values that are repeated.
+    If GPUs share a row, its kernel has all tokens of some heads, or, if heads do not divide by the GPUs, some queries
+    and all keys: the same number of bytes, except keys and values that are repeated.
     """
     heads = shape.num_heads + shape.num_kv_heads
     widths = shape.q_width + shape.kv_width
@@ -110,8 +109,8 @@ def attention_bytes(shape: ModelShape, job: Job) -> float:
     if shape.qk_norm:
         saved += (4 if job.uses_lora else 6) * widths + 4 * heads
     if job.sequence_parallel > 1:
-        # The output back from the others is kept as the input of o_proj; dropout keeps a copy of it instead. Of whole
-        # rows that is what attention has saved anyway.
+        # The output returned from the other GPUs is kept as the input of o_proj; dropout keeps a copy instead. For
+        # whole rows attention has saved it already.
         adapted = lora_linears(shape, job.lora_target_modules) if job.uses_lora and not _drops(job) else ()
         is_kept = not job.uses_lora or any(linear.name == "o_proj" for linear, _ in adapted)
         saved += 2.0 * shape.q_width if is_kept else 0.0
@@ -119,16 +118,16 @@ def attention_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def kv_copies(shape: ModelShape, job: Job) -> int:
-    """How often keys and values are repeated for the GPUs that share a row: to deal their heads, and to have all of
-    them where some of the queries are. 8 GPUs, 28 heads and 4 key heads: once for each 4 GPUs, 2."""
+    """Number of repetitions of keys and values for the GPUs that share a row: to divide their heads, and to have all
+    of them with each part of the queries. 8 GPUs, 28 heads and 4 key heads: once per 4 GPUs, 2."""
     return job.sequence_parallel // gcd(job.sequence_parallel, shape.num_kv_heads)
 
 
 def saved_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that one layer saves without checkpointing.
+    """Bytes per token that one layer saves without checkpointing.
 
-    bf16 weights: 16H + 4*nq*d + 4*nkv*d + 8I + 4*nq + 8. Llama-3-8B: 200,840. Autocast adds 10H of fp32 residual
-    stream; under LoRA the frozen norms keep 4H less, and each adapter its 2r.
+    bf16 weights: 16H + 4*nq*d + 4*nkv*d + 8I + 4*nq + 8. Llama-3-8B: 200,840. Autocast adds 10H for the fp32 residual
+    stream. Under LoRA the frozen norms save 4H less, and each adapter adds its 2r.
     """
     mode, hidden = mode_of(job), shape.hidden
     extra = EXTRAS.get(shape.family, Extra())
@@ -136,16 +135,16 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
     saved += extra.saved.get(mode, 0.0) * hidden
     saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
     # With a mask, keys and values are repeated for every query head, and torch's sdpa keeps the mask [B, 1, S, S] in
-    # the dtype of the queries, 2S (estimated).
+    # the queries' dtype, 2S (estimated).
     padding = 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width) + 2.0 * job.sequence_tokens
     return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding
 
 
 def lora_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that the adapters of a layer save: 2r each, and with dropout a mask and a copy of each input.
+    """Bytes per token that the adapters of a layer save: 2r each, and with dropout a mask and a copy of each input.
 
-    Those are 3 bytes a value, in place of the inputs themselves, 2 bytes a value, which q, k and v share, and gate and
-    up; attention keeps the input of o anyway. Estimated from CUDA's fused dropout.
+    Mask and copy take 3 bytes per value, instead of 2 for inputs, which q, k and v share, as gate and up do. Attention
+    keeps the input of o anyway. Estimated from CUDA's fused dropout.
     """
     linears = [linear for linear, _ in lora_linears(shape, job.lora_target_modules)]
     saved = 2.0 * job.lora_r * len(linears)
@@ -157,33 +156,33 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def _drops(job: Job) -> bool:
-    """True if adapters drop values of their inputs: `disable_dropout` of the other trainers is on by default."""
+    """Return True if adapters use dropout: the other trainers' `disable_dropout` is True by default."""
     return bool(job.lora_dropout) and job.trainer == "grpo"
 
 
 def mask_bytes(job: Job) -> int:
-    """Bytes a token of the mask of truth values that all layers of a padded batch share: S (estimated)."""
+    """Bytes per token of the boolean mask that all layers of a padded batch share: S (estimated)."""
     return 0 if job.packing else job.sequence_tokens
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
-    """Bytes a token that a checkpointed layer keeps: its input, 2H, or 4H where the residual stream is fp32."""
+    """Bytes per token that a checkpointed layer keeps: its input, 2H, or 4H if the residual stream is fp32."""
     return (4 if has_fp32_weights(job) else 2) * shape.hidden + kept_attention_bytes(shape, job)
 
 
 def kept_attention_bytes(shape: ModelShape, job: Job) -> int:
-    """Bytes a token of attention's output and log-sum-exp in a checkpointed layer that keeps them: 2*nq*d + 4*nq."""
+    """Bytes per token of attention's output and log-sum-exp in a checkpointed layer that keeps them: 2*nq*d + 4*nq."""
     return 2 * shape.q_width + 4 * shape.num_heads if job.keep_attention else 0
 
 
 def has_fp32_weights(job: Job) -> bool:
-    """True if weights stay in float32 and autocast casts them at every use: TRL's default without DeepSpeed."""
+    """Return True if weights stay in float32 and autocast casts them at each use: TRL's default without DeepSpeed."""
     return job.dtype == "float32" and not job.zero_stage and job.method != "qlora"
 
 
 def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes of the bf16 copies of fp32 weights that the graph keeps: of the layer in backward, and of every layer that
-    was not checkpointed. Llama-3-8B, checkpointed: 0.41 GiB."""
+    """Bytes of the bf16 copies of fp32 weights that the graph keeps: of the layer in backward, and of every layer
+    without checkpointing. Llama-3-8B, checkpointed: 0.41 GiB."""
     if not has_fp32_weights(job):
         return 0.0
     every, num_layers = job.checkpoint_every, shape.num_layers
@@ -192,7 +191,7 @@ def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def work_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that the layer whose backward runs holds at its peak in the MLP.
+    """Bytes per token that a layer holds at the peak of its backward, in the MLP.
 
     Llama-3-8B: 266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64.
     """
@@ -204,12 +203,12 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
     extra = EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
-    # The layer at work has those that it kept.
+    # saved_bytes includes attention's output, which the checkpoint has already.
     return saved_bytes(shape, job) + above + mask_bytes(job) + extra - kept_attention_bytes(shape, job)
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
-    """Bytes a token at the start of backward: of the checkpoints, and of what uncheckpointed layers saved.
+    """Bytes per token at the start of backward: of checkpoints, and of layers without checkpointing.
 
     Every n-th layer is checkpointed, L/n of them rounded up.
     """
@@ -220,18 +219,18 @@ def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
 
 
 def kept_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes of a prompt that is kept for several forwards, beside its activations, which count as those of each of
-    them: of all layers the keys and values, 4*nkv*d a token, and as much for their gradients.
+    """Bytes of a prompt's prefix cache for several forwards, without its activations, which count in each forward: the
+    keys and values of all layers, 4*nkv*d per token, and the same for their gradients.
 
-    Without checkpointing activations hold the keys and values; each forward then has a copy of them with its own.
+    Without checkpointing the activations hold the keys and values, and each forward has a copy of them.
     """
     return 8.0 * shape.num_layers * kv_copies(shape, job) * shape.kv_width * job.kept_tokens
 
 
 def no_grad_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token of a forward without gradients, which holds one layer at a time: 6I + 8H + 4d with bf16 weights.
+    """Bytes per token of a forward without gradients, one layer at a time: 6I + 8H + 4d with bf16 weights.
 
-    A fused projection of gate and up lives as long as its halves, 2I more, and under LoRA is added up whole, 4I more.
+    A fused gate and up projection stays together with its halves, 2I more; under LoRA its sum exists too, 4I more.
     """
     mlps = (8 if job.uses_lora else 6) + ((4 if job.uses_lora else 2) if shape.fused else 0)
     hiddens, heads = {
@@ -244,17 +243,17 @@ def no_grad_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def cast_cache_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes of the bf16 copies of trained fp32 weights that autocast keeps until its block ends: of the whole model,
-    since the forward is one block. Frozen weights are cast at each use."""
+    """Bytes of the bf16 copies of trained fp32 weights that autocast keeps until its block, the whole forward, ends.
+    Frozen weights are cast at each use."""
     return 2.0 * quantised_weights(shape) if has_fp32_weights(job) and not job.uses_lora else 0.0
 
 
 def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
     """Bytes of TRL's fused head over `num_scored` tokens.
 
-    A tile of logits in bf16, a copy of the hidden states (2H; from an fp32 stream two and the cast one, 10H) and 28
-    bytes of sums a token; and of an fp32 head the tile's weights in bf16. The tile has TRL's width, whatever the
-    vocabulary is. 4,096 tokens and more: 256 MiB.
+    A tile of logits in bf16, a copy of the hidden states (2H; two fp32 copies and the bf16 one from an fp32 stream,
+    10H), 28 bytes of sums per token, and the tile's weights in bf16 if the head is fp32. The tile has TRL's width for
+    any vocabulary. 4,096 tokens and more: 256 MiB.
     """
     is_fp32 = has_fp32_weights(job)
     tile = 2 * min(num_scored, TOKEN_CHUNK) * VOCAB_CHUNK
@@ -263,8 +262,8 @@ def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
 
 
 def head_backward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
-    """Bytes of the fused head's backward: fp32 gradients of the hidden states (4H a token), and of a trained head 4VH
-    summed in fp32 and, if it is bf16, 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
+    """Bytes of the fused head's backward: fp32 gradients of the hidden states (4H per token), and for a trained head
+    4VH summed in fp32 and, if it is bf16, 2VH cast. Llama-3-8B, trained: 2.9 GiB for the head's part."""
     each = 0 if job.uses_lora else 4 if has_fp32_weights(job) else 6
     gradients = each * shape.vocab * shape.hidden + num_scored * 4 * shape.hidden
     return head_forward_bytes(shape, job, num_scored) + gradients

@@ -1,7 +1,7 @@
-"""Which models a run holds: what is trained, by one optimizer or two, and which frozen copies stand beside it.
+"""Models that a run holds: trained models, by one optimizer or two, and frozen copies.
 
-A reference is needed by PPO and by GRPO with a KL penalty; under LoRA it is the policy with its adapters off and costs
-nothing. Below ZeRO-3 a frozen copy is whole on every GPU (TRL gives it DeepSpeed's stage 0).
+PPO, and GRPO with a KL penalty, need a reference; under LoRA it is the policy with its adapters off and costs nothing.
+Below ZeRO-3 each GPU holds a whole frozen copy (TRL gives it DeepSpeed's stage 0).
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from trl_ext.memory.models.shapes import ModelShape, lm_params, lora_params, qua
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Weights that one optimizer trains, and the frozen ones below them.
+    """Weights that one optimizer trains, and the frozen weights below them.
 
     Args:
         shape: The model's.
-        job: The run as this engine is trained: a separate critic has all its weights trained, LoRA beside it or not.
-        num_gpus: GPUs over which the engine is trained.
+        job: The run's, for this engine: a separate critic trains all its weights, with or without LoRA on the policy.
+        num_gpus: GPUs that train the engine.
         role: "policy" or "critic".
         trained: Parameters trained.
         frozen: Parameters frozen in the same module.
-        quantised: How many of the frozen ones are in 4 bits.
+        quantised: Frozen parameters in 4 bits.
     """
 
     shape: ModelShape
@@ -34,7 +34,7 @@ class Engine:
 
     @property
     def has_head(self) -> bool:
-        """True if its backward begins in a language model's head, False for a head of one output."""
+        """True if its backward begins in a language model's head, False for a head with one output."""
         return self.job.generates and self.role == "policy"
 
 
@@ -44,8 +44,8 @@ class FrozenCopy:
 
     Args:
         role: "reference" or "reward model".
-        num_params: Its parameters.
-        value_bytes: Bytes of one parameter.
+        num_params: Number of parameters.
+        value_bytes: Bytes per parameter.
     """
 
     role: str
@@ -53,13 +53,13 @@ class FrozenCopy:
     value_bytes: int
 
     def bytes_per_gpu(self, job: Job, num_gpus: int) -> float:
-        """Bytes on one GPU: ZeRO-3 splits the copy, the other stages do not; FSDP2 splits GRPO's reference alone."""
+        """Bytes on one GPU: ZeRO-3 shards the copy, lower stages do not; FSDP2 shards only GRPO's reference."""
         is_split = job.zero_stage == 3 and (not job.fsdp or (job.trainer, self.role) == ("grpo", "reference"))
         return self.num_params * self.value_bytes / (num_gpus if is_split else 1)
 
 
 def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
-    """Return the engines in the order of their backward passes: one, or two with PPO's separate critic."""
+    """Return the engines in the order of their backwards: one, or two with PPO's separate critic."""
     adapter = lora_params(shape, job.lora_r, job.lora_target_modules) if job.uses_lora else 0
     whole, head = lm_params(shape), shape.hidden + 1
     if job.trainer == "reward":
@@ -70,13 +70,13 @@ def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
         return [_engine(shape, job, num_gpus, "policy", whole, 2 * adapter + head)]
     if job.critic == "head":
         return [_engine(shape, job, num_gpus, "policy", whole + (0 if job.uses_lora else head), adapter + head)]
-    # PPOTrainer gives `peft_config` to the policy alone. The critic's score has no bias.
+    # PPOTrainer passes `peft_config` to the policy only. The critic's score has no bias.
     critic = _engine(shape, replace(job, method="full"), num_gpus, "critic", scorer_params(shape), 0)
     return [_engine(shape, job, num_gpus, "policy", whole, adapter), critic]
 
 
 def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: int, num_adapter_params: int) -> Engine:
-    """Build the engine of a model of `num_params`, trained whole or by its adapters, as the job says."""
+    """Build the engine of a model of `num_params`, trained whole or by its adapters."""
     if not job.uses_lora:
         return Engine(shape, job, num_gpus, role, num_params)
     quantised = quantised_weights(shape) if job.method == "qlora" else 0
@@ -84,12 +84,12 @@ def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: i
 
 
 def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
-    """Return the models and adapters that stand beside the trained ones."""
+    """Return models and adapters that only score."""
     copies = []
     if not job.uses_lora and (job.trainer == "ppo" or (job.trainer == "grpo" and job.beta != 0)):
         copies.append(FrozenCopy("reference", lm_params(shape), 4 if job.dtype == "float32" else 2))
     if job.generates and job.reward_model == "copy":
-        # Loaded by plain from_pretrained, in the dtype of its config.
+        # from_pretrained loads it, in the dtype of its config.
         copies.append(FrozenCopy("reward model", job.num_reward_models * scorer_params(shape), 2))
     if job.generates and job.reward_model == "adapter":
         adapter = lora_params(shape, job.lora_r, job.lora_target_modules)
@@ -100,12 +100,12 @@ def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
 def num_scoring_passes(job: Job, num_gpus: int) -> int:
     """Count forwards without gradients over a completion: reference, reward model, values, old log-probabilities.
 
-    GRPO takes the last from the update's own forward, unless one generation serves several optimizer steps.
+    GRPO takes old log-probabilities from the update's forward, unless one generation serves several optimizer steps.
     """
     if not job.generates:
         return 0
     is_ppo = job.trainer == "ppo"
-    has_values = is_ppo and job.critic in ("adapter", "separate")  # a head's come with the log-probabilities
+    has_values = is_ppo and job.critic in ("adapter", "separate")  # a value head's come with the log-probabilities
     num_reward_models = job.num_reward_models if job.reward_model != "none" else 0
     is_old = is_ppo or bool(job.steps_per_generation and job.accumulation(num_gpus) % job.steps_per_generation)
     return (is_ppo or job.beta != 0) + num_reward_models + is_old + has_values

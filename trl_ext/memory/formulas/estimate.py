@@ -1,7 +1,5 @@
-"""The estimate of one job on one machine: GiB a GPU by phase and term, host memory, seconds of a step, the verdict.
-
-Every number comes from formulas.
-"""
+"""The estimate of a job on a machine, by formulas: GiB per GPU, host memory, seconds of a step, and whether it
+fits."""
 
 import math
 from collections.abc import Mapping
@@ -26,8 +24,8 @@ from trl_ext.memory.job import Job, check_batch, check_model
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 
-NEAR_FRAC = 0.04  # of a card: what the formulas differ by from what cards have measured
-SHARD_BYTES = 5e9  # of weights in a file, at most: what save_pretrained and the hub's models have
+NEAR_FRAC = 0.04  # of a card: the difference between formulas and measurements
+SHARD_BYTES = 5e9  # largest weights file of save_pretrained and the hub's models
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,8 @@ class Estimate:
 
     Args:
         setup: Model, job and machine.
-        worst: The peak of each phase.
-        host_bytes: Host memory over all processes of the machine: while loading, or while training if that is more.
+        worst: The largest footprint of each phase.
+        host_bytes: Host memory over all processes of the machine, during loading or training, whichever is more.
         seconds: Seconds of one optimizer step, by part.
     """
 
@@ -68,7 +66,7 @@ class Estimate:
 
     @property
     def peak(self) -> Footprint:
-        """The worst footprint of all."""
+        """The largest footprint of all phases."""
         return max(self.worst.values(), key=lambda footprint: footprint.num_bytes)
 
     @property
@@ -78,18 +76,18 @@ class Estimate:
 
     @property
     def need_bytes(self) -> float:
-        """Bytes reserved at the worst footprint: allocated and slack."""
+        """Bytes reserved at the largest footprint: allocated and slack."""
         return max(footprint.num_bytes + slack_bytes(footprint, self.job) for footprint in self.worst.values())
 
     @property
     def room_bytes(self) -> float:
-        """Bytes of a card that a plan might still fill; below 0 if it does not fit."""
+        """Bytes of a card that a plan may still fill; negative if the job does not fit."""
         shares = [(one.num_bytes, one.terms.get("vLLM", 0.0)) for one in self.worst.values()]
         return min(room_bytes(self.hardware, self.job, whole - vllm) - vllm for whole, vllm in shares)
 
     @property
     def memory(self) -> str:
-        """The two numbers of a card, as every command says them: "18.9 GiB, 19.4 with slack"."""
+        """The two numbers of a card, as all commands print them: "18.9 GiB, 19.4 with slack"."""
         return f"{self.peak_gib:.1f} GiB, {gib(self.need_bytes):.1f} with slack,"
 
     @property
@@ -105,32 +103,32 @@ class Estimate:
         return sum(self.seconds.values())
 
     def in_seconds(self, seconds: float | None = None) -> str:
-        """Seconds, of the step if None, in as many digits as can be trusted: one."""
+        """Format seconds, of the step if None, with the one digit that can be trusted."""
         rounded = float(f"{self.step_s if seconds is None else seconds:.0e}")
         return f"{rounded:,.0f}" if rounded >= 1 else f"{rounded:.1f}"
 
     def parts(self) -> str:
-        """Return the phases of a step with their shares, which add up where rounded seconds do not."""
+        """Phases of a step with their shares, which add up, unlike rounded seconds."""
         shares = {name: seconds / self.step_s for name, seconds in self.seconds.items()}
         return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
     def num_steps(self, num_rows: int) -> int:
-        """Optimizer steps that go through so many rows once: pairs, or prompts, of which all groups take one."""
+        """Count optimizer steps over all rows once: pairs, or prompts, each with a group of completions."""
         samples = num_rows * self.job.num_generations * self.job.oversample if self.job.generates else num_rows
         return math.ceil(samples / self.job.global_batch)
 
     def hours(self, num_rows: int) -> float:
-        """Hours of going through so many rows once."""
+        """Hours of one pass over all rows."""
         return self.num_steps(num_rows) * self.step_s / 3600
 
     def terms_gib(self, phase: str) -> dict[str, float]:
-        """GiB of a phase's worst footprint by term, slack included: what of the usable GiB is filled."""
+        """GiB of a phase's largest footprint by term, slack included."""
         footprint = self.worst[phase]
         terms = {**footprint.terms, "slack": slack_bytes(footprint, self.job)}
         return {name: gib(value) for name, value in terms.items()}
 
     def reason(self) -> str:
-        """Say why the job does not fit, in a sentence without an end; "" if it fits."""
+        """Return why the job does not fit, as a sentence without its full stop; "" if it fits."""
         hardware, need, peak = self.hardware, gib(self.need_bytes), self.peak_gib
         card, where = hardware.card.usable_gib, PHASE_WORDS[self.peak.phase]
         near = f"; within {NEAR_FRAC:.0%} of the card: try it" if need <= card * (1 + NEAR_FRAC) else ""
@@ -145,7 +143,7 @@ class Estimate:
         return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The estimate as plain values, for JSON."""
+        """Return the estimate as plain values, for JSON."""
         return {
             "fits": self.fits,
             "peak_gib": round(self.peak_gib, 3),
@@ -167,7 +165,7 @@ class Estimate:
         }
 
     def _servers(self) -> dict[str, Any]:
-        """What the vLLM servers of the machine take, for JSON; {} without them."""
+        """Settings and cache of this machine's vLLM servers, for JSON; {} without servers."""
         job, card = self.job, self.hardware.card
         if not job.vllm_servers:
             return {}
@@ -197,11 +195,7 @@ def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 
 def check_precision(job: Job, hardware: Hardware) -> None:
-    """Check that the card computes in the job's half precision.
-
-    Raises:
-        ConfigError: It has no bf16.
-    """
+    """Raise ConfigError if the job needs bf16 and the card does not compute in it."""
     card = hardware.card
     if not (card.has_bf16 or job.fp16):
         capability = ".".join(map(str, card.capability))
@@ -212,7 +206,7 @@ def check_precision(job: Job, hardware: Hardware) -> None:
 
 
 def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
-    """Estimate a job without the checks, for settings known to go together: the search tries hundreds of them."""
+    """Estimate a job without the checks: the search tries hundreds of settings that are known to go together."""
     setup = Setup.of(shape, job, hardware)
     worst: dict[str, Footprint] = {}
     for footprint in sorted(footprints(setup), key=lambda one: (PHASES.index(one.phase), -one.num_bytes)):
@@ -221,15 +215,15 @@ def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 
 def host_bytes(setup: Setup) -> float:
-    """Host memory of a machine while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of
-    it; under FSDP2 what is trained is cast to fp32 there), or of what is offloaded."""
+    """Host memory of a machine: while each process loads the whole model (under ZeRO-3 its share, for 4 bits one file
+    of it; under FSDP2 trained weights are cast to fp32 there), or of offloaded state, whichever is more."""
     job = setup.job
     processes = 1 if job.zero_stage == 3 and not job.fsdp and job.method != "qlora" else setup.num_gpus
     largest = max(engine.frozen or engine.trained for engine in setup.engines)
     is_wide = job.dtype == "float32" or (job.fsdp and job.method == "full")
     loading = float((4 if is_wide else 2) * largest)
     if job.method == "qlora":
-        # bitsandbytes quantises on the card what transformers reads, a file at a time; save_pretrained's are 5 GB.
+        # bitsandbytes quantises on the card while transformers reads one file at a time, of 5 GB from save_pretrained.
         loading = min(loading, SHARD_BYTES)
     loading *= processes
     return max(loading, sum(states.host_bytes(engine) for engine in setup.engines)) / setup.hardware.num_machines

@@ -1,7 +1,7 @@
-"""Memory while completions are generated: the key/value cache of transformers' generate, or vLLM's share.
+"""Memory during generation: the key/value cache of transformers' generate, or vLLM's share.
 
-vLLM on the training GPUs takes its share of the card's *total* memory, once the trainer's model stands. Asleep it
-keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and gives the rest back.
+vLLM on the training GPUs takes its share of the card's *total* memory, after the trainer has loaded its model. Asleep
+it keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and returns the rest.
 """
 
 from trl_ext.errors import ConfigError
@@ -15,9 +15,9 @@ WORKSPACE_BYTES = 1.5 * GIB  # vLLM's activations and CUDA graphs within its sha
 
 
 def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
-    """Bytes of the keys and values of all completions that one GPU generates at once, at their full length.
+    """Bytes of the keys and values of all completions that one GPU generates at once, at full length.
 
-    transformers grows the cache by concatenation, so one layer is there twice. Llama-3-8B, 16 completions of 2,048
+    transformers grows the cache by concatenation, so one layer exists twice. Llama-3-8B, 16 completions of 2,048
     tokens: 4.1 GiB.
     """
     tokens = job.generated_at_once(num_gpus) * job.sequence_tokens
@@ -30,23 +30,18 @@ def vllm_bytes(card: Card, job: Job) -> float:
 
 
 def vllm_weight_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes of vLLM's own copy of the weights on one GPU."""
+    """Bytes of vLLM's copy of the weights on one GPU."""
     return 2.0 * lm_params(shape) / job.vllm_tensor_parallel_size
 
 
 def vllm_cache_tokens(shape: ModelShape, card: Card, job: Job) -> int:
-    """Tokens whose keys and values fit into vLLM's share; not positive if vLLM cannot start."""
+    """Tokens whose keys and values fit into vLLM's share; 0 or less if vLLM cannot start."""
     free = vllm_bytes(card, job) - vllm_weight_bytes(shape, job) - WORKSPACE_BYTES
     return int(free * job.vllm_tensor_parallel_size / kv_bytes_per_token(shape))
 
 
 def check_vllm(shape: ModelShape, job: Job, hardware: Hardware) -> None:
-    """Check that vLLM can start.
-
-    Raises:
-        ConfigError: Its groups do not divide the GPUs of a machine, or its share holds no completion beside its
-            weights.
-    """
+    """Raise ConfigError if vLLM's groups do not divide a machine's GPUs, or its share has no room for a completion."""
     if not job.use_vllm or (job.vllm_mode == "server" and not job.vllm_servers):
         return
     check_group(shape, job, hardware)
@@ -62,11 +57,7 @@ def check_vllm(shape: ModelShape, job: Job, hardware: Hardware) -> None:
 
 
 def check_group(shape: ModelShape, job: Job, hardware: Hardware) -> None:
-    """Check the GPUs over which vLLM splits the model.
-
-    Raises:
-        ConfigError: They are more than a machine has, or do not divide it or the model's heads.
-    """
+    """Raise ConfigError if vLLM's groups exceed a machine, or do not divide its GPUs or the model's heads."""
     group, here = job.vllm_tensor_parallel_size, hardware.gpus_per_machine
     if job.vllm_servers and hardware.num_machines > 1:
         raise ConfigError(

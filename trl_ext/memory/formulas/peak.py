@@ -1,8 +1,8 @@
-"""What is alive on one GPU where memory may peak: phase by phase, term by term.
+"""Memory of one GPU at each place where it may peak, by phase and term.
 
-A phase has several such places whose terms differ, and its peak is the worst of them. In forward and backward the head
-comes first, then the layers from the top, then the table of embeddings: the backward of the top layer holds all
-checkpoints, that of the bottom layer all gradients. All byte counts are estimates from formulas.
+A phase has several such places with different terms; its peak is the largest. In forward and backward the head comes
+first, then the layers from the top, then the embedding table: the backward of the top layer holds all checkpoints, of
+the bottom layer all gradients. All bytes are estimates from formulas.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ PHASE_WORDS = {
     "weight_push": "while weights go to vLLM",
     "load": "while loading",
 }
-OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
+OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading still holds on the card while it copies
 
 Terms = dict[str, float]
 
@@ -36,7 +36,7 @@ class Footprint:
 
     Args:
         phase: One of PHASES.
-        what: The place, for the reader: "backward of the top layer".
+        what: The place in words: "backward of the top layer".
         terms: Bytes by term; they add up.
     """
 
@@ -52,7 +52,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Model, job and machine, and which models the run therefore holds."""
+    """Model, job and machine, with the models that the run holds."""
 
     shape: ModelShape
     job: Job
@@ -68,7 +68,7 @@ class Setup:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that train: those of a vLLM server do not."""
+        """GPUs that train, without the GPUs of vLLM servers."""
         return self.job.training_gpus(self.hardware.num_gpus)
 
 
@@ -82,26 +82,26 @@ def plus(*parts: Terms) -> Terms:
 
 
 def footprints(setup: Setup) -> Iterator[Footprint]:
-    """Yield the footprint at every place where memory may peak, in the order of a step."""
+    """Yield the footprint at each place where memory may peak, in the order of a step."""
     job, base = setup.job, resident(setup)
     phases = {"update": _update, "step": _step}
     if job.generates:
         phases = {"generate": _generate, "score": _score, **phases}
-    if job.use_vllm:  # a server asks for no less than an awake vLLM here: the largest weight, gathered
+    if job.use_vllm:  # a server needs as much here as an awake vLLM: the largest weight, gathered
         phases["weight_push"] = _weight_push
-    if job.zero_stage == 3 and job.method == "qlora":  # quantised on the card, and split when training starts
+    if job.zero_stage == 3 and job.method == "qlora":  # quantised on the card, sharded when training starts
         vllm = {"vLLM": generation.vllm_bytes(setup.hardware.card, job)} if job.shares_with_vllm else {}
         whole = {"policy weights": sum(states.loaded_bytes(engine) for engine in setup.engines)}
         yield Footprint("load", "the whole 4-bit base", whole | vllm)
     for phase, places in phases.items():
         for what, terms in places(setup):
-            # What a phase says of vLLM's share stands for the share between the phases.
+            # A phase with a vLLM term replaces the resident one.
             rest = {name: value for name, value in base.items() if name != "vLLM" or name not in terms}
             yield Footprint(phase, what, plus(rest, terms))
 
 
 def resident(setup: Setup) -> Terms:
-    """Bytes by term that every phase holds, from the second optimizer step on: the first one makes Adam's state."""
+    """Return bytes by term that every phase holds, from the second optimizer step on: the first makes Adam's state."""
     job, terms = setup.job, Terms()
     for engine in setup.engines:
         own = {f"{engine.role} weights": states.weight_bytes(engine), "optimizer": states.optimizer_bytes(engine)}
@@ -137,18 +137,18 @@ def _generate(setup: Setup) -> Places:
     prompts = job.generated_at_once(num_gpus) * job.max_prompt_length
     prefill = {"KV cache": cache * job.max_prompt_length / job.sequence_tokens}
     yield "reading the prompts", {**gathered, **prefill, "layer work": prompts * act.no_grad_bytes(shape, job)}
-    # The next token's logits for every completion: bf16, fp32, and two fp32 copies while sampling.
+    # Logits of the next token for every completion: bf16, fp32, and two fp32 copies while sampling.
     head = float(job.generated_at_once(num_gpus) * shape.vocab * 14)
     yield "the last token of all completions", {**gathered, "KV cache": cache, "head": head}
 
 
 def _score(setup: Setup) -> Places:
-    """Yield the places of forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights
-    until they end."""
+    """Yield the places of forwards without gradients. Under autocast the policy's forwards leave bf16 copies of its
+    weights until they end."""
     shape, job, policy = setup.shape, setup.job, setup.engines[0]
     yield "a layer's forward", _layer_forward(policy)
     if job.fsdp and job.trainer == "grpo" and any(copy.role == "reference" for copy in setup.copies):
-        # TRL splits it as one piece, which comes in a buffer and is copied from there.
+        # TRL shards the reference as one unit: its weights arrive in a buffer and are copied from there.
         yield "the reference's forward", plus(_layer_forward(policy), {"gathered weights": 4.0 * lm_params(shape)})
     if num_scoring_passes(job, setup.num_gpus):
         num_scored = min(job.scored_tokens, job.forward_tokens)
@@ -163,7 +163,7 @@ def _layer_forward(engine: Engine) -> Terms:
 
 
 def _weight_push(setup: Setup) -> Places:
-    """Yield the place where weights go to an awake vLLM: one layer at a time where ZeRO-3 divides or LoRA merges."""
+    """Yield the place where weights go to an awake vLLM: one layer at a time if ZeRO-3 shards or LoRA merges."""
     shape, job = setup.shape, setup.job
     largest = (states.split_bytes(job) if job.fsdp else 2.0) * shape.vocab * shape.hidden
     pushed = largest if job.zero_stage == 3 or job.uses_lora else 0.0
@@ -177,10 +177,10 @@ def _weight_push(setup: Setup) -> Places:
 
 
 def _update(setup: Setup) -> Places:
-    """Yield the places of forward and backward, one engine after the other. Those after the first find its gradients,
-    unless it has stepped before."""
+    """Yield the places of forward and backward, one engine after the other. Later engines find the gradients of
+    earlier ones that have not stepped yet."""
     for place, engine in enumerate(setup.engines):
-        # An engine that has scored and goes backward later keeps what it has fetched ahead.
+        # An engine that has scored and goes backward later keeps its prefetched weights.
         later = [states.gathered_bytes(other, "forward") for other in setup.engines[place + 1 :]]
         before = {"gathered weights": sum(later), "gradients": _gradients_of_others(setup, engine)}
         if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
@@ -192,8 +192,8 @@ def _update(setup: Setup) -> Places:
 
 
 def _gradients_of_others(setup: Setup, engine: Engine) -> float:
-    """Gradients of engines that do not go backward now: of earlier micro-batches; and without DeepSpeed those of the
-    engine before, whose optimizer steps last."""
+    """Return bytes of gradients of engines that do not go backward now: from earlier micro-batches, and without
+    DeepSpeed from the engine before, which steps last."""
     job = setup.job
     is_left = not job.zero_stage and engine is not setup.engines[0]
     if job.zero_stage == 3 or not (is_left or job.accumulation(setup.num_gpus) > 1):
@@ -213,7 +213,7 @@ def _forward_and_backward(engine: Engine) -> Places:
         yield "forward of a layer", plus(held, _layer_forward(engine))
     if engine.has_head:
         yield from ((what, plus(held, terms)) for what, terms in _head(engine, num_held))
-    # DeepSpeed's bucket is there while gradients come; under DDP and ZeRO-3 it is resident.
+    # DeepSpeed's bucket exists while gradients come; under DDP and ZeRO-3 it is resident.
     buckets = {"buckets": states.bucket_bytes(engine) if job.zero_stage in (1, 2) else 0.0}
     rest = {**buckets, "cast weights": act.cast_weight_bytes(shape, job)}
     top = {"gradients": states.head_gradient_bytes(engine, is_top=True), "layer work": _top_layer_bytes(engine)}
@@ -221,8 +221,8 @@ def _forward_and_backward(engine: Engine) -> Places:
     pending = {"gradients": states.head_gradient_bytes(engine, is_top=False)}
     num_left = shape.num_layers // engine.num_gpus
     if job.zero_stage == 2 and not engine.frozen and num_left:
-        # Rank 0 makes the buffer of its share for the first gradient of it: a norm's. Norms are shared out on their
-        # own, so that it is there when an N-th of the layers, and their checkpoints, are left.
+        # Rank 0 makes the buffer of its share for the share's first gradient, of a norm. Norms are divided separately:
+        # the buffer exists when 1/N of the layers, with their checkpoints, are left.
         one = job.held_tokens / shape.num_layers * num_left
         left = {"checkpoints": 0.0 if job.activation_offloading else one * checkpoints, "saved layers": one * saved}
         left |= {"gradients": states.share_gradient_bytes(engine), "layer work": _top_layer_bytes(engine)}
@@ -236,9 +236,11 @@ def _forward_and_backward(engine: Engine) -> Places:
 
 
 def _head(engine: Engine, num_held: int) -> Places:
-    """Yield the fused head's forward, with all of autocast's copies, and its backward. DeepSpeed makes its bucket for
-    the first gradient, that of a value head on the same hidden states, if there is one; ZeRO-1 in the first backward
-    of an accumulation, and keeps it (left out for adapters, whose peak is elsewhere as a rule)."""
+    """Yield the fused head's forward, with all of autocast's copies, and its backward.
+
+    DeepSpeed makes its bucket for the first gradient: of a value head on the same hidden states, if there is one.
+    ZeRO-1 makes it in the first backward of an accumulation and keeps it (ignored for adapters, whose peak is usually
+    elsewhere)."""
     shape, job = engine.shape, engine.job
     tail = {"layer work": num_held * 8.0 * shape.hidden, "gathered weights": states.gathered_bytes(engine, "forward")}
     forward = act.head_forward_bytes(shape, job, job.scored_tokens)
@@ -251,9 +253,10 @@ def _head(engine: Engine, num_held: int) -> Places:
 
 
 def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Places:
-    """Yield two places in a layer's MLP: its product's backward, with the most activations, and one with fewer of them
-    but all else. The latter is the backward of the projection up, when 6I a token have gone, 2H have come, and so has
-    its gradient; with adapters, which have small ones, the end of the recomputation, 4I and 8H."""
+    """Yield two places in a layer's MLP: the product's backward, with the most activations, and a later place with
+    fewer activations but all other terms. The later place is the backward of the up projection, after 6I per token
+    were freed and 2H and its gradient were added; with adapters, whose gradients are small, it is the end of the
+    recomputation, after 4I were freed and 8H added."""
     shape, job = engine.shape, engine.job
     kept, up = states.mlp_gradient_bytes(engine)
     gathered = {"gathered weights": states.gathered_bytes(engine, place)}
@@ -265,11 +268,9 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
 
 
 def _top_layer_bytes(engine: Engine) -> float:
-    """Work of the top layer beyond what is held: all of a recomputed layer, or what backward adds to a saved one.
-
-    Of two joint adapters (ZeRO-3) the other one holds its last norm's fp32 input and what its head has scored
-    meanwhile, 4H and 2H a token.
-    """
+    """Return bytes of the top layer's work beyond what is held: a whole recomputed layer, or what backward adds to a
+    saved layer. Of two joint adapters (ZeRO-3) the other also holds the fp32 input of its last norm and its head's
+    hidden states, 4H and 2H per token."""
     shape, job = engine.shape, engine.job
     work = act.work_bytes(shape, job) - (act.saved_bytes(shape, job) if job.checkpoint_every != 1 else 0.0)
     other = (4.0 * job.forward_tokens + 2.0 * job.scored_tokens) * shape.hidden
@@ -277,7 +278,7 @@ def _top_layer_bytes(engine: Engine) -> float:
 
 
 def _embedding(engine: Engine, terms: Terms) -> Places:
-    """Yield the places of the table's gradient, which comes last. Rank 0 of ZeRO-1 and 2 copies it into its share, and
+    """Yield the places of the table's gradient, which comes last. Rank 0 of ZeRO-1 and 2 copies it into its share;
     ZeRO-1 reduces all gradients only now."""
     job = engine.job
     table = {"embedding gradient": states.embedding_gradient_bytes(engine)}
@@ -294,8 +295,8 @@ def _embedding(engine: Engine, terms: Terms) -> Places:
 
 
 def _step(setup: Setup) -> Places:
-    """Yield the step of each optimizer. DeepSpeed holds its own share of the gradients; without it, all gradients of
-    all engines are there."""
+    """Yield the step of each optimizer. DeepSpeed holds its share of the gradients; without DeepSpeed all gradients of
+    all engines exist."""
     job = setup.job
     for engine in setup.engines:
         if job.zero_stage == 0:
@@ -310,13 +311,12 @@ def _step(setup: Setup) -> Places:
 
 
 def slack_share(job: Job) -> float:
-    """Share of the allocated bytes that the allocator reserves besides, with native segments or expandable ones.
+    """Share of the allocated bytes that the allocator reserves in addition, with native or expandable segments.
 
-    Below ZeRO-3 the most that replays of 14 runs of an 8B model through a replica of the allocator gave, rounded up;
-    native without ZeRO twice what two updates on a card filled at most, where the replays gave 17 %.
-    Under ZeRO-3 what published runs filled beyond these formulas (`benchmarks/published.py`): native -1 to 25 %,
-    within 10 % of the whole with a tenth; expandable 6 to 10 %, of which the 32B runs that work on 8 cards of 80 GB
-    leave room for 6.
+    Below ZeRO-3: the largest share in replays of 14 runs of an 8B model through a replica of the allocator, rounded
+    up; native without ZeRO twice the largest share of two updates on a card, where the replays gave 17 %.
+    ZeRO-3: what published runs used beyond these formulas (`benchmarks/published.py`): native -1 to 25 %, within 10 %
+    of the whole with a tenth; expandable 6 to 10 %, of which the 32B runs on 8 cards of 80 GB have room for 6.
     """
     if job.zero_stage == 3:
         native, expandable = 0.10, 0.06
@@ -328,13 +328,13 @@ def slack_share(job: Job) -> float:
 
 
 def slack_bytes(footprint: Footprint, job: Job) -> float:
-    """Bytes of fragmentation beside a footprint; vLLM's share has an allocator of its own."""
+    """Bytes of fragmentation for a footprint, without vLLM's share, which has a separate allocator."""
     return slack_share(job) * (footprint.num_bytes - footprint.terms.get("vLLM", 0.0))
 
 
 def room_bytes(hardware: Hardware, job: Job, num_bytes: float) -> float:
-    """Bytes of a card that a plan may still fill beside allocated ones and their slack; below 0 if they are too many.
-    Under ZeRO-3 the slack, of which published runs that work leave least, counts towards the head-room."""
+    """Bytes of a card that a plan may still fill, next to allocated bytes and their slack; negative if too much is
+    allocated. Under ZeRO-3 the slack counts towards the head-room, because published runs that work leave least."""
     fill, slack = hardware.fill_gib * GIB - num_bytes, slack_share(job) * num_bytes
     if job.zero_stage == 3:
         return min(fill, hardware.card.usable_gib * GIB - num_bytes - slack)

@@ -1,9 +1,9 @@
 """Bytes of weights, gradients and optimizer on one GPU, by ZeRO stage.
 
-Adam keeps two fp32 values a parameter; DeepSpeed's bf16 engine keeps fp32 master weights besides. Counted in
-DeepSpeed 0.19.8: under ZeRO-2 the optimizer step holds 2P + 20P/N bytes for P trained parameters on N GPUs (weights 2;
-of its share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradients 4). Llama-3-8B reward model, N = 8:
-31.45 GiB by formula, 31.50 counted.
+Adam keeps two fp32 values per parameter; DeepSpeed's bf16 engine also keeps fp32 master weights. Counted in DeepSpeed
+0.19.8: under ZeRO-2 the optimizer step holds 2P + 20P/N bytes for P trained parameters on N GPUs (weights 2; of its
+share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradients 4). Llama-3-8B reward model, N = 8: 31.45
+GiB by formula, 31.50 counted.
 """
 
 from trl_ext.memory.formulas.engines import Engine
@@ -17,7 +17,7 @@ from trl_ext.memory.models.shapes import (
     quantised_weights,
 )
 
-# bitsandbytes NF4: half a byte, an 8-bit scale for 64 weights, an fp32 scale for 256 of those (double quantisation).
+# bitsandbytes NF4: half a byte, an 8-bit scale per 64 weights, an fp32 scale per 256 scales (double quantisation).
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2, over all processes
 
@@ -28,7 +28,8 @@ HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2
 def weight_bytes(engine: Engine) -> float:
     """Bytes of the weights on one GPU, without DeepSpeed's master copy.
 
-    Frozen ones have 2 bytes (4 if DDP or FSDP2 loads them in float32), 0.516 in NF4, whose scales FSDP2 leaves whole.
+    A frozen weight takes 2 bytes (4 if DDP or FSDP2 loads float32), or 0.516 in NF4, whose scales FSDP2 does not
+    shard.
     """
     job = engine.job
     each = 4 if job.dtype == "float32" and (job.fsdp or not job.zero_stage) else 2
@@ -38,31 +39,31 @@ def weight_bytes(engine: Engine) -> float:
         return whole
     beside = engine.quantised * (NF4_BYTES - 0.5)
     share = 0.0 if job.offload == "all" else (whole - beside) / engine.num_gpus
-    if job.zero_hpz_partition_size > 1:  # a copy from which backward gathers, split over a machine
+    if job.zero_hpz_partition_size > 1:  # a second copy, sharded over a machine, from which backward gathers
         beside += 2.0 * (engine.trained + engine.frozen) / job.zero_hpz_partition_size
     return beside + share
 
 
 def loaded_bytes(engine: Engine) -> float:
-    """Bytes of the weights below adapters as they are loaded, whole, in bf16 and 4 bits."""
+    """Bytes of an adapter's base as loaded, not sharded, in bf16 and 4 bits."""
     return 2.0 * (engine.frozen - engine.quantised) + engine.quantised * NF4_BYTES
 
 
 def split_bytes(job: Job) -> int:
-    """Bytes of one trained weight where FSDP2 has split it, and of its gradient there: accelerate casts all to fp32,
-    but not beside a 4-bit base, where TRL makes adapters bf16."""
+    """Bytes of one trained weight that FSDP2 has sharded, and of its gradient: accelerate casts all weights to fp32,
+    except next to a 4-bit base, where TRL makes adapters bf16."""
     return 2 if job.method == "qlora" else 4
 
 
 def value_bytes(job: Job) -> int:
-    """Bytes of one trained weight, and of its gradient. Without DeepSpeed adapters and whole models are fp32, adapters
-    on 4 bits and models loaded in bf16 are not."""
+    """Bytes of one trained weight, and of its gradient. Without DeepSpeed, adapters and whole models are fp32, but
+    adapters on 4 bits and models loaded in bf16 are bf16."""
     is_bf16 = job.zero_stage or job.method == "qlora" or (job.method == "full" and job.dtype == "bfloat16")
     return 2 if is_bf16 else 4
 
 
 def optimizer_bytes(engine: Engine) -> float:
-    """Bytes of Adam's state, and under DeepSpeed of the fp32 master weights, on one GPU."""
+    """Bytes of Adam's state on one GPU, with fp32 master weights under DeepSpeed."""
     job, is_8bit = engine.job, engine.job.optim == "adamw_bnb_8bit"
     if job.offload != "none":
         return 0.0
@@ -76,9 +77,9 @@ def optimizer_bytes(engine: Engine) -> float:
 def bucket_bytes(engine: Engine) -> float:
     """Bytes of the buckets in which gradients wait for their reduction.
 
-    DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
-    copy. DeepSpeed has one bucket in bf16 (two with `overlap_comm`), ZeRO-3 from the start, 1 and 2 while gradients
-    come; FSDP2 has none.
+    DDP's buckets exist from the start for all gradients, and hold them or, without `gradient_as_bucket_view`, a copy.
+    DeepSpeed has one bucket in bf16 (two with `overlap_comm`): ZeRO-3 from the start, ZeRO-1 and 2 while gradients
+    come. FSDP2 has none.
     """
     if engine.job.fsdp:
         return 0.0
@@ -88,7 +89,7 @@ def bucket_bytes(engine: Engine) -> float:
 
 
 def host_bytes(engine: Engine) -> float:
-    """Bytes of host memory while training, over all processes of the machine."""
+    """Bytes of host memory during training, over all processes of the machine."""
     if engine.job.fsdp and engine.job.offload == "all":
         return 4.0 * split_bytes(engine.job) * engine.trained + 2.0 * engine.frozen
     optimizer = HOST_BYTES_PER_TRAINED * engine.trained if engine.job.offload != "none" else 0
@@ -102,8 +103,8 @@ def host_bytes(engine: Engine) -> float:
 def gradient_bytes(engine: Engine) -> float:
     """Bytes of all gradients at the end of a micro-batch.
 
-    DDP and ZeRO-1 keep them whole (DDP's live in its buckets), ZeRO-2 its share, ZeRO-3 a flat share that is there
-    always, FSDP2 its share. With the optimizer in host memory they leave as they come.
+    DDP and ZeRO-1 keep all (DDP in its buckets), ZeRO-2 and FSDP2 a share, ZeRO-3 a flat share that always exists. If
+    the optimizer is offloaded, gradients leave as they come.
     """
     job = engine.job
     if _live_in_buckets(engine) or (job.zero_stage and job.offload != "none"):
@@ -114,10 +115,10 @@ def gradient_bytes(engine: Engine) -> float:
 
 
 def share_gradient_bytes(engine: Engine) -> float:
-    """Gradients that rank 0 keeps under ZeRO-1 and 2, with the embedding table whole; nothing if they are offloaded.
+    """Bytes of gradients that rank 0 keeps under ZeRO-1 and 2, with the whole embedding table; 0 if offloaded.
 
-    DeepSpeed splits the list of weights, not each of them, and keeps the gradient of a weight that a share cuts whole
-    (`copy_grads_in_partition` of its stage_1_and_2.py). The table comes first in the list: rank 0 has the most.
+    DeepSpeed divides the list of weights. A weight that a share cuts keeps its whole gradient
+    (`copy_grads_in_partition` in stage_1_and_2.py). The table is first in the list, so rank 0 holds the most.
     """
     if engine.job.offload != "none":
         return 0.0
@@ -125,41 +126,41 @@ def share_gradient_bytes(engine: Engine) -> float:
 
 
 def _trained_table(engine: Engine) -> int:
-    """Elements of the embedding table, 0 if it is frozen."""
+    """Elements of the embedding table; 0 if it is frozen."""
     return 0 if engine.frozen else embedding_params(engine.shape)
 
 
 def settled_gradient_bytes(engine: Engine) -> float:
     """Bytes of an adapter critic's gradients, which are computed before the policy's forward and wait for its backward
-    (`trl_ext.trainers.forward.gradient_sync`). Of the two adapters' weights half are the critic's."""
+    (`trl_ext.trainers.forward.gradient_sync`). Half of the two adapters' weights are the critic's."""
     job = engine.job
     waits = job.trainer == "ppo" and job.critic == "adapter" and not is_joint(job)
     return 0.5 * engine.trained * value_bytes(job) if waits else 0.0
 
 
 def standing_gradient_bytes(engine: Engine) -> float:
-    """Bytes of gradients that wait for the end of an accumulation: whole, or under ZeRO-2 rank 0's share."""
+    """Bytes of gradients that wait for the end of an accumulation: all, or rank 0's share under ZeRO-2."""
     return share_gradient_bytes(engine) if engine.job.zero_stage == 2 else gradient_bytes(engine)
 
 
 def is_kept(engine: Engine) -> bool:
-    """True if a gradient stays from where backward makes it on: whole, and added to no earlier one."""
+    """Return True if a gradient stays after its backward: not sharded, and not added to an earlier gradient."""
     is_whole = engine.job.zero_stage < 2 and not _live_in_buckets(engine)
     return is_whole and engine.job.num_backwards(engine.num_gpus) == 1
 
 
 def _live_in_buckets(engine: Engine) -> bool:
-    """True if DDP's gradients are views of the buckets that it sends."""
+    """Return True if DDP's gradients are views of its buckets."""
     return engine.job.zero_stage == 0 and engine.num_gpus > 1 and engine.job.gradient_as_bucket_view
 
 
 def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
-    """Bytes of the gradients of the widest MLP while a layer goes backward.
+    """Bytes of the gradients of the widest MLP during a layer's backward.
 
     Returns:
-        The bytes kept of the projection down's, and the bytes that are there once that of up has come. DeepSpeed's
-        bucket takes those that are not larger than it, and a large one waits for the next; ZeRO-1 adds it to that of
-        an earlier backward; FSDP2 reduces those of a layer together.
+        Bytes kept of the down projection's gradient, and bytes after the up projection's gradient has come.
+        DeepSpeed's bucket takes gradients up to its size; a larger one waits for the next. ZeRO-1 adds it to the
+        gradient of an earlier backward. FSDP2 reduces the gradients of a layer together.
     """
     if engine.frozen:
         return 0.0, 0.0
@@ -172,9 +173,9 @@ def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
 
 
 def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:
-    """The gradient of the head while the layers go backward: whole below ZeRO-2, which has reduced it.
+    """Bytes of the head's gradient during the layers' backward; ZeRO-2 and 3 have reduced it by then.
 
-    A tied one waits in autograd, under every stage and beyond the top layer, for the embedding's.
+    A tied head's gradient waits in autograd for the embedding's, under every stage and below the top layer too.
     """
     is_there = engine.shape.tied or (is_top and is_kept(engine))
     if not (is_there and engine.has_head) or engine.job.uses_lora:
@@ -183,8 +184,8 @@ def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:
 
 
 def embedding_gradient_bytes(engine: Engine) -> float:
-    """Bytes of the embedding table's gradient, as backward makes it. A tied head's is added to it into a third one;
-    beside one alone ZeRO-3 makes its share of the reduced one, FSDP2 the buffer that is reduced."""
+    """Bytes of the embedding table's gradient when backward makes it. A tied head's gradient is added to it in a third
+    tensor; otherwise ZeRO-3 makes the reduced share next to it, and FSDP2 the buffer to reduce."""
     if engine.frozen:
         return 0.0
     is_split = engine.job.zero_stage == 3
@@ -194,16 +195,16 @@ def embedding_gradient_bytes(engine: Engine) -> float:
 
 
 def later_gradient_bytes(engine: Engine) -> float:
-    """Bytes of the gradients that this micro-batch, if it is the first, has made before the embedding's: all others
-    below ZeRO-2, but an adapter critic's, which still wait."""
+    """Bytes of gradients that the first micro-batch has made before the embedding's: below ZeRO-2 all others, except
+    an adapter critic's, which still wait."""
     if not is_kept(engine):
         return 0.0
     return (engine.trained - _trained_table(engine)) * value_bytes(engine.job) - settled_gradient_bytes(engine)
 
 
 def bottom_gradient_bytes(engine: Engine) -> float:
-    """Bytes of this micro-batch's gradients when the bottom layer goes backward. Under ZeRO-2 the adapters of other
-    layers have filled rank 0's share by then."""
+    """Bytes of this micro-batch's gradients at the bottom layer's backward. Under ZeRO-2 the adapters of other layers
+    have filled rank 0's share by then."""
     made = later_gradient_bytes(engine)
     if made and not engine.frozen:
         made -= value_bytes(engine.job) * quantised_weights(engine.shape) / engine.shape.num_layers
@@ -211,31 +212,31 @@ def bottom_gradient_bytes(engine: Engine) -> float:
 
 
 def reduction_bytes(engine: Engine) -> float:
-    """Bytes of gradients while ZeRO-1 and 2 reduce the last, beyond those that earlier micro-batches have left.
+    """Bytes of gradients while ZeRO-1 and 2 reduce the last gradient, without the gradients of earlier micro-batches.
 
-    ZeRO-1 holds all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is
-    gone; one that does not is sent by slices of one rank each, flattened together until they are more than a bucket.
+    ZeRO-1 holds all gradients and rank 0's share, ZeRO-2 the table's and the share. A table that fits into the bucket
+    is gone. A larger table is sent in slices of one rank each, flattened together until they exceed a bucket.
     """
     job, table = engine.job, embedding_params(engine.shape)
     if job.offload != "none":
         return 0.0 if engine.frozen else 2.0 * table
-    # Of this micro-batch: ZeRO-2 adds it to that of the earlier ones when all of it is there.
+    # ZeRO-2 adds this micro-batch's share to the earlier ones after all of it has come.
     share = share_gradient_bytes(engine)
     is_large = not engine.frozen and table > job.reduce_bucket_size
     each = engine.trained / engine.num_gpus
     num_slices = int(job.reduce_bucket_size // each) + 1
     copy = 2.0 * min(num_slices * each, table) if is_large and num_slices > 1 and table > each else 0.0
-    if job.zero_stage == 1:  # the table is the first one, and the share's buffer made for its reduced gradient
+    if job.zero_stage == 1:  # the table comes first; the share's buffer is made for its reduced gradient
         return max(share, copy) + (2.0 * engine.trained if is_kept(engine) else 0.0)
     return share + copy + (2.0 * table if is_large else 0.0)
 
 
 def step_bytes(engine: Engine) -> float:
-    """Copies that the optimizer step makes of gradients; none with DDP's fused Adam.
+    """Bytes of the gradient copies that the optimizer step makes; 0 with DDP's fused Adam.
 
-    ZeRO-1 and 2: first one gradient after the other in fp64 for the norm, 8 bytes (rank 0's largest is its part of the
-    embedding table); then a flat copy of the share and its fp32 gradients, 2 + 4. ZeRO-3: the latter two, one
-    sub-group at a time. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
+    ZeRO-1 and 2: first one gradient at a time in fp64 for the norm, 8 bytes (rank 0's largest is its part of the
+    embedding table), then a flat copy of the share and its fp32 gradients, 2 + 4. ZeRO-3: the second, one sub-group at
+    a time. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
     """
     job, share = engine.job, engine.trained / engine.num_gpus
     if job.zero_stage == 0 or job.fsdp or job.offload != "none":
@@ -249,26 +250,26 @@ def step_bytes(engine: Engine) -> float:
 
 
 def is_joint(job: Job) -> bool:
-    """True if actor and critic are adapters of one backbone, and go backward together: under ZeRO-3."""
+    """Return True if actor and critic are adapters of one backbone and go backward together: under ZeRO-3."""
     return job.trainer == "ppo" and job.critic == "adapter" and job.zero_stage == 3
 
 
 def gathered_bytes(engine: Engine, place: str) -> float:
-    """An upper bound of the weights that ZeRO-3 has gathered on one GPU, by DeepSpeed 0.19's rules.
+    """Upper bound of the bytes of weights that ZeRO-3 has gathered on one GPU, by DeepSpeed 0.19's rules.
 
-    * While less than `stage3_max_live_parameters` is there it fetches ahead, `stage3_prefetch_bucket_size` or more at
-      once: the last weight may have any size. Weights that are fetched at once come in one buffer, from which they are
-      copied, and so are there twice for a moment; a single one needs no buffer.
-    * A layer that is recomputed keeps its weights until its backward ends; those of a mixture's experts come in one
-      buffer. A layer larger than what may live leaves no room to fetch ahead.
-    * The table of embeddings is fetched while the bottom layers go backward, with others unless each of them fills the
-      bucket. TRL's fused head reads its weight without calling a module, so that DeepSpeed gathers it for the whole
-      pass, and what else may live is less by it.
-    * Where two adapters go backward together, DeepSpeed holds twice the largest weight beside their layer.
-    * Small gradients wait in the bucket of the reduction, and are interleaved in a copy of it.
+    * DeepSpeed prefetches while fewer than `stage3_max_live_parameters` are live, `stage3_prefetch_bucket_size` or
+      more at once: the last weight may have any size. Weights fetched together come in one buffer and are copied from
+      it, so both exist for a moment; a single weight needs no buffer.
+    * A recomputed layer keeps its weights until its backward ends; the experts of a mixture come in one buffer. A
+      layer larger than the live limit leaves no room to prefetch.
+    * The embedding table is fetched during the backward of the bottom layers, together with other weights unless each
+      fills the bucket. TRL's fused head reads its weight without a module call, so DeepSpeed gathers it for the whole
+      pass, and it takes part of the live limit.
+    * If two adapters go backward together, DeepSpeed holds twice the largest weight in addition to their layer.
+    * Small gradients wait in the reduction bucket, and are interleaved in a copy of it.
 
-    Total peaks with it, against those of a replay of DeepSpeed's rules: -3 to +43 %
-    over 2,688 jobs of 14 models with the planner's sizes; mean 2.7 %, from 7B on 0.8 %.
+    Total peaks with it, against a replay of DeepSpeed's rules: -3 to +43 % over 2,688 jobs of 14 models with the
+    planner's sizes; mean 2.7 %, from 7B on 0.8 %.
 
     Args:
         place: "forward" of a layer or of the head, "layer" for a layer's backward, "bottom" for the bottom layer's,
@@ -280,7 +281,7 @@ def gathered_bytes(engine: Engine, place: str) -> float:
     if job.fsdp:
         return _gathered_by_fsdp(engine, place)
     model, table, largest = backbone_params(shape), embedding_params(shape), largest_weight(shape)
-    if engine.quantised:  # four to an element
+    if engine.quantised:  # four weights in an element
         model, largest = model - 3 * engine.quantised // 4, table
     live, bucket = job.stage3_max_live_parameters, job.stage3_prefetch_bucket_size
     layer = (model - table) / shape.num_layers
@@ -300,19 +301,20 @@ def gathered_bytes(engine: Engine, place: str) -> float:
 
 
 def _gathered_by_fsdp(engine: Engine, place: str) -> float:
-    """An upper bound of what FSDP2 has gathered on one GPU and of the buffers it reduces, as read in PyTorch 2.13.
+    """Upper bound of the bytes that FSDP2 has gathered on one GPU, with its reduction buffers, as read in PyTorch
+    2.13.
 
-    * A layer's weights come in one buffer, from which they are copied. In forward the buffer stays until that of the
-      next layer is copied; in backward the next layer's is there beside the weights of this one.
-    * The head, and a tied table with it, stays gathered until the backward ends, as accelerate sets it up.
-    * A layer's gradients wait in a buffer while the layer below goes backward; the head's wait for the top layer.
+    * A layer's weights come in one buffer and are copied from it. In forward the buffer stays until the next layer's
+      buffer is copied; in backward the next layer's buffer exists together with this layer's weights.
+    * The head, and a table tied to it, stays gathered until the backward ends, as accelerate sets it up.
+    * A layer's gradients wait in a buffer during the backward of the layer below, the head's during the top layer's.
     """
     shape, table = engine.shape, 2.0 * embedding_params(engine.shape)
     packed = engine.quantised / shape.num_layers
     layer = 2.0 * ((backbone_params(shape) - table / 2) / shape.num_layers - packed) + 0.5 * packed
     reduced = 2.0 * engine.trained / shape.num_layers if engine.frozen else layer
     head = table if engine.has_head else 0.0
-    own = 0.0 if head and shape.tied else table  # of the table, where it is gathered by itself
+    own = 0.0 if head and shape.tied else table  # the table, if it is gathered separately
     if place == "forward":
         return head + max(2 * layer, head, 2 * own)
     if place == "embedding":

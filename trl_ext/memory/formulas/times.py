@@ -1,8 +1,8 @@
-"""Seconds of one optimizer step, in parts: for choosing between plans, not for promises.
+"""Seconds of one optimizer step, in parts: for choosing between plans; no promise.
 
-Everything here is estimated: rates of data sheets times an efficiency, bytes over the typical rate of a link. Lengths
-are those of the job, `mean_completion_length` where it is given. The constants are fitted to published runs of
-others, which `benchmarks/published.py` compares.
+All is estimated: rates of data sheets times an efficiency, bytes over the typical rate of a link. Lengths are the
+job's, with `mean_completion_length` if given. The constants are fitted to published runs, which
+`benchmarks/published.py` compares.
 """
 
 from math import log2
@@ -15,34 +15,34 @@ from trl_ext.memory.formulas.states import is_joint
 from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params, quantised_weights
 
 TOP_SHARE = 0.8  # of an A100's bf16 rate that multiplications of very wide matrices reach
-WIDTH_OF_HALF = 700  # a model so wide reaches half of that: the rest waits for memory
+WIDTH_OF_HALF = 700  # width of a model that reaches half of that: the rest of the time waits for memory
 LORA_WIDTH_OF_HALF = 2450  # the same with adapters, whose many small operations wait most
-# The share falls with this power of the card's rate: fast cards wait more. Slower than an A100, and faster: the second
-# is that of four updates of a Qwen3-8B on an H100.
+# The share falls with this power of the card's rate: fast cards wait more. For cards slower than an A100, and faster:
+# the second is fitted to four updates of a Qwen3-8B on an H100.
 FALL, FAST_FALL = 0.6, 0.437
-MOST_SHARE = 0.9  # that any card reaches
+MOST_SHARE = 0.9  # upper limit for any card
 A100_TFLOPS = 312
-LAUNCH_S = 1.6e-3  # of the host for a pass over one layer, however few the tokens
-ZERO3_LAUNCH_S = 3.6e-3  # the same where ZeRO-3 gathers the layer
-ATTENTION_BACKWARD = 2.5  # of attention over its forward: it computes the scores again
-UNPACKED = 0.04  # weights of 4 bits that are unpacked while the card could read a byte
+LAUNCH_S = 1.6e-3  # host time of a pass over one layer, for any number of tokens
+ZERO3_LAUNCH_S = 3.6e-3  # the same if ZeRO-3 gathers the layer
+ATTENTION_BACKWARD = 2.5  # attention's backward over its forward: it computes the scores again
+UNPACKED = 0.04  # 4-bit weights that are unpacked in the time of reading a byte
 READ_SHARE = 0.6  # share of the memory's rate that generation reaches
-EAGER_LAYER_S = 8e-4  # a layer's share of one token step of transformers' generate, whatever the batch
+EAGER_LAYER_S = 8e-4  # a layer's part of one token step of transformers' generate, for any batch
 VLLM_STEP_S = 1.5e-3  # of the scheduler, and of each GPU of a group, in one token step of vLLM
-VLLM_ROW_S = 3e-5  # of each completion in that step, besides its cache
-TAIL = 5.0  # of n completions the longest has 1 + log2(n) / TAIL times the mean, where no mean is given
+VLLM_ROW_S = 3e-5  # of each completion in that step, without its cache
+TAIL = 5.0  # the longest of n completions has 1 + log2(n) / TAIL times the mean, if no mean is given
 PUSH_GB_S = 8.0  # rate at which vLLM takes new weights
-ROLLOUT_S = 3.0  # of rewards, tokenising and sharing out the samples of a step
-HIDDEN = 0.8  # most of sending gradients that a backward hides, with `overlap_comm` (estimated)
+ROLLOUT_S = 3.0  # rewards, tokenising and distributing the samples of a step
+HIDDEN = 0.8  # largest share of sending gradients that a backward hides, with `overlap_comm` (estimated)
 CPU_ADAM_PARAMS_S = 3e9  # parameters that a machine's cores update in a second
 GB = 1e9
 
 
 def step_seconds(setup: Setup) -> dict[str, float]:
-    """Seconds of one optimizer step by part, without the parts that take none.
+    """Seconds of one optimizer step by part, without parts of 0.
 
-    Where samples are generated ahead, the step takes as long as the slower side, and `generation` is how long training
-    waits.
+    If samples are generated ahead, the step takes as long as the slower side, and `generation` is the time that
+    training waits.
     """
     parts = {
         "generation": generation_seconds,
@@ -59,8 +59,8 @@ def step_seconds(setup: Setup) -> dict[str, float]:
 
 
 def _parts_of_rows(setup: Setup) -> tuple[float, float, float]:
-    """Rows of an optimizer step on one GPU, their prompts, and tokens of what is behind a prompt. Packed rows of a
-    group have one prompt: in all their forwards, under FSDP in each of them."""
+    """Count rows of an optimizer step on one GPU, their prompts, and tokens after the prompts. Packed rows of a group
+    share one prompt over all their forwards, under FSDP within each forward."""
     job = setup.job
     rows = job.global_batch / setup.num_gpus
     if not job.generates:
@@ -77,8 +77,8 @@ def _tokens_per_gpu(setup: Setup) -> float:
 
 
 def _flops(setup: Setup) -> tuple[float, float, float]:
-    """Operations of a forward of the tokens of an optimizer step on one GPU: 2 a token and weight of the layers,
-    attention 4 * L * nq * d for each token and one that it sees, the head for the tokens of completions."""
+    """Operations of a forward of an optimizer step's tokens on one GPU: 2 per token and layer weight, attention
+    4 * L * nq * d per pair of a token and a token that it sees, the head for completion tokens."""
     shape = setup.shape
     rows, prompts, behind = _parts_of_rows(setup)
     prompt = setup.job.max_prompt_length if prompts else 0
@@ -89,11 +89,11 @@ def _flops(setup: Setup) -> tuple[float, float, float]:
 
 
 def _seconds(setup: Setup, flops: float, num_passes: float, half: float) -> float:
-    """Seconds of passes over the layers: of the arithmetic, or of the host that launches it if that is more.
+    """Seconds of passes over the layers: of the arithmetic, or of the host's launches if they take longer.
 
     Args:
         flops: Operations of all passes.
-        num_passes: Forward, recomputation and backward: how often each layer is gone through.
+        num_passes: Forward, recomputation and backward: how often each layer runs.
         half: Width of a model that reaches half of the share.
     """
     shape, job, card = setup.shape, setup.job, setup.hardware.card
@@ -111,7 +111,7 @@ def _seconds(setup: Setup, flops: float, num_passes: float, half: float) -> floa
 
 
 def update_seconds(setup: Setup) -> float:
-    """Seconds of forward, backward (twice a forward; once under LoRA, without weight gradients) and recompute."""
+    """Seconds of forward, backward (two forwards; one under LoRA, without weight gradients) and recomputation."""
     job = setup.job
     linear, attention, head = _flops(setup)
     half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
@@ -128,7 +128,7 @@ def update_seconds(setup: Setup) -> float:
 
 
 def scoring_seconds(setup: Setup) -> float:
-    """Seconds of a forward each for reference, reward model, values and old log-probabilities, whatever is trained."""
+    """Seconds of the scoring forwards: reference, reward model, values and old log-probabilities."""
     num_passes = setup.job.oversample * num_scoring_passes(setup.job, setup.num_gpus)
     return num_passes * _seconds(setup, sum(_flops(setup)), 1, WIDTH_OF_HALF)
 
@@ -136,9 +136,9 @@ def scoring_seconds(setup: Setup) -> float:
 def communication_seconds(setup: Setup) -> float:
     """Seconds of sending between the GPUs.
 
-    All-reduce and ZeRO-1 send twice the gradients a step; ZeRO-2 sends them in every micro-batch, and the weights
-    once; ZeRO-3 gathers all weights, frozen ones too, twice in every micro-batch and once in every scoring forward;
-    for two adapters of one backbone it gathers them twice as often.
+    All-reduce and ZeRO-1 send twice the gradients per step; ZeRO-2 sends them in every micro-batch, and the weights
+    once; ZeRO-3 gathers all weights, also frozen ones, twice in every micro-batch and once in every scoring forward,
+    and twice as often for two adapters of one backbone.
     """
     job, num_gpus = setup.job, setup.num_gpus
     if num_gpus == 1:
@@ -154,7 +154,7 @@ def communication_seconds(setup: Setup) -> float:
 
 
 def _hidden_seconds(setup: Setup) -> float:
-    """Seconds of sending gradients that the backwards hide (estimated): ZeRO-1 sends in the last one of a step."""
+    """Seconds of sending gradients that backwards hide (estimated): ZeRO-1 sends in the last backward of a step."""
     num_sends = setup.job.num_backwards(setup.num_gpus)
     backward_s = update_seconds(setup) / 2 / num_sends
     trained = sum(engine.trained for engine in setup.engines)
@@ -164,8 +164,8 @@ def _hidden_seconds(setup: Setup) -> float:
 
 
 def _shared_row_bytes(setup: Setup) -> float:
-    """Bytes that a GPU sends in an optimizer step to those that share its rows: queries, keys, values and output of
-    every layer, in forwards, recomputation and backward. Nothing hides them."""
+    """Bytes that a GPU sends per optimizer step to GPUs that share its rows: queries, keys, values and output of every
+    layer, in forwards, recomputation and backward. Nothing hides them."""
     shape, job = setup.shape, setup.job
     each = 4.0 * (shape.q_width + kv_copies(shape, job) * shape.kv_width) * shape.num_layers
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
@@ -175,7 +175,7 @@ def _shared_row_bytes(setup: Setup) -> float:
 
 
 def _sent_bytes(setup: Setup, engine: Engine) -> float:
-    """Bytes that training one engine sends in an optimizer step."""
+    """Bytes sent per optimizer step to train one engine."""
     job, micro_steps = setup.job, setup.job.num_backwards(setup.num_gpus)
     gradients = 2.0 * engine.trained
     if job.zero_stage == 0:
@@ -190,8 +190,8 @@ def _sent_bytes(setup: Setup, engine: Engine) -> float:
 def offload_seconds(setup: Setup) -> float:
     """Seconds of transfers to and from host memory, and of Adam on the CPU.
 
-    Gradients go down in every micro-batch, weights come up once, with offload=all in every gather as well; offloaded
-    checkpoints go down in the forward and come up in the backward.
+    Gradients go to the host in every micro-batch, weights come back once, with offload=all in every gather too.
+    Offloaded checkpoints go in the forward and come back in the backward.
     """
     job, moved, seconds = setup.job, 0.0, 0.0
     if job.offload != "none":
@@ -209,9 +209,9 @@ def offload_seconds(setup: Setup) -> float:
 def generation_seconds(setup: Setup) -> float:
     """Seconds in which one GPU, or a group of GPUs with vLLM, generates and scores its completions of a step.
 
-    Weights and cache are read for every token. transformers' generate launches every layer besides; vLLM generates as
-    many completions at once as its cache holds, and fills up what ends. Both wait for the longest completion. Servers
-    generate all of them, while training waits; elsewhere their time is not known.
+    Every token reads weights and cache. transformers' generate also launches every layer; vLLM generates as many
+    completions at once as its cache holds, and replaces finished ones. Both wait for the longest completion. Servers
+    generate all completions while training waits; the time of servers on other machines is unknown.
     """
     job = setup.job
     is_server = job.vllm_mode == "server"
@@ -235,7 +235,7 @@ def generation_seconds(setup: Setup) -> float:
 
 
 def _token_seconds(setup: Setup, group: int) -> tuple[float, float]:
-    """Seconds of a token step of `group` GPUs, and how many more it takes for each completion in it."""
+    """Seconds of a token step of `group` GPUs, and additional seconds per completion in it."""
     shape, job, card = setup.shape, setup.job, setup.hardware.card
     byte_s = 1 / (card.bandwidth_gb_s * GB * READ_SHARE) / group
     token_s = 2.0 * lm_params(shape) * byte_s
@@ -249,7 +249,7 @@ def _token_seconds(setup: Setup, group: int) -> tuple[float, float]:
 
 
 def push_seconds(setup: Setup) -> float:
-    """Seconds in which vLLM takes the new weights."""
+    """Seconds in which vLLM takes new weights."""
     if not setup.job.use_vllm:
         return 0.0
     return 2.0 * lm_params(setup.shape) / (PUSH_GB_S * GB)

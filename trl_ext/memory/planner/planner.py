@@ -1,11 +1,11 @@
-"""Plans for a job: best first, what was refused and by which number, and what one opt-in more would change.
+"""Plans for a job, best first; refused techniques with their memory; and what one more opt-in would change.
 
-Contract: a plan keeps what the user set, the global batch and everything else that the optimisation sees. Only an
-opt-in in `allow` lets it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit),
-shorten sequences (shorter) or generate fewer completions a prompt (fewer).
+A plan keeps what the user set, the global batch, and everything that changes the optimisation. Only opt-ins in `allow`
+let it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit), shorten sequences
+(shorter) or generate fewer completions per prompt (fewer).
 
-The clock is that of `formulas.times`. The first plan is the simplest of those within 15 % of the fastest: that of the
-lowest ZeRO stage with as little in host memory as possible.
+Seconds come from `formulas.times`. Of the plans within 15 % of the fastest, the simplest is first: the lowest ZeRO
+stage with the least in host memory.
 """
 
 import os
@@ -39,18 +39,13 @@ NUM_PLANS = 5
 NUM_WAYS_OUT = 5
 SHORTEST = 64  # tokens
 ADAPTERS = ("lora", "qlora")  # the opt-ins that train adapters
-ALIKE = 0.05  # plans that differ by less are the same to a user
-CLOCK = 0.15  # of a step's seconds: what the formulas of time cannot tell apart
+ALIKE = 0.05  # plans that differ by less are equal to a user
+CLOCK = 0.15  # error of the formulas of time, as a share of a step's seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings that fit.
-
-    Args:
-        estimate: Their memory and time.
-        opt_ins: The opt-ins that they use.
-    """
+    """Settings that fit, with their estimate and the opt-ins that they use."""
 
     estimate: Estimate
     opt_ins: tuple[str, ...] = ()
@@ -64,10 +59,10 @@ class Plan:
         return label(self.job, self.estimate.num_gpus)
 
     def what_if(self, **changes: Any) -> Estimate:
-        """The estimate with other settings, everything else as planned; it need not fit.
+        """Estimate the plan with other settings; the result need not fit.
 
         Raises:
-            ConfigError: An unknown setting, one that nothing reads, or settings that cannot work.
+            ConfigError: A setting is unknown, has no effect, or cannot work.
         """
         check_has(self.job.trainer, changes := unaliased(changes))
         job = changed(self.job, changes)
@@ -77,11 +72,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Settings that do not fit, at their most frugal, and the number that says so.
+    """Settings that do not fit, with the least memory that the technique needs.
 
     Args:
-        estimate: What they need.
-        why: Where that comes from, in a sentence; "" if there is nothing to say.
+        estimate: The memory.
+        why: A sentence with the reason, or "".
     """
 
     estimate: Estimate
@@ -89,7 +84,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """The technique and its GiB, as "ZeRO-2, all weights: 120 GiB at the optimizer step ...", and `why`."""
+        """The technique, its GiB and `why`: "ZeRO-2, all weights: 120 GiB at the optimizer step ..."."""
         reason = self.estimate.reason()
         if not reason:
             weights = vllm_weight_bytes(self.estimate.shape, replace(self.estimate.job, vllm_tensor_parallel_size=1))
@@ -104,8 +99,8 @@ class Plans:
 
     Args:
         search: The job, and what could be chosen.
-        allow: Opt-ins of the user.
-        plans: Those that fit, fastest first.
+        allow: The user's opt-ins.
+        plans: Plans that fit, best first.
         refused: Techniques that do not fit.
     """
 
@@ -116,19 +111,19 @@ class Plans:
 
     @property
     def reasons(self) -> str:
-        """Why the first technique of each ZeRO stage does not fit, in sentences."""
+        """Sentences: why the first technique of each ZeRO stage does not fit."""
         firsts = {one.estimate.job.zero_stage: one for one in reversed(self.refused)}
         return " ".join(f"{firsts[stage].reason.rstrip('.')}." for stage in sorted(firsts))
 
     def ways_out(self) -> list[tuple[Alternative, Plan]]:
-        """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
-        does, else those that make steps faster, and adapters."""
+        """Return changes of the question, each with its best plan: if nothing fits the cheapest that make something
+        fit, else changes that make steps faster, and adapters."""
         if self.plans:
             best_s = self.plans[0].estimate.step_s
             faster = _answered(of_an_answer(self.search, self.allow))
             return [(change, one) for change, one in faster if one.estimate.step_s * change.worth <= best_s]
         found = _that_may_fit(of_a_question(self.search, self.allow))
-        if not found:  # of two changes the first is another method: what costs least beside more cards
+        if not found:  # a pair of changes begins with another method: next to more cards it costs least
             methods = [one for one in of_a_question(self.search, self.allow) if one.kind == "method"]
             pairs = (first.then(second) for first in methods for second in of_a_question(first.search, first.allow))
             found = _that_may_fit(one for one in pairs if one.kind != "method")
@@ -137,12 +132,12 @@ class Plans:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Sentences that say what another question would give, after the option of `trl-ext plan` that asks it."""
+        """Sentences about what other questions would give, each after the option of `trl-ext plan` to add."""
         return tuple(f"{change.option}: {self._gain(plan)}." for change, plan in self.ways_out())
 
     @property
     def dead_end(self) -> str:
-        """What is left to say where nothing fits, and no advice helps; else ""."""
+        """A sentence if nothing fits and no advice helps; else ""."""
         if self.plans or self.advice:
             return ""
         whole = "QLoRA holds the whole 4-bit base on each card. " if self.search.job.method == "qlora" else ""
@@ -150,7 +145,7 @@ class Plans:
 
     @property
     def advice_for_run(self) -> tuple[str, ...]:
-        """Sentences that say what other settings of a run would give, those that it can have."""
+        """Sentences about other settings that the run could have, and what they would give."""
         return tuple(f"{change.key}: {self._gain(plan)}." for change, plan in self.ways_out() if change.key)
 
     def _gain(self, plan: Plan) -> str:
@@ -172,10 +167,10 @@ class Plans:
 
     @property
     def best(self) -> Plan:
-        """The fastest plan.
+        """The best plan.
 
         Raises:
-            ConfigError: Nothing fits; with what would.
+            ConfigError: Nothing fits; the message names what would.
         """
         if not self.plans:
             told = (self.reasons, *self.advice, self.dead_end)
@@ -183,16 +178,16 @@ class Plans:
         return self.plans[0]
 
     def largest(self, name: str) -> int:
-        """The largest value of a length or a count with which something fits, by bisection; 0 if nothing does.
+        """Return the largest value of a length or a count with which something fits; 0 if nothing does.
 
         Raises:
-            ConfigError: The setting is none of those that grow, or nothing reads it.
+            ConfigError: The setting cannot be searched for, or has no effect.
         """
         found = self.at_largest(name)
         return getattr(found.job, unalias(name)) if found else 0
 
     def at_largest(self, name: str) -> Plan | None:
-        """The best plan with the largest value of a length or a count, as in `largest`; None if nothing fits."""
+        """Return the best plan with the largest value of a length or a count; None if nothing fits."""
         name = unalias(name)
         found = choices.largest_that(
             self._values(name), lambda value: _any_fits(self.search, {name: value}, self.allow)
@@ -204,7 +199,8 @@ class Plans:
         return plans[0] if plans else Plan(found)
 
     def largest_of_best(self, name: str) -> Estimate | None:
-        """The best plan at its own largest value of a length or a count, all else as planned; None if it has none."""
+        """Return the best plan with the largest value of a length or a count that fits, all else as planned; or
+        None."""
 
         def with_value(value: int) -> Estimate | None:
             try:
@@ -216,7 +212,7 @@ class Plans:
         return choices.largest_that(self._values(unalias(name)), with_value)
 
     def _values(self, name: str) -> list[int]:
-        """Every value that a length or a count may have, ascending."""
+        """Return every value that a length or a count may have, ascending."""
         job, max_positions = self.search.job, self.search.shape.max_positions
         bounds = {
             "max_length": max_positions,
@@ -244,15 +240,15 @@ def plan(
     headroom: str | float | None = None,
     **settings: Any,
 ) -> Plans:
-    """Settings for a job that fit the cards, by formulas: in under a second, without weights and without torch.
+    """Find settings for a job that fit the cards, by formulas: in under a second, without weights and torch.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         model: See `find_shape`.
         gpus: "4xA40-48GB", "2x8xH100-80GB" for two machines, or a `Hardware`.
-        headroom: Share of a card that stays free, 0.05 or "5%"; None for that of the hardware, which is 5 %.
         allow: Of "lora", "qlora", "adam8bit", "shorter", "fewer".
-        settings: Fields of `Job`; they stay as they are. `gradient_accumulation_steps` fixes the global batch.
+        headroom: Share of a card that stays free, 0.05 or "5%"; None for the hardware's, 5 %.
+        settings: Fields of `Job` that stay as given. `gradient_accumulation_steps` fixes the global batch.
 
     Raises:
         ConfigError: An unknown card, model, setting or opt-in, or settings that contradict each other.
@@ -270,7 +266,7 @@ def plan(
 
 
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
-    """Everything that the planner finds.
+    """Find all plans and refusals.
 
     Raises:
         ConfigError: The card has no bf16, and the job is not in fp16.
@@ -283,7 +279,7 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
     plans: list[Plan] = []
     refused: list[Refusal] = []
     for variant, opt_ins in variants(search, allow):
-        below_s: float | None = None  # of the fastest below ZeRO-3
+        below_s: float | None = None  # seconds of the fastest below ZeRO-3
         for technique_job in choices.techniques(variant):
             found = choices.fastest(variant, technique_job)
             if found and found.job.zero_stage < 3:
@@ -295,7 +291,7 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
                 plans.append(Plan(found, opt_ins))
             else:
                 jobs = choices.most_frugal(variant, technique_job)
-                if variant.job.shares_with_vllm:  # in the ways in which vLLM can start, if there are any
+                if variant.job.shares_with_vllm:  # only with settings with which vLLM can start, if there are any
                     jobs = [job for one in jobs for job in choices.vllm_choices(variant, one) or [one]]
                 refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
     if not plans and allow & {"shorter", "fewer"}:
@@ -303,8 +299,8 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
     plans.sort(key=lambda one: one.estimate.step_s)
     kept = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
     if plans and not (kept and kept[0].estimate.step_s <= plans[0].estimate.step_s * (1 + ALIKE)):
-        kept.insert(0, plans[0])  # what beat it was itself beaten, by something slower yet or in a circle
-    if kept:  # the clock is no better than this: the simplest of the fast ones comes first
+        kept.insert(0, plans[0])  # the plans that beat it were beaten themselves, by slower ones or in a circle
+    if kept:  # the clock is not more precise: the simplest of the fast plans comes first
         fast = [one for one in kept if one.estimate.step_s <= kept[0].estimate.step_s * (1 + CLOCK)]
         first = min(fast, key=lambda one: choices.TECHNIQUES.index((one.job.zero_stage, one.job.offload)))
         kept = [first, *(one for one in kept if one is not first)]
@@ -312,8 +308,8 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
 
 
 def _beats(one: Plan, other: Plan) -> bool:
-    """True if nobody would take the other: it is not clearly faster and saves neither GPU nor host memory. Of two that
-    are alike the simpler one stands, which has the lower stage and offloads less."""
+    """Return True if `one` makes `other` useless: `other` is not clearly faster and saves neither GPU nor host memory.
+    Of two equal plans the simpler wins: lower stage, less offloading."""
     left, right = one.estimate, other.estimate
     faster = left.step_s <= right.step_s * (1 + ALIKE)
     smaller = left.need_bytes <= right.need_bytes * (1 + ALIKE) and left.host_bytes <= right.host_bytes * (1 + ALIKE)
@@ -328,23 +324,23 @@ def _beats(one: Plan, other: Plan) -> bool:
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
-    """The search with every placement of vLLM servers and the user's own method, then with each opt-in that changes
-    method or optimizer."""
+    """Yield the search with each placement of vLLM servers, first with the user's method, then with each opt-in that
+    changes method or optimizer."""
     for placed in search.placed():
         job, given = placed.job, placed.given
         yield placed, ()
-        # 8-bit Adam has no version for host memory.
+        # 8-bit Adam cannot run in host memory.
         if "adam8bit" in allow and placed.may("optim") and job.method == "full" and job.offload == "none":
             yield replace(placed, job=replace(job, optim="adamw_bnb_8bit"), given=given | {"offload"}), ("adam8bit",)
         for method in ADAPTERS:
             if method in allow and placed.may("method") and job.method == "full":
                 settings = ppo_defaults(job.trainer, method, given, None if placed.may("critic") else job.critic)
-                with suppress(ConfigError):  # it does not go with a stage that the user set
+                with suppress(ConfigError):  # the method does not go with a stage that the user set
                     yield replace(placed, job=replace(job, method=method, **settings)), (method,)
 
 
 def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
-    """Halve lengths, or completions a prompt, until something fits."""
+    """Halve lengths, or completions per prompt, until something fits."""
     lengths = ("max_completion_length", "max_prompt_length") if search.job.generates else ("max_length",)
     least = dict.fromkeys(lengths, SHORTEST) if "shorter" in allow else {}
     least |= {"num_generations": 2} if "fewer" in allow else {}
@@ -363,7 +359,7 @@ def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
 
 
 def _answered(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
-    """Changes with which something fits, and the best plan that needs them."""
+    """Yield changes with which something fits, each with the best plan that needs it."""
     for change in asked:
         found, _ = _plans_and_refusals(change.search, change.allow)
         best = next((one for one in found if change.opt_in in ("", *one.opt_ins)), None)
@@ -372,7 +368,7 @@ def _answered(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]
 
 
 def _that_may_fit(asked: Iterable[Alternative]) -> list[Alternative]:
-    """Changes with which something fits, by a quick look; of more and more cards, for all or for a row, the fewest."""
+    """Return changes with which something fits, by a quick check; of growing numbers of cards only the smallest."""
     found: list[Alternative] = []
     for change in asked:
         if change.kind in ("cards", "larger card", "shared rows") and found and found[-1].kind == change.kind:
@@ -383,7 +379,7 @@ def _that_may_fit(asked: Iterable[Alternative]) -> list[Alternative]:
 
 
 def _any_fits(search: Search, setting: dict[str, int], allow: frozenset[str]) -> Estimate | None:
-    """The first estimate that fits with this setting, at its most frugal; None if nothing does."""
+    """Return the first estimate that fits with this setting and the least memory; None if nothing does."""
     given = search.given | set(setting)
     search = replace(search, job=changed(search.job, setting), given=given)
     frugal = (

@@ -1,14 +1,14 @@
-"""Thirty-two cards as data, and the reading of "4xA40-48GB".
+"""Thirty-two cards as data, and a parser for "4xA40-48GB".
 
-Where the numbers come from: bandwidth, bf16 rate (fp16's where there is no bf16) and link kind from the vendors' data
-sheets (dense rate with fp32 sums, half of the figure that they print for sparse matrices; of a GeForce twice its
-shaders' rate); `total_gib` is what `torch.cuda.mem_get_info` typically calls the total of
-such a card, a little below the printed GB; the rates over links are typical of what NCCL reaches and are estimates.
+Bandwidth, bf16 rate (fp16's on cards without bf16) and kind of link are from the vendors' data sheets (dense rate with
+fp32 sums, half of the printed figure for sparse matrices; for a GeForce twice its shaders' rate). `total_gib` is the
+total that `torch.cuda.mem_get_info` typically reports, a little below the printed GB. The rates over links are
+estimates, typical of NCCL.
 
 RTX 5090: NVIDIA RTX Blackwell GPU Architecture (white paper, 2025). B200: NVIDIA DGX B200 data sheet, an eighth of the
 machine. MI300X: AMD Instinct MI300X data sheet (2023). Ascend 910B: its variants are published with 280 to 400 TFLOPS
-and 1.2 to 1.6 TB/s, the lowest stand here, so times are upper bounds; its total is an estimate.
-The network between machines is assumed, and can be given: it differs from one cluster to the next.
+and 1.2 to 1.6 TB/s; the table has the lowest, so times are upper bounds; its total is an estimate.
+The network between machines is assumed; users can give it, because it differs between clusters.
 """
 
 import re
@@ -20,12 +20,12 @@ from trl_ext.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How cards of one machine talk.
+    """The link between cards of one machine.
 
     Args:
-        name: Kind and generation, for the reader.
-        gb_s: Bytes that a card sends and receives in a collective, 1e9 a second (estimated).
-        host_gb_s: Rate between a card and pinned host memory, 1e9 bytes a second (estimated).
+        name: Kind and generation, for messages.
+        gb_s: Bytes that a card sends and receives in a collective, 1e9 per second (estimated).
+        host_gb_s: Rate between a card and pinned host memory, 1e9 bytes per second (estimated).
     """
 
     name: str
@@ -34,7 +34,7 @@ class Link:
 
     @property
     def is_fast(self) -> bool:
-        """True for NVLink and its like: fast enough to gather weights in every micro-batch."""
+        """True for NVLink and similar links: fast enough to gather weights in every micro-batch."""
         return self.name.startswith(("NVLink", "Infinity Fabric", "HCCS"))
 
 
@@ -58,11 +58,11 @@ class Card:
 
     Args:
         name: Its name in `--gpus`, with the printed GB.
-        total_gib: Its total memory as torch tells it.
-        bandwidth_gb_s: The rate of its memory, 1e9 bytes a second (data sheet).
-        bf16_tflops: The rate of dense bf16 with fp32 sums, or of fp16, 1e12 operations a second (data sheet).
-        link: The link to its neighbours in the usual machine.
-        capability: CUDA compute capability (data sheet), or what torch says for another maker's card.
+        total_gib: Total memory as torch reports it.
+        bandwidth_gb_s: Rate of its memory, 1e9 bytes per second (data sheet).
+        bf16_tflops: Rate of dense bf16 with fp32 sums, or of fp16, 1e12 operations per second (data sheet).
+        link: The link to other cards in the usual machine.
+        capability: CUDA compute capability (data sheet), or torch's value for another maker's card.
     """
 
     name: str
@@ -74,17 +74,17 @@ class Card:
 
     @property
     def usable_gib(self) -> float:
-        """GiB left for tensors beside the CUDA context, its kernels and NCCL."""
+        """GiB left for tensors, after the CUDA context, its kernels and NCCL."""
         return self.total_gib - CONTEXT_GIB
 
     @property
     def has_bf16(self) -> bool:
-        """True if it computes in bf16."""
+        """True if the card computes in bf16."""
         return self.capability >= BF16
 
     @property
     def assumed(self) -> str:
-        """What is assumed of a card that is not in the table, in a sentence; "" for one that is."""
+        """A sentence with the assumptions about a card that is not in the table; "" for a card of the table."""
         if any(card.name == self.name for card in CARDS):
             return ""
         capability = ".".join(map(str, self.capability))
@@ -95,16 +95,16 @@ class Card:
         )
 
 
-# CUDA context and loaded kernels 0.55 GiB, NCCL's buffers 0.65 (estimated; one card alone needs no NCCL, but no plan
-# should hang on that).
+# CUDA context and loaded kernels 0.55 GiB, NCCL's buffers 0.65 (estimated; a single card needs no NCCL, but a plan
+# should not depend on that).
 CONTEXT_GIB = 1.2
-# Share of what is left that plans keep free: on an H100 up to 1.9 % more was reserved than the formulas say.
+# Share of the usable GiB that plans keep free: on an H100 up to 1.9 % more was reserved than the formulas give.
 HEADROOM_FRAC = 0.05
-# Of a machine, to all others together (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight of them,
-# many rented machines have one or 100 Gbit/s Ethernet).
+# Network of a machine to all others (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight, many rented
+# machines have one or 100 Gbit/s Ethernet).
 NETWORK_GBIT_S = 400.0
 
-BF16 = (8, 0)  # the least capability with units for it
+BF16 = (8, 0)  # lowest compute capability with bf16 units
 
 CARDS = (
     Card("RTX4060Ti-8GB", 7.6, 288, 44, PCIE4_NO_P2P, (8, 9)),
@@ -149,12 +149,12 @@ class Hardware:
     """Cards of one kind in one machine, or in several equal ones.
 
     Args:
-        num_gpus: The number of cards, over all machines.
+        num_gpus: Cards, over all machines.
         card: Their kind.
-        host_gib: A machine's memory; None if unknown, and then it refuses nothing.
-        num_machines: The machines.
-        headroom_frac: Share of a card that plans keep free, of what CUDA leaves.
-        network_gbit_s: Rate of a machine's network, 1e9 bits a second.
+        host_gib: A machine's memory; None if unknown, which refuses nothing.
+        num_machines: Machines.
+        headroom_frac: Share of a card's usable GiB that plans keep free.
+        network_gbit_s: Rate of a machine's network, 1e9 bits per second.
     """
 
     num_gpus: int
@@ -175,27 +175,27 @@ class Hardware:
 
     @property
     def fill_gib(self) -> float:
-        """GiB of a card that a plan may fill: what is usable, less the head-room."""
+        """GiB of a card that a plan may fill: usable GiB less the head-room."""
         return self.card.usable_gib * (1 - self.headroom_frac)
 
     @property
     def usable(self) -> str:
-        """What is usable of a card, in words: "43.2 GiB usable, of which 5% stay free"."""
+        """The usable GiB of a card, in words: "43.2 GiB usable, of which 5% stay free"."""
         kept = f", of which {self.headroom_frac:.0%} stay free" if self.headroom_frac else ""
         return f"{self.card.usable_gib:.1f} GiB usable{kept}"
 
     @property
     def gb_s(self) -> float:
-        """Bytes that a card sends and receives in a collective over all cards, 1e9 a second: over several machines a
-        ring goes through the network once a machine, and is no faster than that."""
+        """Bytes that a card sends and receives in a collective over all cards, 1e9 per second. Over several machines a
+        ring crosses the network once per machine, which limits its rate."""
         return min(self.card.link.gb_s, self.network_gbit_s / 8) if self.num_machines > 1 else self.card.link.gb_s
 
 
 def find_card(name: str) -> Card:
-    """Find the card called `name`: "A40-48GB", "a40", "RTX 4090", "A100-80".
+    """Find a card by name: "A40-48GB", "a40", "RTX 4090", "A100-80".
 
     Raises:
-        ConfigError: No card or more than one has that name.
+        ConfigError: No card or several cards have that name.
     """
     wanted = _plain(name)
     exact = [card for card in CARDS if wanted in _spellings(card)]
@@ -213,11 +213,7 @@ def find_card(name: str) -> Card:
 
 
 def parse_headroom(value: str | float) -> float:
-    """Read a head-room: "5%" and 0.05 are the same share.
-
-    Raises:
-        ConfigError: It is no share, or leaves nothing.
-    """
+    """Parse a head-room, "5%" or 0.05; raise ConfigError for anything but a share below 0.9."""
     text = str(value).strip()
     try:
         frac = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -229,11 +225,11 @@ def parse_headroom(value: str | float) -> float:
 
 
 def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float | None = None) -> Hardware:
-    """Read "4xA40-48GB", "A40" for one card, or "2x8xH100-80GB" for two machines with eight cards each.
+    """Parse "4xA40-48GB", "A40" for one card, or "2x8xH100-80GB" for two machines with eight cards each.
 
     Args:
         text: Machines, number and card.
-        gpu_memory_gib: The card's total memory; overrides the table's, and lets unknown cards in as ordinary ones on
+        gpu_memory_gib: The card's total memory. It replaces the table's, and makes an unknown card an ordinary card on
             PCIe 4.
         host_gib: The machine's memory, if known.
 
@@ -257,17 +253,13 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     try:
         card = replace(find_card(name), total_gib=gpu_memory_gib)
     except ConfigError:
-        # A modest card, which `assumed` names; memory is as given.
+        # A modest card, as `assumed` states, with the given memory.
         card = Card(name, gpu_memory_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
     return Hardware(count, card, host_gib, machines)
 
 
 def with_network(hardware: Hardware, network_gbit_s: float) -> Hardware:
-    """The machines with another network.
-
-    Raises:
-        ConfigError: There is one machine, or the rate is not positive.
-    """
+    """Return the machines with another network; raise ConfigError for one machine or a rate that is not positive."""
     if hardware.num_machines < 2 or network_gbit_s <= 0:
         raise ConfigError(
             f"--network_gbit_s {network_gbit_s} with --gpus {hardware}: it is the rate, more than 0, of the network "
@@ -281,7 +273,7 @@ def _plain(name: str) -> str:
 
 
 def _spellings(card: Card) -> set[str]:
-    """Return the ways to write a card: with and without its GB, with and without RTX."""
+    """Return the spellings of a card: with and without its GB, with and without RTX."""
     full = _plain(card.name)
     short = _plain(card.name.rpartition("-")[0])
     return {form for word in (full, short) for form in (word, word.removeprefix("rtx"))}

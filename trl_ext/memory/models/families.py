@@ -1,6 +1,6 @@
-"""From a config.json to a model's shape: which keys a family has, and what a missing one means.
+"""Model shapes from config.json: the keys of each family, and its default for a missing key.
 
-transformers leaves out of config.json what equals the default of the family's config class, so the table holds the
+transformers omits from config.json what equals the default of the family's config class, so the table holds the
 defaults. A test compares each family's counts with `numel` on the meta device.
 """
 
@@ -16,13 +16,13 @@ from trl_ext.memory.tables import read_table
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The differences of a family from a Llama.
+    """Differences of a family from a Llama.
 
     Args:
-        defaults: Values of its config class, where they matter and are not those of Llama.
-        qkv_bias, o_bias: True, False, or the key of the config that says so.
+        defaults: Values of its config class that matter and differ from Llama's.
+        qkv_bias, o_bias: True, False, or the config's key for it.
         qk_norm, num_norms, fused: See `ModelShape`.
-        kv_heads_default: Heads of keys and values if the config is silent; None for as many as queries.
+        kv_heads_default: Heads of keys and values if the config has none; None for as many as queries.
         has_sinks: True if every head has an attention sink.
         is_mixture: True if its layers hold experts.
         adapts_experts: True if PEFT's "all-linear" reaches the experts.
@@ -40,18 +40,18 @@ class Family:
     adapts_experts: bool = False
 
 
-# Families that are like none of those below, and in what.
+# Families that resemble none in the table, with the difference.
 APART = {kind: "latent attention (MLA)" for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32")}
-# By `model_type`. To add a family, add its line to the table.
+# By `model_type`. To add a family, add a line to the table.
 FAMILIES: dict[str, Family] = {name: Family(**fields) for name, fields in read_table("families").items()}
 
 
 def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> ModelShape:
-    """The shape that a config.json describes.
+    """Return the shape of a config.json.
 
     Args:
         config: Its keys and values.
-        name: For messages; the config's own name or family if None.
+        name: For messages; the config's name or family if None.
 
     Raises:
         ConfigError: No or an unknown `model_type`, or a size that is no positive number.
@@ -96,14 +96,14 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
 
 
 def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
-    """The shape of a model whose family has no formula: parameters counted on the meta device, activations and time by
-    the nearest formula.
+    """Return the shape of a model without a formula: parameters are counted on the meta device, activations and time
+    use the nearest formula.
 
     Raises:
-        ConfigError: transformers does not know the family either, or nothing in the config is like a Llama's.
+        ConfigError: transformers does not know the family either, or the config resembles no Llama's.
     """
     text = {**config, **(config.get("text_config") or {})}
-    # The longest name that this one begins with; qwen3_next is a mixture, as qwen3_moe is.
+    # The longest known name that begins this name; qwen3_next is a mixture, as qwen3_moe is.
     has_experts, whole = "num_experts" in text or "num_local_experts" in text, str(text.get("model_type", kind))
     names = [known for known in FAMILIES if whole.startswith(known)]
     alike = [known for known in names if FAMILIES[known].is_mixture == has_experts]
@@ -143,7 +143,7 @@ def _flag(rule: bool | str, values: Mapping[str, Any]) -> bool:
 
 
 def _experts(config: Mapping[str, Any], values: Mapping[str, Any], family: Family) -> Experts:
-    # transformers reads either name in every family and writes either one.
+    # For every family, transformers reads both names and may write either.
     num = config.get("num_experts") or config.get("num_local_experts") or values.get("num_experts")
     has_own_width = "moe_intermediate_size" in family.defaults
     return Experts(
@@ -152,7 +152,7 @@ def _experts(config: Mapping[str, Any], values: Mapping[str, Any], family: Famil
         intermediate=values["moe_intermediate_size" if has_own_width else "intermediate_size"],
         shared_intermediate=values.get("shared_expert_intermediate_size") or 0,
         num_dense_layers=sum(
-            # Qwen's mixtures may have ordinary layers between.
+            # Qwen's mixtures may have dense layers in between.
             layer in values.get("mlp_only_layers", ()) or (layer + 1) % values.get("decoder_sparse_step", 1) != 0
             for layer in range(values["num_hidden_layers"])
         ),

@@ -1,4 +1,4 @@
-"""Find a model's shape: a config, a folder, a file, the local cache of the hub, a known name, or a size such as 8B."""
+"""Find a model's shape: a config, a folder, a file, the hub's local cache, a known name, or a size such as 8B."""
 
 import http.client
 import json
@@ -17,17 +17,17 @@ from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.tables import read_table
 
-HUB_TIMEOUT_S = 5.0  # until the hub's first answer
+HUB_TIMEOUT_S = 5.0  # for the hub's first answer
 OFFLINE = "HF_HUB_OFFLINE"
 _SIZE = re.compile(r"\d+(\.\d+)?[bm]", re.IGNORECASE)
-# Words that name a tuned version of the same shape.
+# Suffixes of a tuned version with the same shape.
 _VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thinking)(?=-|$)", re.IGNORECASE)
 _TABLE = read_table("models")
 _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
 
 def _config(line: str, sizes: list[int], others: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A model's config.json, in what differs from its family's default."""
+    """Return the keys of a model's config.json that differ from its family's default."""
     base = _TABLE["lines"].get(line, {"model_type": line})
     return {**base, **dict(zip(_SIZES, sizes, strict=True)), **(others or {})}
 
@@ -36,11 +36,11 @@ def _config(line: str, sizes: list[int], others: dict[str, Any] | None = None) -
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     name: (num_params, _config(*config)) for name, (num_params, *config) in _TABLE["models"].items()
 }
-# Names whose shape is another's.
+# Names with another model's shape.
 ALIASES: dict[str, str] = _TABLE["aliases"]
-# Names whose family no formula is near to, and that family.
+# Names of models that no formula fits, with their family.
 APART: dict[str, str] = {name.lower(): family for name, family in _TABLE["apart"].items()}
-# A size alone stands for a typical model of that size.
+# A typical model for each size.
 TYPICAL: dict[str, str] = _TABLE["typical"]
 
 
@@ -50,7 +50,7 @@ def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape")
     Args:
         model: A shape; the keys and values of a config.json; its path or folder; a name on the hub, looked up in the
             local cache, in the package's table, and then on the hub unless HF_HUB_OFFLINE is set; or a size such as
-            "8B" for a typical model of that size.
+            "8B" for a typical model.
 
     Raises:
         ConfigError: The model has no config here, or its family is unknown.
@@ -75,15 +75,15 @@ def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape")
 
 
 def weights_of(model: str) -> str | None:
-    """The name or folder by which a model's weights load; None for a size or a config.json, which hold none."""
+    """Return the name or folder from which a model's weights load; None for a size or a config.json."""
     is_file = Path(model).expanduser().is_file() or model.endswith(".json")
     return None if _SIZE.fullmatch(model) or is_file else model
 
 
 def cached_config(name: str) -> Path | None:
-    """The config.json of a hub model in the local cache, the newest if there are several.
+    """Return the newest config.json of a hub model in the local cache.
 
-    Read as folders, not through huggingface_hub: importing that takes longer than the whole plan.
+    The folders are read directly: importing huggingface_hub takes longer than the whole plan.
     """
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
@@ -93,9 +93,9 @@ def cached_config(name: str) -> Path | None:
 
 
 def no_hub() -> str:
-    """Why the hub is not to be asked, in a few words: it is switched off, or does not answer one call; "" if it does.
+    """Return why the hub must not be asked, in a few words: it is off, or does not answer one call; "" if it answers.
 
-    huggingface_hub itself asks six times, for half a minute, and prints each.
+    huggingface_hub itself asks six times, for half a minute, and prints each attempt.
     """
     if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "TRUE", "YES"):
         return f"{OFFLINE} is set"
@@ -124,8 +124,8 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def nearest_models(name: str) -> list[str]:
-    """Return up to three models of the package's table whose names are most like this one, the nearest first; none if
-    it is there."""
+    """Return up to three models of the package's table with the most similar names, nearest first; none if the name is
+    in the table."""
     names, plain = _names(), _plain(name)
     if plain in names:
         return []
@@ -134,7 +134,7 @@ def nearest_models(name: str) -> list[str]:
         return [f"{names[base]}-Instruct"]
     family = plain.partition("-")[0]
     alike = [known for known in names if known.partition("-")[0] == family]
-    # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.
+    # Models of another family only for a probable typing error: Qwen2.5-7B is not meant by Qwen3.5-9B.
     near = get_close_matches(plain, alike, n=3) or get_close_matches(plain, names, n=1, cutoff=0.85)
     return [names[one] for one in near]
 
@@ -155,7 +155,7 @@ def _known(name: str) -> ModelShape:
 
             file = hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
             return shape_from_config(_read(Path(file)), name)
-        except (OSError, ValueError) as error:  # no hub, no such model there, or none for this user
+        except (OSError, ValueError) as error:  # no hub, no such model there, or no access for this user
             near = nearest_models(name)
             hint = f" Nearest: {', '.join(near)}." if near else ""
             reason = " ".join(str(error).split()).rstrip(".")
@@ -168,5 +168,5 @@ def _known(name: str) -> ModelShape:
 
 
 def _plain(name: str) -> str:
-    """A name without owner, maker and tuned version: "Meta-Llama-3-8B-Instruct" is "llama-3-8b"."""
+    """Return a name without owner, maker and tuned version: "llama-3-8b" for "Meta-Llama-3-8B-Instruct"."""
     return _VERSIONS.sub("", name.rpartition("/")[2].lower()).removeprefix("meta-")

@@ -1,7 +1,7 @@
 """The shape of a language model, and exact parameter counts from it.
 
-A layer is attention (q, k, v, o) and a gated MLP (gate, up, down) or a mixture of them, with norms; the families
-differ in biases, in norms on queries and keys, and in fused projections. `families.py` reads a config.json into one.
+A layer is attention (q, k, v, o) and a gated MLP (gate, up, down) or a mixture of MLPs, with norms. Families differ in
+biases, in norms on queries and keys, and in fused projections. `families.py` makes a shape from a config.json.
 
 Symbols: H hidden, I intermediate, V vocabulary, nq and nkv query and key/value heads, d head width, L layers.
 """
@@ -33,11 +33,11 @@ class Experts:
     """A mixture of MLPs.
 
     Args:
-        num: Experts of a layer.
+        num: Experts in a layer.
         per_token: Experts that a token visits.
         intermediate: Width of one expert.
-        shared_intermediate: Width of the expert that every token visits, 0 without.
-        num_dense_layers: Layers that have an ordinary MLP instead.
+        shared_intermediate: Width of the expert that every token visits, or 0.
+        num_dense_layers: Layers with an ordinary MLP instead.
         bias: Router and experts have biases (gpt-oss).
         has_adapters: PEFT's "all-linear" reaches router and experts (Mixtral and Qwen3, in PEFT 0.21).
     """
@@ -53,21 +53,21 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model on which memory and time depend.
+    """Sizes of a model on which memory and time depend.
 
     Args:
-        name: For the reader.
-        family: transformers' `model_type`, whose formulas count.
-        qkv_bias, o_bias, mlp_bias: Which projections have one.
+        name: For messages.
+        family: transformers' `model_type`, whose formulas are used.
+        qkv_bias, o_bias, mlp_bias: Projections with a bias.
         qk_norm: "" none, "head" one weight per head width (Qwen3), "full" one per projection (OLMo 2).
-        num_norms: Norms of a layer that are H wide.
+        num_norms: Norms of width H in a layer.
         fused: One projection for q, k, v and one for gate and up (Phi-3).
-        num_sinks: Attention sinks of a layer (gpt-oss).
+        num_sinks: Attention sinks in a layer (gpt-oss).
         experts: The mixture, None for a dense model.
         max_positions: Tokens that the model was made for.
-        extra_params: Parameters beyond those that the formulas count, such as a tower for images; below 0 where the
-            formulas of another family count too many.
-        stands_for: transformers' `model_type` where the formulas of `family`, the nearest, stand in for it; else "".
+        extra_params: Parameters that the formulas do not count, such as an image tower; negative if the formulas of
+            another family count too many.
+        stands_for: transformers' `model_type` if `family` is only the nearest with formulas; else "".
     """
 
     name: str
@@ -93,7 +93,7 @@ class ModelShape:
     stands_for: str = ""
 
     def __hash__(self) -> int:
-        # The counts below are cached by shape and asked for thousands of times; the generated hash reads 20 fields.
+        # The cached counts below are read thousands of times per plan; the generated hash would read 20 fields.
         return hash((self.name, self.num_layers, self.hidden))
 
     @property
@@ -106,7 +106,7 @@ class ModelShape:
 
 
 def mlp_linears(shape: ModelShape, width: int) -> list[Linear]:
-    """Projections of an ordinary MLP of the given width."""
+    """Return the projections of an ordinary MLP of the given width."""
     hidden, bias = shape.hidden, shape.mlp_bias
     down = Linear("down_proj", width, hidden, bias)
     if shape.fused:
@@ -115,7 +115,7 @@ def mlp_linears(shape: ModelShape, width: int) -> list[Linear]:
 
 
 def expert_params(shape: ModelShape) -> int:
-    """The fused experts and the router of one mixture layer."""
+    """Parameters of the fused experts and the router in one mixture layer."""
     experts = shape.experts
     if experts is None:
         return 0
@@ -125,19 +125,19 @@ def expert_params(shape: ModelShape) -> int:
 
 
 def num_dense_layers(shape: ModelShape) -> int:
-    """Layers with an ordinary MLP."""
+    """Number of layers with an ordinary MLP."""
     return shape.num_layers if shape.experts is None else shape.experts.num_dense_layers
 
 
 @lru_cache(maxsize=64)
 def model_linears(shape: ModelShape) -> tuple[tuple[Linear, int], ...]:
-    """Every kind of projection in the layers, and how often it occurs in the model."""
+    """Return each kind of projection in the layers, with its number in the model."""
     hidden, kv_width, bias, dense = shape.hidden, shape.kv_width, shape.qkv_bias, num_dense_layers(shape)
     widths = {"q_proj": shape.q_width, "k_proj": kv_width, "v_proj": kv_width}
     widths = {"qkv_proj": shape.q_width + 2 * kv_width} if shape.fused else widths
     attention = [Linear(name, hidden, width, bias) for name, width in widths.items()]
     attention.append(Linear("o_proj", shape.q_width, hidden, shape.o_bias))
-    # Of a mixture's layer, the modules apart from its experts.
+    # In a mixture's layer, the modules other than its experts.
     width = 0 if shape.experts is None else shape.experts.shared_intermediate
     shared = [*mlp_linears(shape, width), Linear("shared_expert_gate", hidden, 1)] if width else []
     parts = (
@@ -149,25 +149,25 @@ def model_linears(shape: ModelShape) -> tuple[tuple[Linear, int], ...]:
 
 
 def embedding_params(shape: ModelShape) -> int:
-    """The table of input embeddings: V * H."""
+    """Parameters of the input embedding table: V * H."""
     return shape.vocab * shape.hidden
 
 
 def head_params(shape: ModelShape) -> int:
-    """The language model's head, 0 if it is the embedding table."""
+    """Parameters of the language model's head, 0 if it is tied to the embedding table."""
     return 0 if shape.tied else shape.vocab * shape.hidden
 
 
 @lru_cache(maxsize=64)
 def largest_weight(shape: ModelShape) -> int:
-    """Elements of the largest weight in the layers: one projection, or the fused experts."""
+    """Elements of the largest weight in the layers: a projection, or the fused experts."""
     fused = shape.experts.num * 2 * shape.hidden * shape.experts.intermediate if shape.experts else 0
     return max(fused, *(linear.fan_in * linear.fan_out for linear, _ in model_linears(shape)))
 
 
 @lru_cache(maxsize=64)
 def backbone_params(shape: ModelShape) -> int:
-    """Everything but the head: embeddings, layers and the last norm."""
+    """Parameters without the head: embeddings, layers and the last norm."""
     sparse_layers = shape.num_layers - num_dense_layers(shape)
     projections = sum(linear.num_params * count for linear, count in model_linears(shape))
     on_heads = {"": 0, "head": 2 * shape.head_dim, "full": shape.q_width + shape.kv_width}[shape.qk_norm]
@@ -177,18 +177,19 @@ def backbone_params(shape: ModelShape) -> int:
 
 
 def lm_params(shape: ModelShape) -> int:
-    """A causal language model. Llama-3-8B: 8,030,261,248."""
+    """Parameters of a causal language model. Llama-3-8B: 8,030,261,248."""
     return backbone_params(shape) + head_params(shape)
 
 
 def scorer_params(shape: ModelShape) -> int:
-    """A reward or value model: the backbone and a head of one output without bias. Llama-3-8B: 7,504,928,768."""
+    """Parameters of a reward or value model: backbone and a head with one output, no bias. Llama-3-8B:
+    7,504,928,768."""
     return backbone_params(shape) + shape.hidden
 
 
 @lru_cache(maxsize=64)
 def active_params(shape: ModelShape) -> int:
-    """Weights that a token is multiplied with: the layers, of a mixture only the experts that it visits."""
+    """Layer weights that multiply a token: in a mixture only of the experts that it visits."""
     if shape.experts is None:
         return quantised_weights(shape)
     visited = shape.experts.per_token * 3 * shape.hidden * shape.experts.intermediate
@@ -197,20 +198,20 @@ def active_params(shape: ModelShape) -> int:
 
 @lru_cache(maxsize=64)
 def quantised_weights(shape: ModelShape) -> int:
-    """Weights that bitsandbytes stores in 4 or 8 bits: every projection of the layers, without biases and experts."""
+    """Weights that bitsandbytes stores in 4 or 8 bits: all projections of the layers, without biases and experts."""
     return sum(linear.fan_in * linear.fan_out * count for linear, count in model_linears(shape))
 
 
 @lru_cache(maxsize=64)
 def lora_linears(shape: ModelShape, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, int], ...]:
-    """The projections that adapters sit on.
+    """Return the projections with adapters.
 
     Args:
         shape: The model.
         targets: Names of projections, or "all-linear".
 
     Raises:
-        ConfigError: A target that the model does not have.
+        ConfigError: The model lacks a target.
     """
     linears = model_linears(shape)
     if targets == ALL_LINEAR:
@@ -223,12 +224,12 @@ def lora_linears(shape: ModelShape, targets: tuple[str, ...] = ALL_LINEAR) -> tu
 
 @lru_cache(maxsize=64)
 def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
-    """Parameters of one adapter: rank * (inputs + outputs) on each target. Llama-3-8B, all, rank 16: 41,943,040."""
+    """Parameters of an adapter: rank * (inputs + outputs) on each target. Llama-3-8B, all, rank 16: 41,943,040."""
     on_linears = sum(rank * (linear.fan_in + linear.fan_out) * count for linear, count in lora_linears(shape, targets))
     experts, hidden = shape.experts, shape.hidden
     if experts is None or not experts.has_adapters or targets != ALL_LINEAR:
         return on_linears
-    # Adapters on the router and on every expert, on the fused gate and up with twice the rank.
+    # Adapters are on the router and every expert, with twice the rank on the fused gate and up.
     width = experts.intermediate
     per_expert = 2 * rank * (hidden + 2 * width) + rank * (width + hidden)
     per_layer = experts.num * per_expert + rank * (hidden + experts.num)
@@ -236,5 +237,5 @@ def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...] = ALL_LIN
 
 
 def kv_bytes_per_token(shape: ModelShape, bytes_per_value: int = 2) -> int:
-    """Keys and values of one token: 4 * L * nkv * d bytes in bf16. Llama-3-8B: 131,072."""
+    """Bytes of keys and values per token: 4 * L * nkv * d in bf16. Llama-3-8B: 131,072."""
     return 2 * bytes_per_value * shape.num_layers * shape.kv_width

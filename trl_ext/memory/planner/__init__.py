@@ -1,1 +1,1 @@
-"""Which settings fit the cards, and which of them are the fastest."""
+"""Find settings that fit the cards, and the fastest of them."""

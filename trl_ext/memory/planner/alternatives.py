@@ -1,9 +1,8 @@
-"""Changes to a run, or to a question of the planner, that does not fit: one table, from which both take their kinds.
+"""Changes to a run that does not fit, or to a question to the planner, from one table.
 
-Of a run: single changes that the optimisation does not see, cheapest first, and the next ZeRO stage or offload. All
-GiB are estimated, by the planner's formulas: the difference that a setting makes is told as such, for the estimate of
-the run itself may be what was wrong. Of a question: changes over all settings, in the order of what they cost the
-user; the planner answers it.
+Changes to a run do not affect the optimisation: single settings, cheapest first, and the next ZeRO stage or offload.
+Their GiB are estimated, and given as differences, because the estimate of the run itself may have been wrong. Changes
+to a question cover all settings, in the order of their cost to the user; the planner answers the changed question.
 """
 
 from collections.abc import Iterator
@@ -21,24 +20,24 @@ from trl_ext.memory.planner.search import OF_SERVERS, Search, ppo_defaults
 from trl_ext.memory.units import gib
 
 NUM_ALTERNATIVES = 3
-WORTH_GIB = 0.1  # a setting that saves less is none
-WORTH_A_SERVER = 1.25  # a server, which is started apart, beside vLLM on the training GPUs
-WORTH_A_BUCKET = 1.15  # sending gradients while backward goes on: what the clock can tell apart
+WORTH_GIB = 0.1  # a setting that saves less is not named
+WORTH_A_SERVER = 1.25  # speed-up of a separate server over vLLM on the training GPUs
+WORTH_A_BUCKET = 1.15  # speed-up of sending gradients during backward; smaller ones are below the clock's precision
 LARGEST_MACHINE = 8  # cards
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One setting of a run, or of the planner's question, changed.
+    """One changed setting of a run, or of a question to the planner.
 
     Args:
-        search, allow: The question then; its job is the run then.
-        kind: Of several of a kind the first that helps is enough; "" for any number.
-        option: As `trl-ext plan` takes it: "--allow lora"; "" for what the planner chooses by itself.
-        key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
-        opt_in: The opt-in that it gives, "" for another setting.
-        worth: How many times faster it must be to be mentioned beside plans that fit.
-        saves_gib: In the phase that ran out of memory, of a run.
+        search, allow: The changed question; its job is the changed run.
+        kind: The first helpful change of a kind is enough; "" for any number.
+        option: The option of `trl-ext plan`: "--allow lora"; "" if the planner chooses it.
+        key: The setting of a run: "memory_allow=lora"; "" if a run cannot change it.
+        opt_in: The opt-in that it adds, or "".
+        worth: Speed-up from which it is named when something fits already.
+        saves_gib: GiB saved in the phase that ran out of memory, for a run.
     """
 
     search: Search
@@ -52,39 +51,39 @@ class Alternative:
 
     @property
     def estimate(self) -> Estimate:
-        """The run with the change."""
+        """Estimate the run with the change."""
         return self.search.estimate(self.search.job)
 
     def then(self, other: "Alternative") -> "Alternative":
-        """This change and another one of the question that it leaves."""
+        """Combine this change with another, which was made on this change's question."""
         return replace(other, option=f"{self.option} {other.option}", key="", opt_in=self.opt_in or other.opt_in)
 
     def where(self, **settings: Any) -> "Alternative":
-        """The same of a run with other settings, which are known to go together."""
+        """Return the change with other settings of the run, which are known to go together."""
         return replace(self, search=replace(self.search, job=replace(self.search.job, **settings)))
 
 
 def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None) -> list[Alternative]:
-    """The cheapest changes that save memory in a phase: those with which the run fits, by the seconds that they cost;
-    at most three, of different kinds.
+    """Return at most three changes of different kinds that save memory in a phase: first changes with which the run
+    fits, by the seconds that they cost.
 
     Args:
-        now: The run as it is, whether it fits or not.
-        phase: One of `PHASES` of the formulas, "" for the run's worst.
-        asked_gib: What could not be allocated; what saves less is named only if nothing saves as much.
+        now: The run as it is.
+        phase: One of `PHASES`, "" for the run's phase with the highest peak.
+        asked_gib: GiB that could not be allocated; changes that save less are named only if none saves as much.
     """
     before = _need_gib(now, phase)
     found = [replace(one, saves_gib=before - _need_gib(one.estimate, phase)) for one in of_a_run(_search(now))]
     found = [one for one in found if one.saves_gib >= WORTH_GIB]
     enough = [one for one in found if one.saves_gib >= (asked_gib or 0.0)]
-    # Of changes that cost no time the simplest stands first, the allocator's.
+    # Of changes that cost no time the allocator's comes first: it is the simplest.
     ranked = sorted(enough or found, key=lambda one: (not one.estimate.fits, max(one.estimate.step_s, now.step_s)))
     kinds = dict.fromkeys(one.kind for one in ranked)
     return [next(one for one in ranked if one.kind == kind) for kind in kinds][:NUM_ALTERNATIVES]
 
 
 def next_stage(now: Estimate) -> Estimate | None:
-    """The next ZeRO stage and offload that fits, at its most frugal; else the next one at all; None on the last."""
+    """Return the next ZeRO stage and offload that fits with the least memory, else the next one; None on the last."""
     search = _search(now)
     least = [
         min(map(search.estimate, most_frugal(search, job)), key=lambda one: one.need_bytes)
@@ -94,23 +93,23 @@ def next_stage(now: Estimate) -> Estimate | None:
 
 
 def largest_part(size: int) -> int:
-    """The next smaller micro-batch that keeps the global batch: 9 becomes 3, and 5 becomes 1."""
+    """Return the next smaller micro-batch that keeps the global batch: 9 becomes 3, 5 becomes 1."""
     return max(part for part in range(1, size // 2 + 1) if size % part == 0)
 
 
 def _search(now: Estimate) -> Search:
-    """A search that starts where the run stands and may choose everything that a plan may."""
+    """Return a search that starts from the run and may choose all free settings."""
     return Search(now.job, frozenset(), now.shape, now.hardware)
 
 
 def _need_gib(estimate: Estimate, phase: str) -> float:
-    """GiB reserved in the phase at its worst."""
+    """GiB reserved at the phase's peak."""
     peak = estimate.worst.get(phase)
     return gib(estimate.need_bytes if peak is None else peak.num_bytes + slack_bytes(peak, estimate.job))
 
 
 def _later_stages(search: Search) -> list[Job]:
-    """The job under every ZeRO stage and offload that comes after its own."""
+    """Return the job under each later ZeRO stage and offload."""
     here = (search.job.zero_stage, search.job.offload)
     place = TECHNIQUES.index(here) if here in TECHNIQUES else len(TECHNIQUES)
     return [one for one in techniques(search) if TECHNIQUES.index((one.zero_stage, one.offload)) > place]
@@ -120,7 +119,7 @@ def _later_stages(search: Search) -> list[Job]:
 
 
 def of_a_run(search: Search) -> Iterator[Alternative]:
-    """Every single change that the optimisation does not see and a run can have."""
+    """Yield each single change that a run can have and that does not affect the optimisation."""
     job = search.job
 
     def change(kind: str, key: str, **settings: Any) -> Alternative:
@@ -155,10 +154,10 @@ def of_a_run(search: Search) -> Iterator[Alternative]:
 
 
 def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
-    """Every single change of a question that may make something fit: first what the optimisation does not see, then
-    the method, Adam in 8 bits, less at once, and more cards."""
+    """Yield each single change of a question that may make something fit: first changes that do not affect the
+    optimisation, then the method, Adam in 8 bits, smaller lengths and groups, and more cards."""
     now, given = Alternative(search, allow), sorted(FREE & search.given)
-    # Settings that are the planner's to choose, and that the user gave: each, and all of them.
+    # Settings that the user gave and the planner could choose: each, then all together.
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
         option = " ".join(["without", *(f"--{name}" for name in names)])
         yield replace(now, option=option, search=replace(search, given=search.given.difference(names)))
@@ -183,7 +182,7 @@ def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative
 
 
 def of_larger_cards(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
-    """As many cards of each kind with more memory, the smallest first."""
+    """Yield the same number of cards of each kind with more memory, the smallest first."""
     for card in sorted(CARDS, key=lambda one: one.total_gib):
         if card.total_gib > search.hardware.card.total_gib and (card.has_bf16 or search.job.fp16):
             larger = replace(search, hardware=replace(search.hardware, card=card))
@@ -191,7 +190,7 @@ def of_larger_cards(search: Search, allow: frozenset[str]) -> Iterator[Alternati
 
 
 def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
-    """Changes of a question that has an answer: vLLM where there is none, a server for it, adapters."""
+    """Yield changes for a question that has an answer: vLLM, a server for it, adapters."""
     now = Alternative(search, allow)
     if search.job.generates and search.may("use_vllm"):
         yield from _asked(replace(now, option="--use_vllm"), use_vllm=True)
@@ -201,12 +200,12 @@ def of_an_answer(search: Search, allow: frozenset[str]) -> Iterator[Alternative]
     if search.num_gpus > 1 and stage in (1, 2) and search.may("overlap_comm") and not search.job.fsdp:
         overlapping = replace(now, option="--overlap_comm", worth=WORTH_A_BUCKET)
         yield from _asked(overlapping, overlap_comm=True, zero_stage=stage)
-    # A question that is always asked.
+    # Adapters are always offered.
     yield from (replace(one, worth=0.0) for one in _other_methods(now) if one.opt_in == "lora")
 
 
 def _asked(change: Alternative, **settings: Any) -> Iterator[Alternative]:
-    """The change with these settings of its question, if they go together."""
+    """Yield the change with these settings of its question, if they go together."""
     try:
         other = replace(change.search, job=changed(change.search.job, settings))
         other.placed()
@@ -216,7 +215,7 @@ def _asked(change: Alternative, **settings: Any) -> Iterator[Alternative]:
 
 
 def _allowed(now: Alternative, *names: str) -> Iterator[Alternative]:
-    """The opt-ins of these names that the question lacks."""
+    """Yield the named opt-ins that the question lacks."""
     for name in (name for name in names if name not in now.allow):
         kind = "method" if name in ("lora", "qlora") else ""
         yield Alternative(now.search, now.allow | {name}, kind, f"--allow {name}", f"memory_allow={name}", name)
@@ -231,7 +230,7 @@ def _divides(job: Job, num_gpus: int) -> bool:
 
 
 def _shared_rows(now: Alternative) -> Iterator[Alternative]:
-    """Rows that more GPUs of a machine share."""
+    """Yield rows shared by more GPUs of a machine."""
     job, hardware = now.search.job, now.search.hardware
     if not job.packing or job.fsdp or now.search.shape.experts is not None:
         return
@@ -252,7 +251,7 @@ def _other_vllm_mode(now: Alternative) -> Iterator[Alternative]:
 
 
 def _other_methods(now: Alternative) -> Iterator[Alternative]:
-    """Adapters, and adapters on a 4-bit base, also if the user gave another method."""
+    """Yield adapters, and adapters on a 4-bit base, also if the user gave another method."""
     search, job = now.search, now.search.job
     for name in ("lora", "qlora")[("full", "lora", "qlora").index(job.method) :]:
         if name in now.allow:

@@ -1,8 +1,7 @@
-"""The settings that the planner may choose, in the order of its search; none of them changes the optimisation.
+"""Settings that the planner may choose, in the order of its search; none changes the optimisation.
 
-Free: ZeRO stage, offload, which layers are checkpointed, micro-batch against accumulation, how many completions are
-generated at once, vLLM's share, the dtype of weights of which an fp32 master exists or that are frozen. A setting that
-the user gave is never changed.
+They are: ZeRO stage, offload, checkpointed layers, micro-batch against accumulation, completions generated at once,
+vLLM's share, and the dtype of weights that are frozen or have an fp32 master. Settings that the user gave stay.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,40 +18,40 @@ from trl_ext.memory.models.shapes import kv_bytes_per_token
 from trl_ext.memory.planner.search import FULL_ENOUGH, Search
 from trl_ext.memory.units import GIB
 
-# None of these changes the optimisation.
+# None of these settings changes the optimisation.
 FREE = frozenset(
     "per_device_train_batch_size steps_per_generation checkpoint_every keep_attention activation_offloading dtype "
     "zero_stage offload vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode "
     "ds3_gather_for_generation".split()
 )
-# ZeRO stage and offload, in the order of what they cost on a machine without NVLink.
+# ZeRO stage and offload, by their cost on a machine without NVLink.
 TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
 ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
-# Which layers are checkpointed, and whether checkpoints wait in host memory.
+# Pairs: every n-th layer is checkpointed, and checkpoints wait in host memory.
 CHECKPOINTING = ((0, False), (4, False), (2, False), (1, False), (1, True))
 LARGEST_MICRO_BATCH = 64
 
 
 def techniques(search: Search) -> Iterator[Job]:
-    """The job under every ZeRO stage and offload that the user leaves open and that can work."""
+    """Yield the job under each ZeRO stage and offload that the user leaves open and that can work."""
     for zero_stage, offload in TECHNIQUES if search.num_gpus > 1 else ON_ONE_GPU:
         if zero_stage not in search.choices("zero_stage", (zero_stage,)):
             continue
         if offload not in search.choices("offload", (offload,)):
             continue
         if search.job.uses_lora and offload == "optimizer" and search.may("offload"):
-            continue  # adapters have next to no optimizer state
+            continue  # adapters have hardly any optimizer state
         dtype = search.job.dtype
-        if search.may("dtype"):  # float32 where it is the only master copy, bfloat16 else: TRL loads float32 always
+        if search.may("dtype"):  # float32 for an only master copy, else bfloat16; TRL always loads float32
             dtype = "float32" if search.job.method == "full" and zero_stage == 0 else "bfloat16"
         try:
             yield replace(search.job, zero_stage=zero_stage, offload=offload, dtype=dtype)
         except ConfigError:
-            continue  # a 4-bit base in host memory: the contradiction is the technique's, not the user's
+            continue  # a 4-bit base in host memory: the technique contradicts itself, not the user
 
 
 def micro_batches(search: Search) -> list[int]:
-    """Micro-batches that divide the global batch, ascending."""
+    """Return the micro-batches that divide the global batch, ascending."""
     if not search.may("per_device_train_batch_size"):
         return [search.job.per_device_train_batch_size]
     per_gpu = search.job.global_batch // search.num_gpus
@@ -60,7 +59,7 @@ def micro_batches(search: Search) -> list[int]:
 
 
 def checkpointing(search: Search) -> list[tuple[int, bool]]:
-    """Pairs of checkpoint_every and activation_offloading that the user leaves open, most memory first."""
+    """Return pairs of checkpoint_every and activation_offloading that the user leaves open, most memory first."""
     job, has_offloading = search.job, search.job.trainer == "reward"
     return [
         (every, offloads)
@@ -72,7 +71,7 @@ def checkpointing(search: Search) -> list[tuple[int, bool]]:
 
 
 def most_frugal(search: Search, technique: Job) -> list[Job]:
-    """A technique at its least memory; under ZeRO-3 without vLLM also generating without gathered weights."""
+    """Return a technique's job with the least memory; under ZeRO-3 without vLLM also without gathered weights."""
     every, offloads = checkpointing(search)[-1]
     frugal = replace(
         technique,
@@ -81,19 +80,19 @@ def most_frugal(search: Search, technique: Job) -> list[Job]:
         per_device_train_batch_size=micro_batches(search)[0],
     )
     if frugal.zero_stage == 3 and frugal.generates and not frugal.use_vllm and search.may("ds3_gather_for_generation"):
-        # Last resort: every token of every completion then gathers all weights.
+        # Last resort: every token of every completion gathers all weights.
         return [frugal, replace(frugal, ds3_gather_for_generation=False)]
     return [frugal]
 
 
 def fastest(search: Search, technique: Job) -> Estimate | None:
-    """The fastest job of a technique that fits; None if nothing does.
+    """Return a technique's fastest job that fits; None if none fits.
 
-    Every choice of checkpointing and micro-batch is looked at, with the time that it would take if vLLM had all it
-    wants, or if all completions were generated at once: the promising ones first, and none that cannot be the fastest.
+    The search tries each checkpointing and micro-batch in the order of its time if vLLM had all the memory it can use,
+    or if all completions were generated at once. It skips jobs that cannot be the fastest.
     """
     sizes, frugal = micro_batches(search), most_frugal(search, technique)[0]
-    # One micro-batch alone has no gradients of earlier ones beside it; else the smallest needs least.
+    # A single micro-batch has no earlier gradients to hold; else the smallest needs least.
     if not any(fitted(search, replace(frugal, per_device_train_batch_size=size)) for size in {sizes[0], sizes[-1]}):
         return None
     ideal = technique
@@ -111,7 +110,7 @@ def fastest(search: Search, technique: Job) -> Estimate | None:
         if best is not None and least_s >= best.step_s:
             break
         found = fitted(search, job)
-        # TRL's checkpointing of adapters is reentrant under ZeRO-3, which cannot keep anything.
+        # Under ZeRO-3 TRL checkpoints adapters with reentrant checkpointing, which cannot keep attention's output.
         keeps = job.packing and job.checkpoint_every and not (job.uses_lora and job.zero_stage == 3)
         keeps = keeps and not job.activation_offloading and search.may("checkpoint_every")
         if found and keeps and search.may("keep_attention"):
@@ -122,12 +121,12 @@ def fastest(search: Search, technique: Job) -> Estimate | None:
 
 
 def _generation_s(search: Search, job: Job) -> float:
-    """Seconds of generation in a step, which with vLLM hang on nothing that is trained."""
+    """Seconds of generation in a step, which with vLLM do not depend on the training settings."""
     return generation_seconds(Setup(search.shape, job, search.hardware, (), ()))
 
 
 def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]) -> Estimate | None:
-    """The answer for the largest value that has one; values below it have one, too."""
+    """Return the result for the largest value that has one. All smaller values must have one, too."""
     low, high, best = 0, len(ascending) - 1, None
     while low <= high:
         middle = (low + high) // 2
@@ -140,20 +139,20 @@ def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]
 
 
 def fitted(search: Search, job: Job) -> Estimate | None:
-    """The job's fastest estimate that fits, with vLLM's group, share and sleep or the number of completions at once
-    chosen, and whether ZeRO-3's weights are gathered for them; None if none fits."""
+    """Return the job's fastest estimate that fits; None if none fits. Chooses vLLM's group, share and sleep, or the
+    number of completions at once and whether ZeRO-3's weights are gathered for them."""
     if job.shares_with_vllm:
         return next((one for one in map(search.estimate, vllm_choices(search, job)) if one.fits), None)
     if job.zero_stage != 3 or job.use_vllm or not job.generates:
         return _with_fewer(search, job)
-    # Without gathering, every token of every completion gathers all weights.
+    # Without gathering in advance, every token of every completion gathers all weights.
     gathers = search.choices("ds3_gather_for_generation", (True, False))
     found = [_with_fewer(search, replace(job, ds3_gather_for_generation=one)) for one in gathers]
     return min(filter(None, found), key=lambda one: one.step_s, default=None)
 
 
 def _with_fewer(search: Search, job: Job) -> Estimate | None:
-    """The job's estimate if it fits, or with as many completions at once as fit; else None."""
+    """Return the job's estimate if it fits, or with as many completions at once as fit; else None."""
     estimate = search.estimate(job)
     if estimate.fits:
         return estimate
@@ -166,9 +165,9 @@ def _with_fewer(search: Search, job: Job) -> Estimate | None:
 
 
 def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
-    """Fewer completions generated at once, in whole groups; the same policy generates them all."""
+    """Yield jobs with fewer completions generated at once, in whole groups; one policy generates them all."""
     num_gpus, group = search.num_gpus, job.num_generations
-    steps = job.accumulation(num_gpus) if job.trainer == "grpo" else 0  # PPO generates what it updates on, at once
+    steps = job.accumulation(num_gpus) if job.trainer == "grpo" else 0  # PPO generates a whole update at once
     for fewer in range(steps - 1, 0, -1):
         if steps % fewer == 0 and job.per_device_train_batch_size * num_gpus * fewer % group == 0:
             one = replace(job, steps_per_generation=fewer)
@@ -177,33 +176,35 @@ def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
 
 
 def vllm_choices(search: Search, job: Job) -> list[Job]:
-    """vLLM awake and asleep while training, over every group of GPUs with which it can start in what is left; the
-    fastest first, and of equal ones the smaller group, awake."""
+    """Return jobs with vLLM awake and asleep during training, over each group of GPUs with which it can start in the
+    remaining memory. The fastest is first; of equal ones the smaller group, awake."""
     found, card = [], search.hardware.card
     total = card.total_gib * GIB
     for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
         choice = replace(job, vllm_enable_sleep_mode=sleeps)
         held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
-        phases = ["generate"] if sleeps else list(held)  # in which vLLM holds its share
+        phases = ["generate"] if sleeps else list(held)  # phases in which vLLM holds its share
         others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
         left = room_bytes(search.hardware, choice, others)
         for one in _over_groups(search, choice):
-            if search.may("vllm_gpu_memory_utilization"):  # what is left, but no more than all completions need
+            if search.may(
+                "vllm_gpu_memory_utilization"
+            ):  # the remaining share, limited to the need of all completions
                 # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
                 wanted = one.global_batch / search.num_gpus * one.sequence_tokens * kv_bytes_per_token(search.shape)
                 needed = vllm_weight_bytes(search.shape, one) + WORKSPACE_BYTES + wanted
-                # In hundredths of a card: no more than is left, and no less than is needed.
+                # In hundredths of a card: at most what is left, at least what is needed.
                 percent = min(floor(100 * left / total), ceil(110 * needed / total), floor(100 * FULL_ENOUGH))
                 share = max(percent, 1) / 100
                 one = replace(one, vllm_gpu_memory_utilization=share)
             found.append(one)
-    # vLLM starts where its share holds at least one completion beside its weights.
+    # vLLM starts if its share holds its weights and at least one completion.
     starts = [one for one in found if vllm_cache_tokens(search.shape, card, one) >= one.sequence_tokens]
     return sorted(starts, key=lambda one: (_generation_s(search, one), one.vllm_tensor_parallel_size))
 
 
 def _over_groups(search: Search, job: Job) -> list[Job]:
-    """vLLM over every group of GPUs that a machine divides into; the job itself where there is nothing to choose."""
+    """Return vLLM over each group of GPUs that divides a machine, or the job itself if nothing is to choose."""
     here, heads = search.hardware.gpus_per_machine, search.shape.num_kv_heads
     possible = tuple(size for size in (1, 2, 4, 8) if here % size == 0 and heads % size == 0)
     if not job.shares_with_vllm:

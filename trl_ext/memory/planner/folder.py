@@ -1,4 +1,4 @@
-"""A plan as files: accelerate YAML, DeepSpeed JSON, recipe YAML, a README, and plan.json to read it back."""
+"""A plan as files: accelerate YAML, DeepSpeed JSON, recipe YAML, a README, and plan.json for reading it again."""
 
 import json
 from collections.abc import Iterable
@@ -21,8 +21,8 @@ from trl_ext.memory.units import gib
 from trl_ext.resources import __version__
 
 SCHEMA = 1  # of plan.json
-# Runs before the full one with its memory settings: what each shows, and its keys over those of the plan's recipe. The
-# second optimizer step of the smoke run is the first in which Adam's state is there.
+# Short runs before the full run, with its memory settings: their purpose, and their changes to the plan's recipe. In
+# the smoke run Adam's state exists from the second optimizer step on.
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "smoke": (
         "3 optimizer steps. Go on if it ends: memory, data and rewards work.",
@@ -37,17 +37,14 @@ NAMES = ("accelerate.yaml", "deepspeed.json", "recipe.yaml", "README.md", "plan.
 
 
 def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stages: bool = False) -> list[Path]:
-    """Write a plan.
+    """Write a plan and return its files.
 
     Args:
-        plan: What to write.
-        folder: Where; made if it is not there. Files of an earlier plan in it are replaced.
+        plan: The plan.
+        folder: Created if needed. Files of an earlier plan in it are replaced.
         model: Name or folder that the recipe loads; the shape's name if None. A size such as "8B" and a config.json
-            hold no weights: the recipe then names no model, and the launch line asks for one.
-        stages: True for the recipes of a smoke run and a pilot as well.
-
-    Returns:
-        The files.
+            have no weights: the recipe then names no model, and the user adds it to the launch line.
+        stages: True to write recipes of a smoke run and a pilot, too.
 
     Raises:
         ConfigError: The folder cannot be written to.
@@ -66,7 +63,7 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
 
 
 def _contents(plan: Plan, folder: Path, model: str | None, stages: bool) -> dict[str, str]:
-    """Text by file name."""
+    """Return the files' texts by name."""
     estimate, engine = plan.estimate, settings.deepspeed(plan.job)
     hardware, num_gpus = estimate.hardware, estimate.num_gpus
     recipe = settings.recipe(plan.job, model, num_gpus, in_folder=True)
@@ -95,12 +92,12 @@ def _yaml(head: str, keys: dict[str, Any]) -> str:
 
 
 def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
-    """The plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term.
+    """Return the plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term.
 
     Args:
         plan: The plan.
         launch: Its launch line.
-        words: Those in it that the user replaces.
+        words: Words of the launch line that the user replaces.
     """
     one = plan.estimate
     rows = "\n".join(
@@ -137,7 +134,7 @@ All numbers are estimated, by trl_ext {__version__}.
 
 
 def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True) -> dict[str, Any]:
-    """A plan for JSON, complete enough to be read back; see `launch_lines`."""
+    """Return a plan for JSON, complete enough to be read again; see `launch_lines`."""
     shape, hardware = plan.estimate.shape, plan.estimate.hardware
     card = hardware.card
     return {
@@ -159,10 +156,10 @@ def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan from its plan.json, or from the folder that holds it, and estimate it again.
+    """Read a plan from its plan.json, or from the file's folder, and estimate it again.
 
     Raises:
-        ConfigError: No such file, no plan in it, or one of another version.
+        ConfigError: No such file, no plan in it, or a plan of another version.
     """
     path = Path(path)
     file = path / "plan.json" if path.is_dir() else path
@@ -188,8 +185,8 @@ def read_plan(path: str | Path) -> Plan:
             card = next(one for one in CARDS if one.name == card)
         else:
             card = Card(**{**card, "link": Link(**card["link"]), "capability": tuple(card["capability"])})
-        machine.pop("pace", None)  # of earlier versions
-        # A file without head-room was planned without.
+        machine.pop("pace", None)  # from earlier versions
+        # Plans without this key had no head-room.
         hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card})
         return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:

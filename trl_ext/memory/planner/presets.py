@@ -1,6 +1,6 @@
-"""Eight named jobs, for cases that users asked about. The planner is asked for each when it is wanted.
+"""Eight named jobs for common cases, which the planner answers when asked.
 
-All numbers are estimated. Lengths and batch are the job's; for others give them beside `--preset`.
+All numbers are estimated. Options after `--preset` change the job's lengths and batch.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class Preset:
     """A question to the planner.
 
     Args:
-        purpose: What the job is for, in a line.
+        purpose: The job's purpose, in a line.
         trainer, model, gpus: As in `trl-ext plan`.
-        settings: Fields of `Job` that the planner keeps; it chooses the others.
+        settings: Fields of `Job` that stay; the planner chooses the others.
     """
 
     purpose: str
@@ -30,7 +30,7 @@ class Preset:
     settings: Mapping[str, Any]
 
     def plan(self) -> Plan:
-        """The planner's best answer."""
+        """Return the planner's best answer."""
         return plan(self.trainer, self.model, self.gpus, **self.settings).best
 
 
@@ -38,11 +38,7 @@ PRESETS: dict[str, Preset] = {name: Preset(**fields) for name, fields in read_ta
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`.
-
-    Raises:
-        ConfigError: There is none; with the nearest names.
-    """
+    """Return the preset called `name`; raise ConfigError with the nearest names if there is none."""
     if name not in PRESETS:
         near = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.3) or list(PRESETS)[:3]
         raise ConfigError(f"There is no preset '{name}'. Nearest: {', '.join(near)}.")

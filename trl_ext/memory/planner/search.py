@@ -1,4 +1,4 @@
-"""The planner's search: a job on a machine, the settings that stay, and the opt-ins of the user."""
+"""The planner's search: a job on a machine, its fixed settings, and the user's opt-ins."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,17 +17,17 @@ from trl_ext.memory.units import GIB
 ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
 SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server, and numbers of servers
 OF_SERVERS = {"vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"}
-FULL_ENOUGH = 0.9  # vLLM's largest share of a card, and a server's by default
+FULL_ENOUGH = 0.9  # largest share of a card for vLLM, and a server's default
 _ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", "vllm": "use_vllm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A job on a machine, and which of its settings the planner may choose.
+    """A job on a machine, and the settings that the planner may choose.
 
     Args:
         job: Settings to start from.
-        given: Names of the settings that stay as they are.
+        given: Names of settings that stay as they are.
         shape: The model.
         hardware: The machine.
     """
@@ -47,18 +47,18 @@ class Search:
         return quick_estimate(job, self.shape, self.hardware)
 
     def may(self, name: str) -> bool:
-        """True if the planner may choose this setting, False if it is given."""
+        """Return True if the planner may choose this setting, False if it is given."""
         return name not in self.given
 
     def choices(self, name: str, free: tuple) -> tuple:
-        """The values to try: all of `free`, or only the given one."""
+        """Return the values to try: all of `free`, or only the given value."""
         return free if self.may(name) else (getattr(self.job, name),)
 
     def placed(self) -> list["Search"]:
-        """The search with every number of vLLM servers and GPUs for each that can be, itself without servers.
+        """Return the search without servers, and with each possible number and size of vLLM servers.
 
         Raises:
-            ConfigError: None can be, with the reason of the first one tried.
+            ConfigError: None is possible, with the reason of the first one tried.
         """
         is_elsewhere = self.job.vllm_servers == 0 and not self.may("vllm_servers")
         if self.job.vllm_mode != "server" or is_elsewhere:
@@ -84,18 +84,14 @@ class Search:
         return found
 
     def check(self) -> None:
-        """Check the settings as far as they are given.
-
-        Raises:
-            ConfigError: They do not go with the model or the number of GPUs, or vLLM cannot start with them.
-        """
+        """Raise ConfigError if given settings do not go with the model or the GPUs, or vLLM cannot start with them."""
         check_model(self.job, self.shape)
         for one in self.placed():
             check_batch(one.job, one.hardware.num_gpus)
         if self.job.shares_with_vllm and not self.may("vllm_tensor_parallel_size"):
             check_group(self.shape, self.job, self.hardware)
         if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
-            # Over the given group, or over the largest one.
+            # Over the given group, else over the largest.
             here, heads = self.hardware.gpus_per_machine, self.shape.num_heads
             possible = tuple(size for size in SERVER_SIZES if here % size == 0 and heads % size == 0)
             sizes = self.choices("vllm_tensor_parallel_size", possible)
@@ -103,25 +99,25 @@ class Search:
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
-    """A search from a user's settings over the defaults.
+    """Make a search from a user's settings and the defaults.
 
     Raises:
         ConfigError: A setting is unknown, or the settings cannot work.
     """
     settings = unaliased(settings)
     check_has(trainer, settings)
-    if settings.get("vllm_servers") == "auto":  # the planner's choice, as with vllm_mode=server alone
+    if settings.get("vllm_servers") == "auto":  # the planner chooses, as with vllm_mode=server without a number
         if settings.setdefault("vllm_mode", "server") != "server":
             raise ConfigError("vllm_servers is auto, and vllm_mode is colocate. Servers need vllm_mode=server.")
         del settings["vllm_servers"]
-    # Who asks for a server asks for vLLM.
+    # A server implies vLLM.
     if settings.get("vllm_servers"):
         settings.setdefault("vllm_mode", "server")
     if settings.get("vllm_mode") == "server":
         settings.setdefault("use_vllm", True)
     if trainer == "grpo" and settings.get("reward_model") == "adapter":
         raise ConfigError("reward_model=adapter is PPO's. GRPO takes reward_model=copy, a whole model, or none.")
-    # The given servers take GPUs, each as few as hold the weights.
+    # Each given server takes as few GPUs as hold the weights.
     share = float(settings.get("vllm_gpu_memory_utilization", FULL_ENOUGH)) * hardware.card.total_gib * GIB
     least = next((size for size in SERVER_SIZES if 2 * lm_params(shape) / size < share), SERVER_SIZES[-1])
     of_servers = int(settings.get("vllm_servers", 0)) * int(settings.get("vllm_tensor_parallel_size", least))
@@ -129,8 +125,8 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)
     if "adapter" in (settings.get("critic"), settings.get("reward_model")):
-        settings.setdefault("method", "lora")  # who asks for an adapter asks for LoRA
-    # A stage to start from that goes with the offload; the search finds the best one.
+        settings.setdefault("method", "lora")  # an adapter critic or reward model implies LoRA
+    # Start from a stage that goes with the offload; the search finds the best.
     stage = {"optimizer": {"zero_stage": 2}, "all": {"zero_stage": 3}}.get(settings.get("offload", "none"), {})
     stage |= {"zero_stage": 2} if settings.get("overlap_comm") else {}
     stage |= {"zero_stage": 3} if settings.get("fsdp") or settings.get("zero_hpz_partition_size") else {}
@@ -148,17 +144,17 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
 
 
 def unalias(name: str) -> str:
-    """A setting's name in `Job`: zero is zero_stage."""
+    """Return a setting's name in `Job`: "zero_stage" for "zero"."""
     return _ALIASES.get(name, name)
 
 
 def unaliased(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names of `Job`: zero is zero_stage."""
+    """Return settings under their names in `Job`: "zero_stage" for "zero"."""
     return {unalias(name): value for name, value in settings.items()}
 
 
 def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
-    """The given global batch, or what micro-batch and accumulation make, or about 64 that divides over the GPUs."""
+    """Return the global batch: given, or from micro-batch and accumulation, or about 64, divisible by the GPUs."""
     if "global_batch" in settings:
         return int(settings["global_batch"])
     row = int(settings.get("per_device_train_batch_size") or 1) * num_gpus
@@ -170,13 +166,13 @@ def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
 
 
 def ppo_defaults(trainer: str, method: str, given: frozenset[str], critic: str | None = None) -> dict[str, Any]:
-    """PPO's critic and reward model: adapters where there are adapters, else models of their own.
+    """Return PPO's critic and reward model: adapters if the policy has adapters, else separate models.
 
     Args:
         trainer: "ppo", or another, which has neither.
-        method: Of the job.
+        method: The job's.
         given: Fields that the user decided.
-        critic: The user's, or None: a reward adapter stands beside a critic's adapter alone.
+        critic: The user's, or None. A reward adapter needs an adapter critic.
     """
     if trainer != "ppo":
         return {}
@@ -191,11 +187,7 @@ def ppo_defaults(trainer: str, method: str, given: frozenset[str], critic: str |
 
 
 def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
-    """The opt-ins that `allow` names.
-
-    Raises:
-        ConfigError: One of them is unknown; with the nearest.
-    """
+    """Return the opt-ins named in `allow`; raise ConfigError with the nearest name for an unknown one."""
     opt_ins = frozenset(name.strip() for name in allow if name.strip())
     for name in sorted(opt_ins - set(ALLOW)):
         near = get_close_matches(name, ALLOW, n=1, cutoff=0.0)[0]
@@ -207,7 +199,7 @@ def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
 
 
 def technique(job: Job) -> str:
-    """ZeRO stage, offload and method: "ZeRO-2, all weights"."""
+    """Name ZeRO stage, offload and method: "ZeRO-2, all weights"."""
     stage = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
     method = {"full": "all weights", "lora": f"LoRA r={job.lora_r}", "qlora": f"QLoRA r={job.lora_r}"}[job.method]
@@ -219,7 +211,7 @@ def technique(job: Job) -> str:
 
 
 def label(job: Job, num_gpus: int) -> str:
-    """A plan in a line, over the GPUs that train: "ZeRO-2, LoRA r=16, micro-batch 4 x 2, checkpointing"."""
+    """Name a plan, over the GPUs that train: "ZeRO-2, LoRA r=16, micro-batch 4 x 2, checkpointing"."""
     every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
@@ -232,7 +224,7 @@ def label(job: Job, num_gpus: int) -> str:
 
 
 def vllm_label(job: Job) -> str:
-    """Where vLLM runs, "vLLM over 2 GPUs"; "" without it, or on each GPU alone."""
+    """Name vLLM's place, "vLLM over 2 GPUs"; "" without vLLM, or if each GPU has an engine."""
     group = job.vllm_tensor_parallel_size
     if job.vllm_servers:
         return servers_of(job)

@@ -42,7 +42,9 @@ def problems() -> Iterator[dict[str, Any]]:
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
-        raise SupportError("The quickstart's data needs reasoning-gym. Run: pip install 'trl_ext[quickstart]'") from error
+        raise SupportError(
+            "The quickstart's data needs reasoning-gym. Run: pip install 'trl_ext[quickstart]'"
+        ) from error
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     yield from reasoning_gym.create_dataset("chain_sum", size=NUM_TRAIN * 10, seed=SEED, **one_digit)
 

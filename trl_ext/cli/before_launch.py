@@ -1,6 +1,6 @@
-"""What one process can know before many start: a mistake is then said at once, and not by each of them.
+"""Checks that the launcher makes once, before it starts processes, so that an error is printed once.
 
-Nothing is loaded here, and no device is started. The scripts check the same again, for other launchers.
+Nothing is loaded and no device is started. The scripts repeat the checks, because other launchers skip these.
 """
 
 from argparse import Namespace
@@ -27,7 +27,7 @@ from trl_ext.trainers.checkpoints.folder import check_free
 from trl_ext.trainers.settings.values import check_values
 
 LAUNCHED = "DeepSpeed of the launch"
-# A setting, the package that it needs, and how to install that.
+# A setting, the package that it needs, and the package's install command.
 PACKAGES = (
     ("use_vllm", "vllm", "trl_ext[vllm]"),
     ("deepspeed", "deepspeed", "trl_ext[deepspeed]"),
@@ -49,7 +49,7 @@ def check_before_launch(
         module: The script's.
         parser: The script's parser.
         argv: Arguments of the script and of `accelerate launch`, in any order.
-        on_ray: Whether Ray finds the machines.
+        on_ray: True if Ray finds the machines.
 
     Raises:
         ConfigError, DataError, RuleError, SupportError: The run could not start.
@@ -61,11 +61,8 @@ def check_before_launch(
 
 
 def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
-    """Refuse a recipe of another trainer: a shipped one, or one whose keys only the other knows.
-
-    Raises:
-        ConfigError: With the command that the recipe is for.
-    """
+    """Raise ConfigError, with the right command, for a recipe of another trainer: a shipped recipe, or a recipe with
+    keys that only the other trainer has."""
     path = Path(recipe)
     other = None
     if path.parent == resources.recipes()[0].parent:
@@ -74,7 +71,7 @@ def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
         try:
             keys = set(yaml.safe_load(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, yaml.YAMLError):
-            return  # the parser says what is wrong with it
+            return  # the parser reports the error
         if not keys <= {*parser.types_of, *NO_FIELDS}:
             others = (name for name in TRAINERS if name != trainer)
             other = next((name for name in others if keys <= {*make_parser(name).types_of, *NO_FIELDS}), None)
@@ -84,7 +81,7 @@ def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
 
 
 def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> None:
-    """Check what a command line and its recipe say about the run.
+    """Check the run that a command line and its recipe describe.
 
     Args:
         parser: The script's parser.
@@ -98,7 +95,7 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
     keys: Any = SimpleNamespace(**settings)
     given = parser.given_keys(argv)
     kind, *_ = parser.dataclass_types
-    kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # refuses what contradicts itself
+    kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # raises for contradictions
     for one in parser.dataclass_types:
         check_values(keys, one)
     if "sft_model_path" not in given:
@@ -123,19 +120,19 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
 
 
 def _check_hub(source: DatasetSource) -> None:
-    """Refuse a dataset that is neither here nor on the hub; nothing is asked offline, and no answer is no refusal."""
+    """Raise DataError for a dataset that is neither here nor on the hub. Offline, or without an answer, it passes."""
     from huggingface_hub import HfApi
     from huggingface_hub.constants import is_offline_mode
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    # The HTTP library is another one in each version of the hub's.
+    # Each version of huggingface_hub may use another HTTP library.
     http_error: Any = HfHubHTTPError.__base__
     if source.name is None or Path(source.name).exists() or is_offline_mode():
         return
     try:
         HfApi().dataset_info(source.name, timeout=5)
     except GatedRepoError:
-        return  # a token that the hub wants is asked for by what loads the rows
+        return  # the loader of the rows asks for the token
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise DataError(
             f"There is no dataset {source.name}, neither here nor on the hub, or it is private. Check --dataset_name."
@@ -145,7 +142,7 @@ def _check_hub(source: DatasetSource) -> None:
 
 
 def check_trackers(report_to: str | Sequence[str] | None) -> None:
-    """Refuse a tracker that nobody knows, and one whose package is not installed.
+    """Check that the trackers exist and are installed.
 
     Raises:
         ConfigError: There is no such tracker.
@@ -171,11 +168,7 @@ def check_trackers(report_to: str | Sequence[str] | None) -> None:
 
 
 def check_cards(num_processes: int) -> None:
-    """Refuse several processes on fewer accelerators.
-
-    Raises:
-        ConfigError: There are fewer.
-    """
+    """Raise ConfigError for several processes on fewer accelerators."""
     import torch
 
     num_cards = torch.accelerator.device_count() if torch.accelerator.is_available() else 0

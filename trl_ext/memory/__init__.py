@@ -1,4 +1,4 @@
-"""Memory planning without weights and without torch: cards, model shapes, byte accounting, plans, presets.
+"""Memory planning without weights and without torch: cards, model shapes, bytes, plans, presets.
 
     from trl_ext.memory import plan
 
@@ -6,7 +6,7 @@
                  max_prompt_length=1024, max_completion_length=1024)
     print(plans.best.label, plans.best.estimate.peak_gib)
 
-Every number is estimated, by formulas.
+Every number is estimated by formulas.
 """
 
 from trl_ext.memory.cards import CARDS, Card, Hardware, find_card, parse_gpus

@@ -100,8 +100,8 @@ class Card:
 CONTEXT_GIB = 1.2
 # Share of the usable GiB that plans keep free: on an H100 up to 1.9 % more was reserved than the formulas give.
 HEADROOM_FRAC = 0.05
-# Network of a machine to all others (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight, many rented
-# machines have one or 100 Gbit/s Ethernet).
+# Network of a machine to all others (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight adapters,
+# many rented machines have one adapter or 100 Gbit/s Ethernet).
 NETWORK_GBIT_S = 400.0
 
 BF16 = (8, 0)  # lowest compute capability with bf16 units

@@ -1,7 +1,7 @@
-"""Settings that cannot work together, as tables: when they contradict each other, why, and what to do.
+"""Settings that cannot work together, as tables: the condition, the reason, and the remedy.
 
-A table is read by whatever takes settings: a config when it is made, a trainer before it loads anything, a script,
-`trl-ext check`, the launcher before it starts processes, and the planner.
+Configs read the tables when they are made; so do trainers before they load anything, scripts, `trl-ext check`, the
+launcher before it starts processes, and the planner.
 """
 
 import math
@@ -11,19 +11,19 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 
-# A condition, which reads the settings that its parameters name; and why and what to do, in sentences.
+# A condition over the settings that its parameters name, and sentences with the reason and the remedy.
 Row = tuple[Callable[..., bool], str]
 
 
 @cache  # the planner makes thousands of jobs
 def names_of(row: Row) -> tuple[str, ...]:
-    """The settings that a row reads."""
+    """Return the settings that a row reads."""
     code = row[0].__code__
     return code.co_varnames[: code.co_argcount]
 
 
 def check(settings: Any, table: Iterable[Row]) -> None:
-    """Check settings against a table; a row of which a setting is not there, as in a plain config of TRL's, is passed.
+    """Check settings against a table. A row is skipped if one of its settings is missing, as in a plain TRL config.
 
     Raises:
         ConfigError: The first contradiction, with the values of its settings.
@@ -40,7 +40,7 @@ def check(settings: Any, table: Iterable[Row]) -> None:
 
 
 # fmt: off
-SHARED: tuple[Row, ...] = (  # by a run and a job of the planner
+SHARED: tuple[Row, ...] = (  # for runs and for the planner's jobs
     (lambda sequence_parallel, packing: sequence_parallel > 1 and packing is False,
      "GPUs share packed rows alone. Set packing, or leave sequence_parallel out."),
     (lambda generation_ahead: generation_ahead not in (0, 1),
@@ -49,7 +49,7 @@ SHARED: tuple[Row, ...] = (  # by a run and a job of the planner
      "vLLM servers generate while this process trains. Set use_vllm=True and vllm_mode='server', or start with "
      "--vllm_servers 1."),
 )
-OF_FSDP: tuple[Row, ...] = (  # of a job, and of a run as it was launched
+OF_FSDP: tuple[Row, ...] = (  # for jobs, and for launched runs
     (lambda fsdp, sequence_parallel: fsdp and sequence_parallel > 1,
      "rows are shared under DDP and DeepSpeed. Use ZeRO-3 (--config_file zero3), or leave sequence_parallel out."),
     (lambda fsdp, trainer, critic: fsdp and trainer == "ppo" and critic == "separate",

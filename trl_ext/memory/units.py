@@ -1,13 +1,13 @@
-"""Bytes, and the unit in which they are told: GiB (2**30), never GB."""
+"""Bytes in the unit that is printed: GiB (2**30), never GB."""
 
 GIB = 2**30
 
 
 def gib(num_bytes: float) -> float:
-    """Bytes as GiB."""
+    """Convert bytes to GiB."""
     return num_bytes / GIB
 
 
 def in_gib(num_bytes: float) -> str:
-    """Bytes for a sentence: "17.4 GiB"."""
+    """Format bytes for a sentence: "17.4 GiB"."""
     return f"{gib(num_bytes):.1f} GiB"

@@ -1,6 +1,6 @@
 """`trl-ext plan`: settings that fit the cards, as a table or JSON, in under a second and without torch.
 
-Help answers at once: it imports the settings of a job, and no torch.
+Only the settings of a job are imported for --help, so it prints at once.
 """
 
 import argparse
@@ -34,7 +34,7 @@ examples:
 
 exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
 SERVERS = "vllm_servers"
-ACCUMULATION = "gradient_accumulation_steps"  # no field of the job, whose global batch it decides
+ACCUMULATION = "gradient_accumulation_steps"  # not a field of the job; it decides the global batch
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -87,11 +87,7 @@ def _searched(arguments: argparse.Namespace) -> Any:
 
 
 def _take_preset(arguments: argparse.Namespace) -> None:
-    """Fill in what a preset asks for, where nothing else was given.
-
-    Raises:
-        ConfigError: There is no such preset.
-    """
+    """Fill in a preset's values for options that were not given; raise ConfigError for an unknown preset."""
     from trl_ext.memory.planner.presets import preset
 
     one = preset(arguments.preset)
@@ -142,7 +138,7 @@ def _parser() -> CommandParser:
 
 
 def _options() -> list[Any]:
-    """The fields of a job that the command takes as options."""
+    """Return the fields of a job that the command has as options."""
     from trl_ext.memory.job import Job
 
     return [one for one in fields(Job) if one.metadata]
@@ -153,7 +149,7 @@ def _or_auto(text: str) -> int | str:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the user gave."""
+    """Return the settings that the user gave."""
     names = (ACCUMULATION, *(one.name for one in _options()))
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
@@ -184,7 +180,7 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
 
 
 def _largest(plans: Any, name: str) -> dict[str, Any]:
-    """The largest value of a setting, the plan that it is true of, and how far the first plan goes as it stands."""
+    """Return a setting's largest value with its plan, and its largest value in the otherwise unchanged first plan."""
     from trl_ext.memory.planner.search import unalias
 
     found, first = plans.at_largest(name), plans.largest_of_best(name) if plans.plans else None

@@ -1,4 +1,4 @@
-"""The tables of `trl-ext plan`: plans, the best one's memory by phase and term, what was refused."""
+"""Tables of `trl-ext plan`: plans, the best plan's memory by phase and term, refusals."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,12 +19,12 @@ from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push", "load": "load"}
-TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is marked
-BALANCED = 0.3  # sides that differ by less are in balance: seconds are rough
+TIGHT_FRAC = 0.01  # a plan is marked if it leaves no more than this share of the GiB that it may fill
+BALANCED = 0.3  # sides that differ by a smaller share are balanced, because seconds are rough
 
 
 def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, names_model: bool = True) -> None:
-    """Everything that the planner found; the rest is of `launch_lines`."""
+    """Print everything that the planner found, with the launch lines."""
     console = Console(highlight=False)
     search = plans.search
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"
@@ -69,7 +69,7 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
 
 
 def plans_table(plans: Plans) -> Table:
-    """A row for each plan."""
+    """Return a table with a row for each plan."""
     table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
     for one in plans.plans:
         estimate = one.estimate
@@ -81,7 +81,7 @@ def plans_table(plans: Plans) -> Table:
 
 
 def terms_table(estimate: Estimate) -> Table:
-    """GiB by term and phase, each phase at its worst moment."""
+    """Return GiB by term and phase, each phase at its peak."""
     columns = {phase: estimate.terms_gib(phase) for phase in estimate.worst}
     table = _table("GiB of the first plan", *(HEADINGS[phase] for phase in columns))
     names = dict.fromkeys(name for terms in columns.values() for name in terms)
@@ -101,8 +101,8 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 def _best_in_words(estimate: Estimate) -> Iterator[str]:
-    """Peak and time of a plan, and of which lengths; what of a server's card its weights and its cache take, and how
-    many completions that cache holds."""
+    """Yield sentences: a plan's peak and time, and the assumed lengths; weights and cache on a server's card, and
+    the completions that fit into that cache."""
     job, peak = estimate.job, estimate.peak
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
@@ -142,7 +142,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
 
 
 def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any]) -> None:
-    """The best plan beside the same with other settings."""
+    """Print the best plan with other settings, next to the plan itself."""
     settings = ", ".join(f"{name}={value}" for name, value in changes.items())
     verdict = "fits" if after.fits else f"does not fit: {after.reason()}"
     Console(highlight=False).print(

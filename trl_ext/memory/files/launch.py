@@ -1,4 +1,4 @@
-"""Launch files, accelerate's YAML and DeepSpeed's JSON: which ones we ship, and reading them into fields of `Job`."""
+"""Launch files, accelerate's YAML and DeepSpeed's JSON: the shipped ones, and reading them into fields of `Job`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 
-# DeepSpeed's own values where its file is silent (version 0.19), in elements.
+# DeepSpeed's defaults for keys missing in its file (version 0.19), in elements.
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "stage3_max_live_parameters": 1_000_000_000,
@@ -21,29 +21,29 @@ DEFAULTS = {
     "zero_hpz_partition_size": 1,
 }
 IN_HOST_MEMORY = ("cpu", "nvme")
-# The shipped launch file of a ZeRO stage and an offload.
+# Shipped launch files by ZeRO stage and offload.
 SHIPPED = {(0, "none"): "multi_gpu", (1, "none"): "zero1", (2, "none"): "zero2", (3, "none"): "zero3"}
 SHIPPED |= {(2, "optimizer"): "zero2_offload", (3, "all"): "zero3_offload"}
-FSDP = {"none": "fsdp2", "all": "fsdp2_offload"}  # the shipped launch file of FSDP2 and an offload
+FSDP = {"none": "fsdp2", "all": "fsdp2_offload"}  # shipped launch files of FSDP2 by offload
 Engine = dict[str, Any]  # DeepSpeed's JSON; {"fsdp": {"offload": ...}} under FSDP2
 
 
 def launched_with(job: Job) -> str:
-    """The option that launches with a shipped file, such as "--config_file zero3"; "" if no shipped file does it."""
+    """Return the option for a shipped launch file, such as "--config_file zero3"; "" if none fits."""
     file = FSDP[job.offload] if job.fsdp else SHIPPED.get((job.zero_stage, job.offload))
     return f"--config_file {file}" if file else ""
 
 
 def fsdp_engine(version: int, *, reshards: bool, offloads: bool) -> Engine:
-    """FSDP's settings as the engine of a run.
+    """Return FSDP's settings as the engine of a run.
 
     Args:
-        version: Of FSDP.
-        reshards: True if weights are given back after each forward.
+        version: FSDP's version.
+        reshards: True if weights are freed after each forward.
         offloads: True if they wait in host memory.
 
     Raises:
-        ConfigError: FSDP splits otherwise than is planned.
+        ConfigError: Plans do not cover this way of sharding.
     """
     if version != 2 or not reshards:
         raise ConfigError(
@@ -54,13 +54,13 @@ def fsdp_engine(version: int, *, reshards: bool, offloads: bool) -> Engine:
 
 
 def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
-    """Processes and DeepSpeed's or FSDP's settings of an accelerate file, or of a shipped one by its name.
+    """Read processes and DeepSpeed's or FSDP's settings from an accelerate file, or from a shipped one by its name.
 
     Returns:
-        None for processes that the file leaves open, and for neither of the two.
+        None for the processes if the file gives none, and for the settings without DeepSpeed and FSDP.
 
     Raises:
-        ConfigError: There is no such file, it is not YAML, or FSDP is set up in a way that is not planned.
+        ConfigError: There is no such file, it is not YAML, or plans do not cover its FSDP settings.
     """
     path = Path(file)
     is_name = not path.is_file() and path.name == file and not path.suffix
@@ -75,7 +75,7 @@ def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
     if not inner:
         return keys.get("num_processes"), None
     if inner.get("deepspeed_config_file"):
-        # From where we stand, as accelerate takes it, or else from beside the file that names it.
+        # Relative to the current folder, as in accelerate, or else to the file's folder.
         named = inner["deepspeed_config_file"]
         return keys.get("num_processes"), read_deepspeed(named if Path(named).is_file() else str(path.parent / named))
     zero: Engine = {"stage": int(inner.get("zero_stage", 2))}
@@ -87,7 +87,7 @@ def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
 
 
 def read_deepspeed(file: str) -> Engine:
-    """DeepSpeed's settings from its JSON.
+    """Read DeepSpeed's settings from its JSON.
 
     Raises:
         ConfigError: There is no such file, or it is not JSON.
@@ -96,12 +96,12 @@ def read_deepspeed(file: str) -> Engine:
 
 
 def zero_stage(engine: Mapping[str, Any] | None) -> int:
-    """The stage of DeepSpeed's settings; 0 without DeepSpeed."""
+    """Return the stage in DeepSpeed's settings; 0 without DeepSpeed."""
     return int(_zero(engine).get("stage", 0))
 
 
 def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[str, Any]:
-    """`Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements.
+    """Return `Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements.
 
     The Trainer fills "auto" from the hidden size.
     """
@@ -117,7 +117,7 @@ def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[s
         part for part in ("optimizer", "param") if (zero.get(f"offload_{part}") or {}).get("device") in IN_HOST_MEMORY
     }
     offload = "all" if "param" in on_host else "optimizer" if on_host else "none"
-    # Under ZeRO-3 it is the default, with one bucket; stage 0 has none.
+    # ZeRO-3 overlaps by default, with one bucket; stage 0 has none.
     overlaps = zero_stage(engine) in (1, 2) and bool(zero.get("overlap_comm"))
     return {"zero_stage": zero_stage(engine), "offload": offload, "overlap_comm": overlaps, **sizes}
 

@@ -1,7 +1,7 @@
 """A plan as settings: the recipe of our scripts, DeepSpeed's JSON, accelerate's YAML, the environment.
 
 Every key of a recipe is a field of the trainer's config or of TRL's ModelConfig (a test checks that). Bucket sizes go
-into the nested `zero_optimization` block, the only place where DeepSpeed reads them.
+into the nested block `zero_optimization`, the only place where DeepSpeed reads them.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ from trl_ext.memory.cards import Hardware
 from trl_ext.memory.files.launch import FSDP
 from trl_ext.memory.job import Job
 
-# vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
+# vLLM's sleeping allocator reads only this old name of the variable; torch still accepts it.
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 LAUNCH_FILE, DEEPSPEED_FILE, PLAN_FILE = "accelerate.yaml", "deepspeed.json", "plan.json"
 
 
 def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = False) -> dict[str, Any]:
-    """Keys of a recipe for `trl-ext reward`, `grpo` or `ppo`.
+    """Return the keys of a recipe for `trl-ext reward`, `grpo` or `ppo`.
 
     Args:
         job: The planned job.
         model: Name or folder of the model; None leaves it to the command line.
         num_gpus: Processes.
-        in_folder: True beside the plan's other files: the run is held against plan.json, and the launch file and
-            DeepSpeed's are named. Paths of a recipe count from beside it.
+        in_folder: True if the recipe is in the plan's folder: it then names plan.json, to which the run is compared,
+            the launch file and DeepSpeed's. Paths in a recipe are relative to its folder.
     """
     keys: dict[str, Any] = {
         **_models(job, model),
@@ -58,15 +58,15 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
 
 
 def dtype_of(job: Job) -> str:
-    """The dtype in which weights are loaded."""
+    """Return the dtype in which weights are loaded."""
     return "float16" if job.fp16 and job.dtype == "bfloat16" else job.dtype
 
 
 def _models(job: Job, model: str | None) -> dict[str, Any]:
-    """The keys that name the planned model's weights."""
+    """Return the keys for the planned model's weights."""
     if model is None:
         return {}
-    # A critic starts from the policy's weights, unless there is a reward model to start from.
+    # A critic starts from the policy's weights if there is no reward model.
     critic = {"value_model": model} if job.trainer == "ppo" and job.critic == "separate" else {}
     return {"model_name_or_path": model, **critic}
 
@@ -80,13 +80,13 @@ def _adapters(job: Job) -> dict[str, Any]:
         keys["lora_task_type"] = "SEQ_CLS"  # with CAUSAL_LM the score head stays random
     if job.method == "qlora":
         keys |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
-        # What is split is of the other weights' dtype.
+        # Sharded 4-bit weights need the dtype of the other weights.
         keys |= {"bnb_4bit_quant_storage": job.dtype} if job.zero_stage == 3 else {}
     return keys
 
 
 def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
-    # No prompt length: TRL's trainers have none. `memory_prompt_length` says the plan's, and longer rows are told.
+    # TRL's trainers have no prompt length; `memory_prompt_length` has the plan's, and longer rows give a warning.
     keys = _same(job, "max_completion_length", "num_generations", *(["beta"] if job.trainer == "grpo" else []))
     if job.trainer == "grpo" and job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
@@ -107,12 +107,12 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
 
 
 def _same(job: Job, *names: str) -> dict[str, Any]:
-    """Settings whose key in a recipe is their name in `Job`."""
+    """Return settings whose key in a recipe is their name in `Job`."""
     return {name: getattr(job, name) for name in names}
 
 
 def deepspeed(job: Job) -> dict[str, Any] | None:
-    """DeepSpeed's JSON; what the Trainer owns is "auto". None without DeepSpeed."""
+    """Return DeepSpeed's JSON, with "auto" for values that the Trainer sets; None without DeepSpeed."""
     if not job.zero_stage or job.fsdp:
         return None
     zero: dict[str, Any] = {"stage": job.zero_stage, "reduce_bucket_size": job.reduce_bucket_size}
@@ -141,9 +141,10 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
 
 
 def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
-    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`, and may not be named twice.
+    """Return accelerate's launch file. The recipe's key `deepspeed` names DeepSpeed's file, which may be named only
+    once.
 
-    DeepSpeed on one GPU needs the rank that torch's launcher sets, too: without it, it asks MPI.
+    DeepSpeed on one GPU also needs the rank that torch's launcher sets: without it DeepSpeed asks MPI.
     """
     if job.fsdp:
         shipped = yaml.safe_load(resources.accelerate_config(FSDP[job.offload]).read_text(encoding="utf-8"))
@@ -158,10 +159,7 @@ def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
 
 
 def to_replace(job: Job, *, names_model: bool = True) -> dict[str, str]:
-    """Options of the launch line whose values the user knows, and the word that stands for each.
-
-    `MEANINGS` says what the words stand for.
-    """
+    """Return the options of the launch line that the user must fill in, each with its placeholder (see `MEANINGS`)."""
     options = {} if names_model else dict.fromkeys(_models(job, "MODEL"), "MODEL")
     options["dataset_name"] = "DATASET"
     if job.trainer == "ppo" and job.reward_model != "none":
@@ -187,13 +185,13 @@ MEANINGS = {
 
 
 def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool = True) -> list[str]:
-    """The commands that start the run from the files in `folder`, one for each machine.
+    """Return the commands that start the run from the files in `folder`, one for each machine.
 
-    Words in capitals are the user's to replace.
+    Words in capitals are placeholders.
 
     Args:
         job: The planned job.
-        folder: Where the plan was written.
+        folder: The plan's folder.
         hardware: The machines.
         names_model: True if the recipe names a model, False if the plan is for a size.
     """

@@ -1,1 +1,1 @@
-"""How many bytes and seconds a job takes."""
+"""Formulas for the bytes and seconds of a job."""

@@ -59,7 +59,7 @@ class FrozenCopy:
 
 
 def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
-    """Return the engines in the order of their backwards: one, or two with PPO's separate critic."""
+    """Return the engines in the order of their backwards: the policy, and PPO's separate critic."""
     adapter = lora_params(shape, job.lora_r, job.lora_target_modules) if job.uses_lora else 0
     whole, head = lm_params(shape), shape.hidden + 1
     if job.trainer == "reward":

@@ -73,7 +73,7 @@ class Setup:
 
 
 def plus(*parts: Terms) -> Terms:
-    """Add terms by name and leave out those of zero."""
+    """Add terms by name and leave out zeros."""
     total: Terms = {}
     for part in parts:
         for name, value in part.items():
@@ -95,7 +95,7 @@ def footprints(setup: Setup) -> Iterator[Footprint]:
         yield Footprint("load", "the whole 4-bit base", whole | vllm)
     for phase, places in phases.items():
         for what, terms in places(setup):
-            # A phase with a vLLM term replaces the resident one.
+            # A phase's term for vLLM replaces the resident term.
             rest = {name: value for name, value in base.items() if name != "vLLM" or name not in terms}
             yield Footprint(phase, what, plus(rest, terms))
 
@@ -238,7 +238,7 @@ def _forward_and_backward(engine: Engine) -> Places:
 def _head(engine: Engine, num_held: int) -> Places:
     """Yield the fused head's forward, with all of autocast's copies, and its backward.
 
-    DeepSpeed makes its bucket for the first gradient: of a value head on the same hidden states, if there is one.
+    DeepSpeed makes its bucket for the first gradient: of a value head on the same hidden states, if it exists.
     ZeRO-1 makes it in the first backward of an accumulation and keeps it (ignored for adapters, whose peak is usually
     elsewhere)."""
     shape, job = engine.shape, engine.job

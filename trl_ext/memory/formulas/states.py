@@ -246,7 +246,7 @@ def step_bytes(engine: Engine) -> float:
     return max(8.0 * min(share, _trained_table(engine)), 6.0 * share)
 
 
-# What ZeRO-3 has gathered ------------------------------------------------------------------------------------------
+# Weights gathered by ZeRO-3 -----------------------------------------------------------------------------------------
 
 
 def is_joint(job: Job) -> bool:

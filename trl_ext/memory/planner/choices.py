@@ -126,7 +126,7 @@ def _generation_s(search: Search, job: Job) -> float:
 
 
 def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]) -> Estimate | None:
-    """Return the result for the largest value that has one. All smaller values must have one, too."""
+    """Return the result for the largest value with a result. All smaller values must have results, too."""
     low, high, best = 0, len(ascending) - 1, None
     while low <= high:
         middle = (low + high) // 2

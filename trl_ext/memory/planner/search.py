@@ -187,7 +187,7 @@ def ppo_defaults(trainer: str, method: str, given: frozenset[str], critic: str |
 
 
 def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
-    """Return the opt-ins named in `allow`; raise ConfigError with the nearest name for an unknown one."""
+    """Return the opt-ins named in `allow`; raise ConfigError with the nearest name for an unknown name."""
     opt_ins = frozenset(name.strip() for name in allow if name.strip())
     for name in sorted(opt_ins - set(ALLOW)):
         near = get_close_matches(name, ALLOW, n=1, cutoff=0.0)[0]

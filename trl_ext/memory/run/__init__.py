@@ -1,1 +1,1 @@
-"""A run's own settings, held against a plan."""
+"""A run's settings, compared with a plan."""

@@ -1,6 +1,6 @@
-"""From a run's settings, the keys of a recipe or the arguments of a trainer, to a `Job`.
+"""Make a `Job` from a run's settings: the keys of a recipe or the arguments of a trainer.
 
-The trainers' `memory` and `trl-ext check` come through here.
+The trainers' `memory` and `trl-ext check` use it.
 """
 
 import os
@@ -12,9 +12,9 @@ from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.job import Job, changed
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 
-GUESSED_PROMPT_TOKENS = 512  # where no row can be looked at; a guess is a multiple of this
+GUESSED_PROMPT_TOKENS = 512  # if the rows cannot be read; guesses are multiples of it
 BNB_ADAM = ("adamw_bnb_8bit", "adamw_8bit")
-# Arguments under another name than the field of `Job` that they decide.
+# Arguments whose field of `Job` has another name.
 DECIDED_BY = {
     "gradient_accumulation_steps": "per_device_train_batch_size",
     "generation_batch_size": "per_device_train_batch_size",
@@ -36,17 +36,17 @@ def job_of_run(
     engine: Mapping[str, Any] | None = None,
     prompt_tokens: int | None = None,
 ) -> Job:
-    """The run as a job of the planner.
+    """Return the run as a job of the planner.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         keys: Arguments of the trainer's config and, under the names of TRL's ModelConfig, of the model: `dtype`,
-            `use_peft`, `lora_r`, ...; `reward_model` and `reward_adapter` (names, or how many) and `value_model` where
-            there are some.
+            `use_peft`, `lora_r`, ...; also `reward_model` and `reward_adapter` (names, or their number) and
+            `value_model`, if used.
         shape: The model.
         num_processes: One for each GPU.
         engine: DeepSpeed's settings, None without DeepSpeed.
-        prompt_tokens: Tokens of the longest prompt, for which no trainer has an argument; None if it is not known.
+        prompt_tokens: Tokens of the longest prompt, for which trainers have no argument; None if unknown.
 
     Raises:
         ConfigError: The settings contradict each other.
@@ -55,17 +55,17 @@ def job_of_run(
     fields: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "global_batch": int(keys.get("global_batch") or micro * steps * num_processes),
-        # fp32, which needs no bf16 either, is counted as fp16.
+        # fp32, which needs no bf16 either, counts as fp16.
         "fp16": bool(keys.get("fp16")) or (keys.get("bf16") is False and not keys.get("load_in_4bit")),
         "packing": keys.get("packing") is not False,
         "max_tokens_per_forward": keys.get("max_tokens_per_forward") or 0,
         "sequence_parallel": keys.get("sequence_parallel") or 1,
-        # The environment decides; the recipe's block `env` has been read into it.
+        # Read from the environment, into which the recipe's block `env` was put.
         "expandable_segments": any(
             "expandable_segments:True" in os.environ.get(name, "") for name in (*ALLOCATOR, "PYTORCH_ALLOC_CONF")
         ),
     }
-    # transformers before 5.23 knows the old names of checkpointing alone.
+    # transformers before 5.23 knows only the old names of checkpointing.
     is_on = keys.get("activation_checkpointing")
     is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
     options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
@@ -87,14 +87,14 @@ def job_of_run(
 
 
 def loaded_dtype(keys: Mapping[str, Any]) -> str:
-    """The dtype in which weights are loaded: float32 unless something else is asked for, as in TRL; "auto" and float16
-    take as much as bfloat16."""
+    """Return the dtype in which weights are loaded: float32 by default, as in TRL. "auto" and float16 count as
+    bfloat16."""
     named = (keys.get("model_init_kwargs") or {}).get("dtype", keys.get("dtype")) or "float32"
     return "float32" if "float32" in str(named) else "bfloat16"
 
 
 def optimizer_name(keys: Mapping[str, Any]) -> str:
-    """transformers' name of the optimizer."""
+    """Return transformers' name of the optimizer."""
     return str(getattr(keys.get("optim"), "value", keys.get("optim")))
 
 
@@ -113,7 +113,7 @@ def _model(keys: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
 
 
 def _targets(named: Any, shape: ModelShape) -> tuple[str, ...]:
-    """Projections with adapters; PEFT's choice for the family where none are named."""
+    """Return the projections with adapters; PEFT's choice for the family if none are named."""
     targets = (named,) if isinstance(named, str) else tuple(named or ())
     if "all-linear" in targets:
         return ALL_LINEAR
@@ -125,7 +125,7 @@ def _targets(named: Any, shape: ModelShape) -> tuple[str, ...]:
 
 
 def num_named(given: Any) -> int:
-    """Count what a name, a list of names, a number or nothing names."""
+    """Count the names in a name, a list of names, a number or None."""
     if isinstance(given, (list, tuple)):
         return len(given)
     return int(given) if isinstance(given, int) else bool(given)
@@ -135,14 +135,14 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
     accumulation = int(keys["gradient_accumulation_steps"])
     steps = keys.get("steps_per_generation") or accumulation * (keys.get("num_mini_batches") or 1)
     beta = keys.get("kl_coef")
-    # A whole reward model is counted as large as the policy; an adapter is about one per cent of it.
+    # A whole reward model counts as large as the policy; an adapter has about 1 % of it.
     copies = num_named(keys.get("reward_model")) + num_named(keys.get("reward_model_name_or_path"))
     adapters = num_named(keys.get("reward_adapter"))
     fields = {
         "max_completion_length": keys.get("response_length") or keys["max_completion_length"],
         "num_generations": keys["num_generations"],
         "beta": keys["beta"] if beta is None else beta,
-        # A number of steps that only says "all of an optimizer step" is left to say so: 0.
+        # A number equal to a whole optimizer step becomes 0, which means that.
         "steps_per_generation": 0 if steps == accumulation else steps,
         "oversample": keys.get("oversample") or 1.0,
         "ds3_gather_for_generation": keys.get("ds3_gather_for_generation") is not False,
@@ -151,7 +151,7 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not keys.get("use_vllm"):
         return fields
-    if keys.get("vllm_mode") == "server":  # its cards are none of the run's
+    if keys.get("vllm_mode") == "server":  # its cards do not belong to the run
         ahead = keys.get("generation_ahead") or 0
         return {**fields, "use_vllm": True, "vllm_mode": "server", "generation_ahead": ahead}
     names = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")

@@ -1,7 +1,7 @@
-"""Settle one run's settings: what `memory` names, held against what the user set and how the run was launched.
+"""Choose one run's settings: the plan for `memory`, within the user's settings and the launch.
 
-Contract: what the user gave stays, and the launch is a fact. Without an opt-in in `allow` only settings in
-`choices.FREE` change, and the global batch never does.
+Settings that the user gave stay, and the launch is fixed. Without an opt-in in `allow` only settings in `choices.FREE`
+change; the global batch never changes.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from trl_ext.memory.planner.search import Search, technique
 AUTO = "auto"
 MICRO = "per_device_train_batch_size"
 LAUNCHED = frozenset({"zero_stage", "offload"})
-# These change by an opt-in of the user only, which the planner sees to.
+# These change only by an opt-in, which the planner checks.
 OPTED = frozenset({"method", "optim", "critic"})
 SIZES = frozenset(
     {"reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "sub_group_size"}
@@ -35,13 +35,13 @@ ALL = frozenset(field.name for field in fields(Job))
 
 @dataclass(frozen=True, slots=True)
 class MemorySetting:
-    """The machine to plan for, and the plan if `memory` names one.
+    """The machine to plan for, and the plan if `memory` names a preset or a plan.
 
     Args:
         name: As the user wrote it.
-        hardware: The cards; None for those of this machine.
-        job: The plan's; None where the settings are to be searched.
-        headroom_frac: Share of a card that stays free; None for that of the cards, or of the plan.
+        hardware: The cards; None for this machine's.
+        job: The plan's; None to search.
+        headroom_frac: Share of a card that stays free; None for the cards' or the plan's.
     """
 
     name: str
@@ -63,7 +63,7 @@ def parse_memory(memory: Any) -> MemorySetting:
         memory: "auto", cards ("4xA40-48GB"), a preset's name, a plan's folder or plan.json, or a `Plan`.
 
     Raises:
-        ConfigError: It names nothing, with the nearest names; or a plan of another version.
+        ConfigError: An unknown name, with the nearest names; or a plan of another version.
     """
     if isinstance(memory, Plan):
         return MemorySetting(memory.label, memory.estimate.hardware, memory.job)
@@ -93,10 +93,10 @@ class Run:
 
     Args:
         job: Its settings, given or by default.
-        given: Fields of `Job` that the user, or the launch, decided.
+        given: Fields of `Job` that the user or the launch decided.
         shape: Its model.
         num_processes: As launched, one for each GPU.
-        local_processes: How many of them are on this machine.
+        local_processes: Processes on this machine.
     """
 
     job: Job
@@ -106,13 +106,13 @@ class Run:
     local_processes: int
 
     def search(self, hardware: Hardware, also_open: frozenset[str] = frozenset()) -> Search:
-        """The run as it is, with everything open that was not given, and `also_open`.
+        """Return a search from this run, in which all settings that were not given, and `also_open`, are open.
 
         Raises:
             ConfigError: The given settings cannot work.
         """
         is_open = ((FREE | SIZES | OPTED) - self.given) | also_open
-        # DeepSpeed's defaults give way to the planner's, and every micro-batch divides what one sample divides.
+        # The planner replaces DeepSpeed's defaults; a micro-batch of one divides every batch.
         default = Job(self.job.trainer)
         job = replace(self.job, **{name: getattr(default, name) for name in is_open & (SIZES | {MICRO})})
         search = Search(job, ALL - is_open, self.shape, hardware)
@@ -120,18 +120,18 @@ class Run:
         return search
 
     def plans(self, hardware: Hardware, allow: frozenset[str], also_open: frozenset[str] = frozenset()) -> Plans:
-        """Plans for the run with everything open that was not given, and `also_open`."""
+        """Plan the run, with the settings of `search` open."""
         return plans_of(self.search(hardware, also_open), allow)
 
 
 def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Callable[[], Hardware]) -> Plan:
-    """Settings for the run.
+    """Choose the settings for the run.
 
     Args:
-        run: What is known.
-        setting: What `memory` names.
-        allow: Opt-ins of the user.
-        machine: Looks at the cards of this machine.
+        run: The run as launched.
+        setting: The parsed value of `memory`.
+        allow: The user's opt-ins.
+        machine: Finds this machine's cards.
 
     Raises:
         ConfigError: Nothing fits as launched, with the launch that would; the launch or a given setting contradicts
@@ -158,7 +158,7 @@ def _launch(job: Job) -> str:
 
 
 def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware]) -> Hardware:
-    """The cards to plan for: those that `memory` names, or as many of this machine as there are processes."""
+    """Return the cards to plan for: the cards in `memory`, or as many of this machine's as there are processes."""
     if setting.hardware is None:
         found = machine()
         if run.local_processes > found.num_gpus:
@@ -181,10 +181,10 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
 
 
 def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
-    """The settings of a preset or of a plan's folder, where the user gave none; batch and lengths are the run's.
+    """Return the settings of a preset or a plan's folder where the user gave none, with the run's batch and lengths.
 
     Raises:
-        ConfigError: The run is launched otherwise, the plan needs an opt-in, or it does not fit.
+        ConfigError: The run is launched in another way, the plan needs an opt-in, or it does not fit.
     """
     for name in ("trainer", "zero_stage", "offload", "fsdp", "sequence_parallel"):
         theirs, own = getattr(planned, name), getattr(run.job, name)
@@ -205,8 +205,8 @@ def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset
     names = FREE | SIZES | (OPTED | {"lora_r", "lora_target_modules", "lora_dropout"} if needed else frozenset())
     changes: dict[str, Any] = {name: getattr(planned, name) for name in names - run.given - LAUNCHED}
     if "steps_per_generation" in changes:
-        changes["steps_per_generation"] = 0  # a number of micro-batches, which are others here
-    if MICRO in changes:  # the largest part that divides the run's own batch
+        changes["steps_per_generation"] = 0  # the plan's number counts micro-batches of another size
+    if MICRO in changes:  # the largest size that divides the run's batch
         sizes = micro_batches(Search(run.job, frozenset(), run.shape, hardware))
         changes[MICRO] = max((size for size in sizes if size <= changes[MICRO]), default=1)
     found = estimate(replace(run.job, **changes), run.shape, hardware)

@@ -1,4 +1,4 @@
-"""`memory` of our configs: from the run as it stands to a plan, and from the plan into the run, before models load."""
+"""`memory` of our configs: describe the run to the planner, and write the plan into the run, before models load."""
 
 import inspect
 import os
@@ -29,22 +29,22 @@ from trl_ext.trainers.settings.checks import sample_of_prompts
 from trl_ext.trainers.step.settings import why_micro_batch_stays_whole, why_rows_stay
 
 logger = logging.get_logger(__name__)
-NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized
-# Losses that sum over the completions alike however many are generated at once.
+NUM_LONGEST = 64  # prompts to tokenize, those with most characters
+# Losses that weigh each completion the same for any number of completions per generation.
 SPLIT_FREELY = ("grpo", "dr_grpo")
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The models, tokenizer and rows that a trainer is given beside its arguments.
+    """Models, tokenizer and rows that a trainer gets in addition to its arguments.
 
     Args:
         model: Model, or its name or folder.
-        peft_config, quantization_config: Of the policy; None without.
-        tokenizer: None for the model's own.
+        peft_config, quantization_config: The policy's, or None.
+        tokenizer: None for the model's.
         dataset: The training rows.
         num_reward_models, num_reward_adapters: Whole models, and LoRA of the policy's backbone, that score.
-        has_value_model: A critic of its own was given.
+        has_value_model: True if the user gave a critic model.
     """
 
     model: Any
@@ -58,14 +58,14 @@ class Inputs:
 
 
 def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, **given: Any) -> None:
-    """Plan and apply, where `args.memory` asks for it.
+    """Plan for `args.memory`, if it is set, and apply the plan.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         args: The trainer's config; changed in place, and `memory_plan` set.
-        options: Keyword arguments of TRL's trainer. Adapters and a 4-bit base come into them where `memory_allow` let
-            the plan take them.
-        model, given: Other fields of `Inputs`.
+        options: Keyword arguments of TRL's trainer. Gets adapters and a 4-bit base if `memory_allow` let the plan
+            choose them.
+        model, given: Fields of `Inputs`.
 
     Raises:
         ConfigError: Nothing fits, or the plan contradicts the launch or a setting that was given.
@@ -86,11 +86,11 @@ def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, 
 
 
 def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> dict[str, Any]:
-    """Positional arguments of a method by their names.
+    """Return positional arguments of a method by their names.
 
     Args:
         method: The method.
-        after: The parameter that the first of them follows.
+        after: The parameter before the first argument.
         rest: The arguments.
     """
     names = list(inspect.signature(method).parameters)
@@ -98,11 +98,7 @@ def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> di
 
 
 def cards_here() -> Hardware:
-    """The cards of this machine.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the cards of this machine; raise ConfigError if there are none."""
     from trl_ext.doctor.look import this_machine
 
     found = this_machine()
@@ -115,8 +111,8 @@ def cards_here() -> Hardware:
 
 
 def plan_of(trainer: Any) -> Plan | None:
-    """The trainer's plan; without one its run as it is, on the cards here; None where there are no cards, or the
-    formulas do not know the run."""
+    """Return the trainer's plan, or else its run as it is, on the cards here. Return None without cards, or if the
+    formulas do not cover the run."""
     plan: Plan | None = getattr(trainer.args, "memory_plan", None)
     if plan is not None:
         return plan
@@ -131,7 +127,7 @@ def plan_of(trainer: Any) -> Plan | None:
 
 
 def inputs_of(trainer: Any) -> Inputs:
-    """Read back what a trainer was constructed with."""
+    """Return the inputs with which a trainer was constructed."""
     rewards = [*getattr(trainer, "reward_funcs", ())]
     critic = getattr(trainer, "_critic", None)
     return Inputs(
@@ -144,14 +140,14 @@ def inputs_of(trainer: Any) -> Inputs:
     )
 
 
-# The run as it stands ---------------------------------------------------------------------------------------------
+# The run before the plan ---------------------------------------------------------------------------------------------
 
 
 def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
-    """The run before its model loads.
+    """Describe the run before its model loads.
 
     Raises:
-        ConfigError: The model's family is unknown to the formulas.
+        ConfigError: The formulas do not cover the model's family.
     """
     if isinstance(inputs.model, str):
         options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
@@ -173,7 +169,7 @@ def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
 def decided(
     job: Job, args: Any, shape: ModelShape, engine: Mapping[str, Any] | None, has_value_model: bool
 ) -> frozenset[str]:
-    """Fields of `Job` that the user, DeepSpeed's file or the loss decides.
+    """Return the fields of `Job` that the user, DeepSpeed's file or the loss decides.
 
     Args:
         job: The run's.
@@ -182,7 +178,7 @@ def decided(
         engine: DeepSpeed's settings, None without DeepSpeed.
         has_value_model: True if the user gave PPO's critic.
     """
-    # Sizes that the file gives in numbers; "auto" and silence leave them to the plan.
+    # Sizes that the file gives as numbers; the plan decides "auto" and missing sizes.
     zero = (engine or {}).get("zero_optimization") or {}
     given = frozenset(DECIDED_BY.get(name, name) for name in args.given)
     given |= {name for name in SIZES if zero.get(name, "auto") != "auto"}
@@ -205,10 +201,10 @@ def _loading(args: Any) -> dict[str, Any]:
 
 
 def _engine(args: Any) -> dict[str, Any] | None:
-    """The settings of DeepSpeed or FSDP, as the launcher or the run's own arguments gave them.
+    """Return the settings of DeepSpeed or FSDP, from the launcher or the run's arguments.
 
     Raises:
-        ConfigError: FSDP splits otherwise than is planned.
+        ConfigError: Plans do not cover this way of sharding by FSDP.
     """
     if plugin := fsdp_plugin(args):
         offloads, reshards = type(plugin.cpu_offload) is not OffloadPolicy, plugin.reshard_after_forward is True
@@ -218,7 +214,7 @@ def _engine(args: Any) -> dict[str, Any] | None:
 
 
 def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
-    """Arguments of the model under the names of TRL's ModelConfig; `dtype` is None if it was left open."""
+    """Return the model's arguments under the names of TRL's ModelConfig; `dtype` is None if it was left open."""
     is_loaded = not isinstance(inputs.model, str)
     keys = {
         "dtype": str(next(base_model(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
@@ -230,7 +226,7 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     lora = inputs.peft_config
     if lora is None and hasattr(inputs.model, "peft_config"):
         lora = next(iter(inputs.model.peft_config.values()))
-    if not hasattr(lora, "r"):  # no adapters, or such that the formulas do not know
+    if not hasattr(lora, "r"):  # no adapters, or adapters that the formulas do not cover
         return keys
     targets = lora.target_modules
     quantized = inputs.quantization_config or getattr(base_model(inputs.model), "quantization_method", None)
@@ -244,10 +240,11 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
-    """Tokens of the longest prompt, of the rows or as `memory_prompt_length` has it; None if neither tells.
+    """Return the tokens of the longest prompt, the larger of rows and `memory_prompt_length`; None if both are
+    unknown.
 
     Raises:
-        ConfigError: A prompt and its completion are longer than what vLLM was told to expect.
+        ConfigError: A prompt and its completion are longer than vLLM's maximum.
     """
     given, longest = args.memory_prompt_length, _longest_prompt(args, inputs)
     if given and longest and longest > given and args.process_index == 0:
@@ -265,7 +262,7 @@ def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
 
 
 def _longest_prompt(args: Any, inputs: Inputs) -> int | None:
-    """Tokens of the longest prompt; None for a stream, which cannot be looked at."""
+    """Return the tokens of the longest prompt; None for a stream, which cannot be read in advance."""
     rows = inputs.dataset
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
         return max(map(len, rows["input_ids"]), default=None)
@@ -289,15 +286,15 @@ def _longest_prompt(args: Any, inputs: Inputs) -> int | None:
 
 
 def apply(job: Job, args: Any, run: Run) -> dict[str, tuple[Any, Any]]:
-    """Write a plan's settings into the arguments, DeepSpeed's among them.
+    """Write a plan's settings into the arguments and DeepSpeed's settings.
 
     Args:
         job: The plan's.
         args: The trainer's config.
-        run: As it was before.
+        run: The run before the change.
 
     Returns:
-        What changed: name -> (before, now).
+        The changes: name -> (before, now).
     """
     before = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
     changes = {}
@@ -307,14 +304,14 @@ def apply(job: Job, args: Any, run: Run) -> dict[str, tuple[Any, Any]]:
             setattr(args, name, value)
             changes[name] = (current, value)
     if hasattr(args, "generation_batch_size"):
-        # TRL counts the completions of a generation when the config is made.
+        # TRL computes the completions of a generation when the config is made.
         args.generation_batch_size = args.per_device_train_batch_size * args.world_size * args.steps_per_generation
     _tell_engine(job, args, before)
     return changes
 
 
 def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
-    """Arguments to set: the plan's settings that differ from the run's, and what follows from them."""
+    """Return arguments to set: the plan's settings that differ from the run's, and arguments that follow from them."""
     before = run.job
     wanted = {
         name: value
@@ -336,7 +333,7 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
 
 
 def _checkpointing(args: Any, every: int, *, keeps_attention: bool) -> dict[str, Any]:
-    """Arguments for checkpointing, under transformers' new names and the old ones; the user's own options stay."""
+    """Return checkpointing arguments under transformers' new and old names, with the user's other options."""
     own = ("every_n_layers", "keep_attention")
     options = {name: value for name, value in (args.gradient_checkpointing_kwargs or {}).items() if name not in own}
     if every > 1:
@@ -369,7 +366,7 @@ def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
 
 
 def _adapters(plan: Plan) -> dict[str, Any]:
-    """Return the trainer's arguments for adapters and a 4-bit base, where the plan has them by an opt-in."""
+    """Return the trainer's arguments for adapters and a 4-bit base if the plan chose them by an opt-in."""
     job = plan.job
     options: dict[str, Any] = {}
     if "lora" in plan.opt_ins or "qlora" in plan.opt_ins:
@@ -394,7 +391,7 @@ def _adapters(plan: Plan) -> dict[str, Any]:
 
 
 def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]]) -> str:
-    """The plan, and what it set, in a line each."""
+    """Return lines about the plan and the settings that it changed."""
     found, hardware = plan.estimate, plan.estimate.hardware
     lines = [
         f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {found.memory} "

@@ -17,7 +17,7 @@ from trl_ext.trainers.settings.values import check_numbers, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
 
-# TRL 1.12's name: the name of the same thing here.
+# TRL 1.12's names, with the names here.
 RENAMED = {
     "response_length": "max_completion_length",
     "num_ppo_epochs": "num_iterations",
@@ -38,7 +38,7 @@ class PPOConfig(GRPOConfig):
     are sampled; each of `num_ppo_epochs` passes over them takes `num_mini_batches` optimizer steps.
     """
 
-    # Other defaults than GRPO's: TRL 1.12's of PPO.
+    # Defaults that differ from GRPO's: TRL 1.12's for PPO.
     learning_rate: float = setting(3e-6, "Initial learning rate of the actor.")
     num_generations: int | None = setting(1, "Completions per prompt. A critic needs no group, so 1 is usual.")
     max_completion_length: int | None = setting(53, "Most tokens of a completion.")
@@ -178,7 +178,7 @@ class PPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         refuse_without_effect(self)
-        check_numbers(self)  # before the old names are taken: the message has the name that was given
+        check_numbers(self)  # before old names are replaced, so that the message has the name that was given
         self._take_old_names()
         self._set_steps_per_generation()
         with without_groups(self):

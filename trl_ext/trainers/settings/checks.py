@@ -1,4 +1,4 @@
-"""Before the first step: a bad dataset or a bad launch costs a sentence, not a run."""
+"""Checks before the first step, so that a bad dataset or launch ends in one sentence."""
 
 import math
 import os
@@ -22,14 +22,14 @@ from trl_ext.trainers.checkpoints.save import newest_whole
 from trl_ext.trainers.record.recipe import packages
 from trl_ext.trainers.step.sequence_parallel import check_processes, size_of_groups
 
-# Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
+# Enough to find the longest prompt of most datasets in seconds; a longer prompt gets a separate forward.
 MAX_PROMPTS_MEASURED = 20_000
-# Packages whose versions decide what a process computes, and what it says to the others.
+# Packages whose versions decide what a process computes and sends to other processes.
 _SAME_VERSIONS = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "peft")
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
-    """Raise ConfigError when the longest row that can arise does not fit into one forward."""
+    """Raise ConfigError if the longest possible row does not fit into one forward."""
     longest = longest_prompt + max_completion_length
     if longest > max_tokens:
         raise ConfigError(
@@ -40,11 +40,11 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: in
 
 
 def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]:
-    """Return prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream.
+    """Return prompts to measure: all, evenly spaced ones of a large dataset, or none of a stream.
 
     Args:
         dataset: The training rows.
-        num_longest: How many of these to return, those of the most characters; None for all.
+        num_longest: Number of prompts to return, those with most characters; None for all.
     """
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return []
@@ -56,14 +56,14 @@ def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]
 def longest_prompt_tokens(
     trainer: Any, tokenize: Callable[[list[Any]], Any], num_longest: int | None = None
 ) -> int | None:
-    """Return the tokens of the training set's longest prompt; None where no row tells before the run.
+    """Return the tokens of the training set's longest prompt; None if it is unknown before the run.
 
-    That is the case for a stream, and for environments, which append to the prompts what their `reset` returns.
+    It is unknown for a stream, and with environments, which append to the prompts what their `reset` returns.
 
     Args:
         trainer: A GRPO trainer.
-        tokenize: TRL's, which returns the ids first.
-        num_longest: How many prompts to measure, those of the most characters; None for all.
+        tokenize: TRL's tokenizing function, which returns the ids first.
+        num_longest: Number of prompts to measure, those with most characters; None for all.
     """
     if trainer.environment_factories is not None:
         return None
@@ -72,12 +72,12 @@ def longest_prompt_tokens(
 
 
 def check_moving(args: Any, model: Any, peft_config: Any) -> None:
-    """Raise ConfigError where no reference can move, or where no checkpoint could hold it.
+    """Raise ConfigError for `sync_ref_model` if the reference cannot move, or checkpoints could not hold it.
 
     Args:
         args: GRPOConfig.
         model: The policy, or its path.
-        peft_config: With which adapters are added to it; None for none.
+        peft_config: Adapters that are added to it, or None.
     """
     if not args.sync_ref_model:
         return
@@ -94,18 +94,18 @@ def check_moving(args: Any, model: Any, peft_config: Any) -> None:
 
 
 def check_launch(args: Any) -> None:
-    """Raise ConfigError unless the processes that the launcher started work together, and give them their timeout.
+    """Raise ConfigError unless the launched processes form one group, and set the group's timeout.
 
-    Several processes that do not know of each other would train several models, silently; those of different versions
-    may compute differently. SupportError names the latter.
+    Separate processes would silently train several models. Processes with different versions of a package may compute
+    different numbers; they raise SupportError.
 
     Args:
-        args: Training arguments; `world_size` is what the trainer believes, WORLD_SIZE what the launcher did.
+        args: Training arguments; their `world_size` is compared with the launcher's WORLD_SIZE.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started < 1:
         raise ConfigError(f"WORLD_SIZE={started} is fewer than one process. Launch with --num_processes 1 or more.")
-    # Clusters set WORLD_SIZE for whole jobs; a launcher sets LOCAL_RANK beside it.
+    # Clusters set WORLD_SIZE for whole jobs; a launcher also sets LOCAL_RANK.
     if "LOCAL_RANK" in os.environ and args.world_size != started:
         raise ConfigError(
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
@@ -127,7 +127,7 @@ def check_launch(args: Any) -> None:
 
 
 def _check_fsdp(args: Any) -> None:
-    """Raise ConfigError for settings of FSDP with which a run would fail, or end without its model."""
+    """Raise ConfigError for FSDP settings with which a run would fail, or end without its model."""
     size, optim = size_of_groups(args), optimizer_name(vars(args))
     check(SimpleNamespace(fsdp=is_fsdp(args), sequence_parallel=size, optim=optim), OF_FSDP)
     plugin = fsdp_plugin(args)
@@ -144,7 +144,7 @@ def _check_fsdp(args: Any) -> None:
 
 
 def check_packed_bits(model: Any, args: Any) -> None:
-    """Raise ConfigError for 4-bit weights that FSDP would leave whole, or destroy by a cast.
+    """Raise ConfigError for 4-bit weights that FSDP would not shard, or destroy by a cast.
 
     Args:
         model: The policy, loaded.
@@ -160,7 +160,7 @@ def check_packed_bits(model: Any, args: Any) -> None:
 
 
 def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
-    """Raise ConfigError where a run would train no weight of a model, by its role, and end as a success."""
+    """Raise ConfigError if a model, given by role, has no trainable weight: the run would seem to succeed."""
     for role in (role for role, own in weights.items() if not any(weight.requires_grad for weight in own)):
         raise ConfigError(
             f"No weight of the {role} is trained: all that compute are frozen. Load an adapter with "
@@ -170,7 +170,7 @@ def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
 
 
 def check_pad_token(model: Any, processing_class: Any) -> None:
-    """Raise ConfigError for a pad token, of a tokenizer or its processor, that the model has no embedding of."""
+    """Raise ConfigError for a pad token, of a tokenizer or processor, without an embedding in the model."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     rows = model.config.get_text_config().vocab_size
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= rows:
@@ -182,14 +182,14 @@ def check_pad_token(model: Any, processing_class: Any) -> None:
 
 
 def check_grad_norm(trainer: Any, norm: Any, of: str = "") -> None:
-    """Raise GradientError for a gradient's norm that is not finite, on all processes, as they have one norm.
+    """Raise GradientError, on all processes, for a gradient norm that is not finite.
 
-    Not with fp16, whose scaler leaves such steps out.
+    fp16 is exempt: its scaler skips such steps.
 
     Args:
-        trainer: The trainer, before its optimizer step; under DeepSpeed after it, and before anything is saved.
-        norm: Of all gradients that one optimizer steps by; None where nobody knows it.
-        of: What it is the gradient of, with a space behind.
+        trainer: The trainer, before its optimizer step; under DeepSpeed after it, before anything is saved.
+        norm: Norm of all gradients of one optimizer step; None if unknown.
+        of: The model's role and a space, for the message: "critic's ".
     """
     if norm is None or trainer.args.fp16 or math.isfinite(norm):
         return
@@ -202,13 +202,13 @@ def check_grad_norm(trainer: Any, norm: Any, of: str = "") -> None:
 
 
 def check_steps(dataset: Any, args: Any) -> None:
-    """Raise DataError for fewer rows than one batch takes, where an incomplete batch is dropped.
+    """Raise DataError if there are fewer rows than one batch takes and incomplete batches are dropped.
 
-    The run would save the model as it was, and end as a success.
+    The run would save the unchanged model and seem to succeed.
 
     Args:
-        dataset: The training rows as the dataloader will get them.
-        args: The trainer's config; one with `num_generations` answers prompts.
+        dataset: The training rows as the dataloader gets them.
+        args: The trainer's config; `num_generations` in it means that rows are prompts.
     """
     if not isinstance(dataset, Dataset):
         return

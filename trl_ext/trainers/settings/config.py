@@ -1,4 +1,4 @@
-"""The settings that our configs share beside TRL's: packing, memory, how a run ends and what it resumes from."""
+"""Settings that our configs add to TRL's: packing, memory, the end of a run and its resume."""
 
 import os
 from dataclasses import MISSING, dataclass, fields, replace
@@ -26,17 +26,17 @@ from trl_ext.trainers.settings.values import (
 )
 from trl_ext.trainers.step.sequence_parallel import check_other_ways
 
-# What a checkpoint is compared in, and "manifest": that it is whole, as its manifest says.
+# Aspects in which run and checkpoint are compared, and "manifest": the checkpoint's files are complete.
 DESPITE = ("manifest", *PARTS)
 
 
 @dataclass(repr=False)
 class ExtendedConfig(PublicArguments):
-    """Mixed into a config of TRL's, in front of it.
+    """Base class in front of a TRL config.
 
-    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for. `given`
-    names the settings that were given and not left at their default. `memory_plan` is the plan that the trainer makes
-    from `memory`, None before and without it.
+    After construction `packing` is True or False, and `packing_is_required` is True if True was asked for. `given` has
+    the names of settings that do not have their default. `memory_plan` is the plan that the trainer makes from
+    `memory`, else None.
     """
 
     packing: bool | None = setting(
@@ -115,16 +115,16 @@ class ExtendedConfig(PublicArguments):
         return self
 
     def __post_init__(self) -> None:
-        """Check our settings, and machine and files that others read, then TRL's.
+        """Check our settings, and the machine and files that they name, then TRL's.
 
         Raises:
-            ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
+            ConfigError: An unknown card, preset or opt-in, a missing plan, or an impossible value.
         """
         check_numbers(self)
         check_choices(self, type(self))
         check(self, RUN)
         self._settle_memory()
-        if isinstance(self.resume_despite, str):  # as YAML gives a single one
+        if isinstance(self.resume_despite, str):  # YAML gives a single name as a string
             self.resume_despite = self.resume_despite.replace(",", " ").split()
         for name in self.resume_despite or ():
             if name not in DESPITE:
@@ -136,9 +136,9 @@ class ExtendedConfig(PublicArguments):
         check_deepspeed_file(config.deepspeed)
         announce_builds()
         choose_precision(config)
-        with old_names_unsaid():  # TRL's default has one
+        with old_names_unsaid():  # one of TRL's defaults uses an old name
             super().__post_init__()  # type: ignore[misc]  # TRL's
-        if config.deepspeed_plugin is not None:  # before models load
+        if config.deepspeed_plugin is not None:  # needed before models load
             make_groups_once()
         self.packing_is_required = self.packing is True or config.max_tokens_per_forward is not None
         self.packing_is_required |= self.sequence_parallel > 1
@@ -161,7 +161,7 @@ class ExtendedConfig(PublicArguments):
 
 
 def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-    """Names of the fields that were passed; from a parser, which passes all, those that differ from their default."""
+    """Return the names of fields that were passed; from a parser, which passes all, the fields without defaults."""
     known = {one.name: one for one in fields(cls) if one.init}
     passed = dict(zip(known, args, strict=False)) | kwargs
     if not known.keys() <= passed.keys():

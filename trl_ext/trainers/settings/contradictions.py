@@ -1,4 +1,4 @@
-"""Contradictions among the settings of a run, whichever trainer takes them."""
+"""Contradictions between settings of a run, for all trainers."""
 
 import math
 

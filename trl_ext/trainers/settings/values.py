@@ -1,7 +1,7 @@
-"""Numbers and words of the training arguments that cannot work, refused with their reason before anything is loaded.
+"""Checks of training arguments for values that cannot work, before anything is loaded.
 
-TRL and transformers take most of them: the run then ends in a foreign traceback, trains NaN, or does nothing. What
-they refuse with a sentence of their own is left to them.
+TRL and transformers accept most of these values: the run then ends in their traceback, trains NaN, or ignores the
+setting. Values for which they raise a clear error are not checked here.
 """
 
 import inspect
@@ -24,13 +24,13 @@ from trl_ext.trainers.settings.contradictions import RUN
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a setting may have; None, where a field may be unset, is always fine.
+    """Numbers that a setting may have; None is always allowed.
 
     Args:
         low, high: The two ends.
-        ends: As in mathematics: "[" and "]" include an end, "(" and ")" leave it out.
-        advice: A sentence after the complaint: why, or what to set instead.
-        unset: A number outside that stands for "not set".
+        ends: "[" and "]" include an end, "(" and ")" exclude it.
+        advice: A sentence after the error: why, or what to set instead.
+        unset: A number outside the range that means "not set".
     """
 
     low: float
@@ -40,14 +40,14 @@ class Range:
     unset: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Return True if the value lies within, or stands for unset; NaN never does."""
+        """Return True if the value is within the range or means unset; NaN never is."""
         if value == self.unset:
             return True
         from_low = value >= self.low if self.ends[0] == "[" else value > self.low
         return from_low and (value <= self.high if self.ends[1] == "]" else value < self.high)
 
     def in_words(self) -> str:
-        """Return the end of the sentence "it must be ...", empty where every finite number will do."""
+        """Return the end of the sentence "it must be ..."; "" if every finite number is allowed."""
         low = {"[": f"at least {self.low:g}", "(": f"above {self.low:g}"}[self.ends[0]] if self.low > -math.inf else ""
         high = {"]": f"at most {self.high:g}", ")": f"below {self.high:g}"}[self.ends[1]]
         high = high if self.high < math.inf else ""
@@ -110,16 +110,16 @@ RANGES = {
     "score_clip": Range(0, ends="(]", advice="Unset, scores are not clipped."),
 }
 
-# A setting that only counts where another one has this value.
+# The other setting, with its value, without which a setting has no effect.
 ONLY_WHERE = {
     "num_train_epochs": ("max_steps", -1),
     "logging_steps": ("logging_strategy", "steps"),
     "save_steps": ("save_strategy", "steps"),
     "eval_steps": ("eval_strategy", "steps"),
-    "top_k": ("use_vllm", False),  # vLLM has a sign of its own for all tokens, -1
+    "top_k": ("use_vllm", False),  # vLLM uses -1 for all tokens
 }
 
-# TRL looks at these words in the first step, after a generation. A test compares them with TRL's source.
+# TRL reads these words only after the first generation. A test compares them with TRL's source.
 CHOICES = {
     "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
@@ -128,13 +128,13 @@ CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 PATHS = ("output_dir", "resume_from_checkpoint", "memory", "deepspeed", "chat_template_path")
-# Keys of generation_kwargs that would overrule a setting in silence, with the setting.
+# Keys of generation_kwargs that would silently override a setting, with the setting.
 _SET_ELSEWHERE = {
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
 }
-# What vLLM samples by besides the temperature, with the values at which it takes all tokens as they are.
+# Settings by which vLLM samples, besides the temperature, with the values that keep the whole distribution.
 _WHOLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)),
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (None, 0)),
@@ -145,7 +145,7 @@ _WHOLE: dict[str, tuple[Any, ...]] = {
 
 
 def setting(default: Any, purpose: str, **others: Any) -> Any:
-    """Return a field of a config with what its `--help` says, and other metadata, such as its choices."""
+    """Return a field of a config with its `--help` text and other metadata, such as its choices."""
     return field(default=default, metadata={"help": purpose, **others})
 
 
@@ -153,7 +153,7 @@ def check_numbers(config: Any) -> None:
     """Raise ConfigError for the first number of a config that is out of its range.
 
     Args:
-        config: TRL's or ours, also in its own `__post_init__`, where a batch size of 0 would be a ZeroDivisionError.
+        config: TRL's or ours, also within `__post_init__`, where a batch size of 0 would be a ZeroDivisionError.
     """
     for name, text in vars(config).items():
         if isinstance(text, str):
@@ -162,7 +162,7 @@ def check_numbers(config: Any) -> None:
         value = getattr(config, name, None)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if allowed.holds(float(value)):  # float: PPO hands TRL an int that compares in a way of its own
+        if allowed.holds(float(value)):  # float: PPO passes TRL a subclass of int with other comparisons
             continue
         if name in ONLY_WHERE and getattr(config, ONLY_WHERE[name][0], None) != ONLY_WHERE[name][1]:
             continue
@@ -171,7 +171,7 @@ def check_numbers(config: Any) -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise ConfigError for a text with a NUL character, and for one of PATHS that the system cannot look for."""
+    """Raise ConfigError for a text with a NUL character, and for one of PATHS that is too long for the file system."""
     if "\0" in text or (name in PATHS and max(map(len, text.split("/"))) > 255):
         raise ConfigError(f"{name}={text[:40]!r}... is too long, or holds a NUL character. Give another one.")
 
@@ -179,9 +179,9 @@ def check_text(name: str, text: str) -> None:
 def check_settings(args: Any) -> None:
     """Raise ConfigError for training arguments that cannot work, whichever class they have.
 
-    Called by the trainers before they load anything: a plain TRL config is fine there, and fields can be set late.
+    Trainers call it before they load anything: plain TRL configs are accepted there, and fields can be set late.
     """
-    check_deepspeed_file(getattr(args, "deepspeed", None))  # a plain TRL config has not looked
+    check_deepspeed_file(getattr(args, "deepspeed", None))  # plain TRL configs have not checked it
     check_anywhere(args)
     if getattr(args, "vllm_server_options", None) and STARTS_VARIABLE not in os.environ:
         raise ConfigError(
@@ -205,14 +205,14 @@ def check_anywhere(args: Any) -> None:
 
 
 def check_values(settings: Any, kind: type) -> None:
-    """Raise ConfigError for numbers, words and contradictions among settings of a kind of config, made or not."""
+    """Raise ConfigError for numbers, words and contradictions in settings of this class of config, built or not."""
     check_numbers(settings)
     check_choices(settings, kind)
     check(settings, getattr(kind, "contradictions", RUN))
 
 
 def check_choices(settings: Any, kind: type) -> None:
-    """Raise ConfigError for a word that is not one of those that its setting may have in this kind of config."""
+    """Raise ConfigError for a word that its setting cannot have in this class of config."""
     own = fields(kind) if is_dataclass(kind) else ()
     listed = {one.name: one.metadata["choices"] for one in own if "choices" in one.metadata}
     for name, choices in {**CHOICES, **listed, **getattr(kind, "choices", {})}.items():
@@ -222,17 +222,17 @@ def check_choices(settings: Any, kind: type) -> None:
 
 
 def is_given(config: Any, name: str) -> bool:
-    """Return True for a field of a config that has another value than its default."""
+    """Return True if a field of a config does not have its default."""
     field = next(field for field in fields(config) if field.name == name)
     default = field.default_factory() if callable(field.default_factory) else field.default
     return bool(getattr(config, name) != default)
 
 
 def choose_precision(config: Any) -> None:
-    """Set bf16 to False where it is unset and the machine has no accelerator.
+    """Set bf16 to False if it is unset and the machine has no accelerator.
 
-    Called by `__post_init__` before TRL's, which makes it True and so ends in an error there. With `use_cpu` TRL's
-    default stays: bf16 autocast on the CPU.
+    `__post_init__` calls it before TRL's, which would set it to True and fail. With `use_cpu` TRL's default stays:
+    bf16 autocast on the CPU.
     """
     import torch
     from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
@@ -249,10 +249,10 @@ def _check_weights(weights: Iterable[float]) -> None:
 
 
 def check_correction(args: Any) -> None:
-    """Raise ConfigError where vLLM's importance ratios would compare log-probabilities of two kinds.
+    """Raise ConfigError if vLLM's importance ratios would compare log-probabilities of different distributions.
 
-    vLLM's are over the tokens that it may sample, the trainer's over the vocabulary: with top_p=0.9 every token weighs
-    0.9 or less, and a completion of 24 tokens, by TRL's default mode, 0.08.
+    vLLM's are over the tokens that it may sample, the trainer's over the vocabulary: with top_p=0.9 every token has a
+    ratio of 0.9 or less, and a completion of 24 tokens, in TRL's default mode, 0.08.
     """
     if not (getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction):
         return
@@ -268,7 +268,7 @@ def check_correction(args: Any) -> None:
 
 
 def _check_options(args: Any) -> None:
-    """Raise ConfigError for keys of a mapping that another setting decides, or that torch does not know."""
+    """Raise ConfigError for keys in a mapping that another setting decides, or that torch does not accept."""
     for name, value in vars(args).items():
         if name.endswith("_kwargs") and not isinstance(value, Mapping | None):
             raise ConfigError(f"{name}={value!r} must be a mapping of options to their values.")
@@ -292,7 +292,7 @@ def _check_options(args: Any) -> None:
         from torch.utils.checkpoint import checkpoint
 
         known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
-        known |= {"every_n_layers", "offload", "keep_attention"}  # of transformers, and ours
+        known |= {"every_n_layers", "offload", "keep_attention"}  # transformers' and ours
         if unknown := set(checkpointing) - (known - {"function", "args", "kwargs"}):
             raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
         if checkpointing.get("keep_attention") and (checkpointing.get("use_reentrant") or not args.packing):
@@ -302,7 +302,7 @@ def _check_options(args: Any) -> None:
 
 
 def _check_without_effect(args: Any) -> None:
-    """Raise ConfigError for a setting that only another one brings to work, and that has not its value."""
+    """Raise ConfigError for a setting that has no effect because of another setting's value."""
     for name in () if getattr(args, "use_vllm", True) else map(str, vars(args)):
         if name.startswith("vllm_") and is_given(args, name):
             value = getattr(args, name)
@@ -314,19 +314,17 @@ def _check_without_effect(args: Any) -> None:
             with swapped(args, optim_args=None):
                 plain = Trainer.get_optimizer_cls_and_kwargs(args)
             is_read = Trainer.get_optimizer_cls_and_kwargs(args) != plain
-        except (ValueError, ImportError):  # transformers will say so
+        except (ValueError, ImportError):  # transformers reports it later
             return
         if not is_read:
             raise ConfigError(f"optim_args={args.optim_args!r} has no effect with optim={args.optim!s}. Leave it out.")
 
 
 def check_deepspeed_file(name: Any) -> None:
-    """Raise ConfigError for a DeepSpeed file that is no JSON mapping, or has another stage than the launcher.
+    """Raise ConfigError for a DeepSpeed file that is not a JSON mapping, or whose stage is not the launcher's.
 
-    Before, where there is DeepSpeed, warn of locks that it would wait for: TRL's `__post_init__` starts its
-    communication, which may be compiled then.
-
-    What else it says is compared with the training arguments by transformers, and judged by DeepSpeed.
+    First, with DeepSpeed, warn of locks that it would wait for: TRL's `__post_init__` starts its communication, which
+    may be compiled then. transformers compares the file's other values with the training arguments.
     """
     if name or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         warn_once()

@@ -46,8 +46,7 @@ def check_before_launch(
 
     Args:
         trainer: "grpo", "ppo" or "reward".
-        module: The script's.
-        parser: The script's parser.
+        module, parser: The script's module and its parser.
         argv: Arguments of the script and of `accelerate launch`, in any order.
         on_ray: True if Ray finds the machines.
 
@@ -81,12 +80,8 @@ def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
 
 
 def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> None:
-    """Check the run that a command line and its recipe describe.
-
-    Args:
-        parser: The script's parser.
-        argv: Arguments of the script, and possibly of the launcher.
-        launch: The launcher's arguments.
+    """Check the run that a command line of the script, possibly with the launcher's arguments, and its recipe
+    describe.
 
     Raises:
         ConfigError, DataError, RuleError, SupportError: The run could not start.
@@ -142,12 +137,7 @@ def _check_hub(source: DatasetSource) -> None:
 
 
 def check_trackers(report_to: str | Sequence[str] | None) -> None:
-    """Check that the trackers exist and are installed.
-
-    Raises:
-        ConfigError: There is no such tracker.
-        SupportError: Its package is missing.
-    """
+    """Raise ConfigError for an unknown tracker, SupportError for a tracker whose package is missing."""
     from transformers.integrations.integration_utils import (
         INTEGRATION_TO_CALLBACK,
         get_available_reporting_integrations,

@@ -192,11 +192,7 @@ class Hardware:
 
 
 def find_card(name: str) -> Card:
-    """Find a card by name: "A40-48GB", "a40", "RTX 4090", "A100-80".
-
-    Raises:
-        ConfigError: No card or several cards have that name.
-    """
+    """Find a card by name, "A40-48GB", "a40", "RTX 4090", "A100-80"; raise ConfigError unless exactly one has it."""
     wanted = _plain(name)
     exact = [card for card in CARDS if wanted in _spellings(card)]
     if len(exact) == 1:
@@ -228,7 +224,6 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     """Parse "4xA40-48GB", "A40" for one card, or "2x8xH100-80GB" for two machines with eight cards each.
 
     Args:
-        text: Machines, number and card.
         gpu_memory_gib: The card's total memory. It replaces the table's, and makes an unknown card an ordinary card on
             PCIe 4.
         host_gib: The machine's memory, if known.

@@ -23,11 +23,9 @@ def names_of(row: Row) -> tuple[str, ...]:
 
 
 def check(settings: Any, table: Iterable[Row]) -> None:
-    """Check settings against a table. A row is skipped if one of its settings is missing, as in a plain TRL config.
+    """Raise ConfigError for the first contradiction, with the values of its settings.
 
-    Raises:
-        ConfigError: The first contradiction, with the values of its settings.
-    """
+    A row is skipped if one of its settings is missing, as in a plain TRL config."""
     for row in table:
         names = names_of(row)
         try:

@@ -319,12 +319,8 @@ _OWNERS = {
 
 
 def check_read(job: Job, names: Collection[str], may_use_lora: bool = False) -> None:
-    """Raise ConfigError for a given setting of vLLM or LoRA that has no effect, because vLLM or LoRA is off.
-
-    Args:
-        names: Settings that the user gave.
-        may_use_lora: True if the planner may choose adapters.
-    """
+    """Raise ConfigError for a setting in `names` of vLLM or LoRA that has no effect, because vLLM or LoRA is off. With
+    `may_use_lora` the planner may choose adapters."""
     for is_read, theirs, remedy in (
         (job.use_vllm, ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"), "Set use_vllm"),
         (job.shares_with_vllm, ("vllm_enable_sleep_mode",), "Set use_vllm with vllm_mode=colocate"),
@@ -340,11 +336,8 @@ def check_read(job: Job, names: Collection[str], may_use_lora: bool = False) -> 
 
 
 def changed(job: Job, settings: Mapping[str, Any]) -> Job:
-    """Return the job with other settings; values may be strings from a command line.
-
-    Raises:
-        ConfigError: An unknown setting, a value of another type, or settings that cannot work together.
-    """
+    """Return the job with other settings; values may be strings from a command line. Raises ConfigError for an unknown
+    setting, a value of another type, or settings that cannot work together."""
     types = {one.name: type(getattr(job, one.name)) for one in fields(job)}
     for name in settings:
         if name not in types:

@@ -35,15 +35,11 @@ def launched_with(job: Job) -> str:
 
 
 def fsdp_engine(version: int, *, reshards: bool, offloads: bool) -> Engine:
-    """Return FSDP's settings as the engine of a run.
+    """Return FSDP's settings as the engine of a run; raise ConfigError if plans do not cover this way of sharding.
 
     Args:
-        version: FSDP's version.
         reshards: True if weights are freed after each forward.
         offloads: True if they wait in host memory.
-
-    Raises:
-        ConfigError: Plans do not cover this way of sharding.
     """
     if version != 2 or not reshards:
         raise ConfigError(
@@ -55,9 +51,7 @@ def fsdp_engine(version: int, *, reshards: bool, offloads: bool) -> Engine:
 
 def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
     """Read processes and DeepSpeed's or FSDP's settings from an accelerate file, or from a shipped one by its name.
-
-    Returns:
-        None for the processes if the file gives none, and for the settings without DeepSpeed and FSDP.
+    Either is None if the file has none.
 
     Raises:
         ConfigError: There is no such file, it is not YAML, or plans do not cover its FSDP settings.
@@ -87,11 +81,7 @@ def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
 
 
 def read_deepspeed(file: str) -> Engine:
-    """Read DeepSpeed's settings from its JSON.
-
-    Raises:
-        ConfigError: There is no such file, or it is not JSON.
-    """
+    """Read DeepSpeed's settings from its JSON; raise ConfigError if there is no such file or it is not JSON."""
     return _read(Path(file), json.loads)
 
 
@@ -101,10 +91,8 @@ def zero_stage(engine: Mapping[str, Any] | None) -> int:
 
 
 def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[str, Any]:
-    """Return `Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements.
-
-    The Trainer fills "auto" from the hidden size.
-    """
+    """Return `Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements. The
+    Trainer fills "auto" from the hidden size."""
     zero = _zero(engine)
     if engine and "fsdp" in engine:
         return {"zero_stage": 3, "fsdp": True, **engine["fsdp"]}

@@ -22,9 +22,7 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     """Return the keys of a recipe for `trl-ext reward`, `grpo` or `ppo`.
 
     Args:
-        job: The planned job.
         model: Name or folder of the model; None leaves it to the command line.
-        num_gpus: Processes.
         in_folder: True if the recipe is in the plan's folder: it then names plan.json, to which the run is compared,
             the launch file and DeepSpeed's. Paths in a recipe are relative to its folder.
     """
@@ -141,8 +139,7 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
 
 
 def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
-    """Return accelerate's launch file. The recipe's key `deepspeed` names DeepSpeed's file, which may be named only
-    once.
+    """Return accelerate's launch file. DeepSpeed's file is in the recipe's key `deepspeed`: it may be named only once.
 
     DeepSpeed on one GPU also needs the rank that torch's launcher sets: without it DeepSpeed asks MPI.
     """
@@ -185,14 +182,9 @@ MEANINGS = {
 
 
 def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool = True) -> list[str]:
-    """Return the commands that start the run from the files in `folder`, one for each machine.
-
-    Words in capitals are placeholders.
+    """Return the commands that start the run from a plan's folder, one for each machine; placeholders are in capitals.
 
     Args:
-        job: The planned job.
-        folder: The plan's folder.
-        hardware: The machines.
         names_model: True if the recipe names a model, False if the plan is for a size.
     """
     variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())

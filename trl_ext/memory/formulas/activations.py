@@ -74,10 +74,8 @@ EXTRAS = {
 
 
 def mlp_bytes(shape: ModelShape) -> float:
-    """Bytes per token that the MLP saves, averaged over the layers: gate, its activation, up, product, 8I.
-
-    In a mixture: k experts per token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert.
-    """
+    """Bytes per token that the MLP saves, averaged over the layers: gate, its activation, up, product, 8I. In a
+    mixture: k experts per token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert."""
     dense = 8.0 * shape.intermediate
     experts = shape.experts
     if experts is None:
@@ -191,10 +189,8 @@ def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def work_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes per token that a layer holds at the peak of its backward, in the MLP.
-
-    Llama-3-8B: 266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64.
-    """
+    """Bytes per token that a layer holds at the peak of its backward, in the MLP. Llama-3-8B: 266,904 in bf16, 300,184
+    under autocast, 345,616 with fp32 adapters of rank 64."""
     hidden, width, head, mode = shape.hidden, mlp_width(shape), shape.head_dim, mode_of(job)
     above = {
         Mode.BF16: 2 * hidden + 4 * width + 4 * head + 16,
@@ -208,10 +204,8 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
-    """Bytes per token at the start of backward: of checkpoints, and of layers without checkpointing.
-
-    Every n-th layer is checkpointed, L/n of them rounded up.
-    """
+    """Bytes per token at the start of backward: of checkpoints, and of layers without checkpointing. Every n-th layer
+    is checkpointed, L/n of them rounded up."""
     every, num_layers = job.checkpoint_every, shape.num_layers
     num_checkpointed = -(-num_layers // every) if every else 0
     saved = (num_layers - num_checkpointed) * saved_bytes(shape, job)
@@ -220,18 +214,14 @@ def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
 
 def kept_bytes(shape: ModelShape, job: Job) -> float:
     """Bytes of a prompt's prefix cache for several forwards, without its activations, which count in each forward: the
-    keys and values of all layers, 4*nkv*d per token, and the same for their gradients.
-
-    Without checkpointing the activations hold the keys and values, and each forward has a copy of them.
-    """
+    keys and values of all layers, 4*nkv*d per token, and the same for their gradients. Without checkpointing the
+    activations hold the keys and values, and each forward has a copy of them."""
     return 8.0 * shape.num_layers * kv_copies(shape, job) * shape.kv_width * job.kept_tokens
 
 
 def no_grad_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes per token of a forward without gradients, one layer at a time: 6I + 8H + 4d with bf16 weights.
-
-    A fused gate and up projection stays together with its halves, 2I more; under LoRA its sum exists too, 4I more.
-    """
+    """Bytes per token of a forward without gradients, one layer at a time: 6I + 8H + 4d with bf16 weights. A fused
+    gate and up projection stays together with its halves, 2I more; under LoRA its sum exists too, 4I more."""
     mlps = (8 if job.uses_lora else 6) + ((4 if job.uses_lora else 2) if shape.fused else 0)
     hiddens, heads = {
         Mode.BF16: (8, 4),

@@ -40,13 +40,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class FrozenCopy:
-    """A model, or an adapter, that scores and is never trained.
-
-    Args:
-        role: "reference" or "reward model".
-        num_params: Number of parameters.
-        value_bytes: Bytes per parameter.
-    """
+    """A model, or an adapter, that scores and is never trained; its role is "reference" or "reward model"."""
 
     role: str
     num_params: int

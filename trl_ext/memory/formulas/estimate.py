@@ -182,11 +182,8 @@ class Estimate:
 
 
 def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
-    """Estimate the memory and time that a job needs on a machine.
-
-    Raises:
-        ConfigError: The job does not go with the model or the number of GPUs, or vLLM cannot start.
-    """
+    """Estimate a job's memory and time on a machine. Raises ConfigError if the job does not go with the model or the
+    number of GPUs, or vLLM cannot start."""
     check_model(job, shape)
     check_batch(job, hardware.num_gpus)
     check_vllm(shape, job, hardware)

@@ -26,11 +26,8 @@ HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2
 
 
 def weight_bytes(engine: Engine) -> float:
-    """Bytes of the weights on one GPU, without DeepSpeed's master copy.
-
-    A frozen weight takes 2 bytes (4 if DDP or FSDP2 loads float32), or 0.516 in NF4, whose scales FSDP2 does not
-    shard.
-    """
+    """Bytes of the weights on one GPU, without DeepSpeed's master copy. A frozen weight takes 2 bytes (4 if DDP or
+    FSDP2 loads float32), or 0.516 in NF4, whose scales FSDP2 does not shard."""
     job = engine.job
     each = 4 if job.dtype == "float32" and (job.fsdp or not job.zero_stage) else 2
     frozen = (engine.frozen - engine.quantised) * each + engine.quantised * NF4_BYTES

@@ -39,11 +39,8 @@ GB = 1e9
 
 
 def step_seconds(setup: Setup) -> dict[str, float]:
-    """Seconds of one optimizer step by part, without parts of 0.
-
-    If samples are generated ahead, the step takes as long as the slower side, and `generation` is the time that
-    training waits.
-    """
+    """Seconds of one optimizer step by part, without parts of 0. If samples are generated ahead, the step takes as
+    long as the slower side, and `generation` is the time that training waits."""
     parts = {
         "generation": generation_seconds,
         "weight push": push_seconds,

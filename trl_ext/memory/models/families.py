@@ -47,15 +47,8 @@ FAMILIES: dict[str, Family] = {name: Family(**fields) for name, fields in read_t
 
 
 def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> ModelShape:
-    """Return the shape of a config.json.
-
-    Args:
-        config: Its keys and values.
-        name: For messages; the config's name or family if None.
-
-    Raises:
-        ConfigError: No or an unknown `model_type`, or a size that is no positive number.
-    """
+    """Return the shape of a config.json, named `name` in messages. Raises ConfigError for no or an unknown
+    `model_type`, or a size that is no positive number."""
     kind = config.get("model_type")
     name = name or config.get("_name_or_path") or kind or "the model"
     if kind and kind not in FAMILIES:
@@ -97,11 +90,7 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
 
 def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
     """Return the shape of a model without a formula: parameters are counted on the meta device, activations and time
-    use the nearest formula.
-
-    Raises:
-        ConfigError: transformers does not know the family either, or the config resembles no Llama's.
-    """
+    use the nearest formula. Raises ConfigError if transformers does not know the family, or it resembles no Llama."""
     text = {**config, **(config.get("text_config") or {})}
     # The longest known name that begins this name; qwen3_next is a mixture, as qwen3_moe is.
     has_experts, whole = "num_experts" in text or "num_local_experts" in text, str(text.get("model_type", kind))

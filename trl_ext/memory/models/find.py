@@ -81,10 +81,8 @@ def weights_of(model: str) -> str | None:
 
 
 def cached_config(name: str) -> Path | None:
-    """Return the newest config.json of a hub model in the local cache.
-
-    The folders are read directly: importing huggingface_hub takes longer than the whole plan.
-    """
+    """Return the newest config.json of a hub model in the local cache. The folders are read directly: importing
+    huggingface_hub takes longer than the whole plan."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
@@ -94,9 +92,7 @@ def cached_config(name: str) -> Path | None:
 
 def no_hub() -> str:
     """Return why the hub must not be asked, in a few words: it is off, or does not answer one call; "" if it answers.
-
-    huggingface_hub itself asks six times, for half a minute, and prints each attempt.
-    """
+    huggingface_hub itself asks six times, for half a minute, and prints each attempt."""
     if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "TRUE", "YES"):
         return f"{OFFLINE} is set"
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

@@ -204,15 +204,8 @@ def quantised_weights(shape: ModelShape) -> int:
 
 @lru_cache(maxsize=64)
 def lora_linears(shape: ModelShape, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, int], ...]:
-    """Return the projections with adapters.
-
-    Args:
-        shape: The model.
-        targets: Names of projections, or "all-linear".
-
-    Raises:
-        ConfigError: The model lacks a target.
-    """
+    """Return the projections with adapters. Targets are names of projections, or "all-linear"; raises ConfigError for
+    a target that the model lacks."""
     linears = model_linears(shape)
     if targets == ALL_LINEAR:
         return linears

@@ -69,7 +69,7 @@ def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None)
 
     Args:
         now: The run as it is.
-        phase: One of `PHASES`, "" for the run's phase with the highest peak.
+        phase: One of `PHASES`, "" for the phase with the highest peak.
         asked_gib: GiB that could not be allocated; changes that save less are named only if none saves as much.
     """
     before = _need_gib(now, phase)

@@ -92,13 +92,8 @@ def _yaml(head: str, keys: dict[str, Any]) -> str:
 
 
 def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
-    """Return the plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term.
-
-    Args:
-        plan: The plan.
-        launch: Its launch line.
-        words: Words of the launch line that the user replaces.
-    """
+    """Return the plan as a page of Markdown: its sentence, its launch line with the words that the user replaces, and
+    GiB by phase and by term."""
     one = plan.estimate
     rows = "\n".join(
         f"| {PHASE_WORDS[phase]} | {peak.what} | {gib(peak.num_bytes):.1f} |" for phase, peak in one.worst.items()

@@ -72,12 +72,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Settings that do not fit, with the least memory that the technique needs.
-
-    Args:
-        estimate: The memory.
-        why: A sentence with the reason, or "".
-    """
+    """Settings that do not fit, with the least memory that the technique needs, and a sentence with the reason, or
+    ""."""
 
     estimate: Estimate
     why: str = ""
@@ -178,11 +174,8 @@ class Plans:
         return self.plans[0]
 
     def largest(self, name: str) -> int:
-        """Return the largest value of a length or a count with which something fits; 0 if nothing does.
-
-        Raises:
-            ConfigError: The setting cannot be searched for, or has no effect.
-        """
+        """Return the largest value of a length or a count with which something fits; 0 if nothing does. Raises
+        ConfigError if the setting cannot be searched for, or has no effect."""
         found = self.at_largest(name)
         return getattr(found.job, unalias(name)) if found else 0
 
@@ -266,11 +259,7 @@ def plan(
 
 
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
-    """Find all plans and refusals.
-
-    Raises:
-        ConfigError: The card has no bf16, and the job is not in fp16.
-    """
+    """Find all plans and refusals. Raises ConfigError if the card has no bf16, and the job is not in fp16."""
     check_precision(search.job, search.hardware)
     return Plans(search, allow, *_plans_and_refusals(search, allow))
 

@@ -15,13 +15,7 @@ from trl_ext.memory.tables import read_table
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A question to the planner.
-
-    Args:
-        purpose: The job's purpose, in a line.
-        trainer, model, gpus: As in `trl-ext plan`.
-        settings: Fields of `Job` that stay; the planner chooses the others.
-    """
+    """A question to the planner: `settings` are fields of `Job` that stay; the planner chooses the others."""
 
     purpose: str
     trainer: str

@@ -23,14 +23,7 @@ _ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A job on a machine, and the settings that the planner may choose.
-
-    Args:
-        job: Settings to start from.
-        given: Names of settings that stay as they are.
-        shape: The model.
-        hardware: The machine.
-    """
+    """A job on a machine, and the settings that the planner may choose: all except `given`."""
 
     job: Job
     given: frozenset[str]
@@ -55,11 +48,8 @@ class Search:
         return free if self.may(name) else (getattr(self.job, name),)
 
     def placed(self) -> list["Search"]:
-        """Return the search without servers, and with each possible number and size of vLLM servers.
-
-        Raises:
-            ConfigError: None is possible, with the reason of the first one tried.
-        """
+        """Return the search without servers, and with each possible number and size of vLLM servers. Raises
+        ConfigError if none is possible, with the reason for the first one tried."""
         is_elsewhere = self.job.vllm_servers == 0 and not self.may("vllm_servers")
         if self.job.vllm_mode != "server" or is_elsewhere:
             return [self]
@@ -99,11 +89,8 @@ class Search:
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
-    """Make a search from a user's settings and the defaults.
-
-    Raises:
-        ConfigError: A setting is unknown, or the settings cannot work.
-    """
+    """Make a search from a user's settings and the defaults. Raises ConfigError for an unknown setting, or settings
+    that cannot work."""
     settings = unaliased(settings)
     check_has(trainer, settings)
     if settings.get("vllm_servers") == "auto":  # the planner chooses, as with vllm_mode=server without a number
@@ -170,7 +157,6 @@ def ppo_defaults(trainer: str, method: str, given: frozenset[str], critic: str |
 
     Args:
         trainer: "ppo", or another, which has neither.
-        method: The job's.
         given: Fields that the user decided.
         critic: The user's, or None. A reward adapter needs an adapter critic.
     """

@@ -36,20 +36,16 @@ def job_of_run(
     engine: Mapping[str, Any] | None = None,
     prompt_tokens: int | None = None,
 ) -> Job:
-    """Return the run as a job of the planner.
+    """Return the run as a job of the planner; raise ConfigError if its settings contradict each other.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         keys: Arguments of the trainer's config and, under the names of TRL's ModelConfig, of the model: `dtype`,
             `use_peft`, `lora_r`, ...; also `reward_model` and `reward_adapter` (names, or their number) and
             `value_model`, if used.
-        shape: The model.
         num_processes: One for each GPU.
         engine: DeepSpeed's settings, None without DeepSpeed.
         prompt_tokens: Tokens of the longest prompt, for which trainers have no argument; None if unknown.
-
-    Raises:
-        ConfigError: The settings contradict each other.
     """
     micro, steps = int(keys["per_device_train_batch_size"]), int(keys["gradient_accumulation_steps"])
     fields: dict[str, Any] = {

@@ -57,10 +57,7 @@ class MemorySetting:
 
 
 def parse_memory(memory: Any) -> MemorySetting:
-    """Parse the value of `memory`.
-
-    Args:
-        memory: "auto", cards ("4xA40-48GB"), a preset's name, a plan's folder or plan.json, or a `Plan`.
+    """Parse `memory`: "auto", cards ("4xA40-48GB"), a preset's name, a plan's folder or plan.json, or a `Plan`.
 
     Raises:
         ConfigError: An unknown name, with the nearest names; or a plan of another version.
@@ -94,7 +91,6 @@ class Run:
     Args:
         job: Its settings, given or by default.
         given: Fields of `Job` that the user or the launch decided.
-        shape: Its model.
         num_processes: As launched, one for each GPU.
         local_processes: Processes on this machine.
     """
@@ -106,11 +102,8 @@ class Run:
     local_processes: int
 
     def search(self, hardware: Hardware, also_open: frozenset[str] = frozenset()) -> Search:
-        """Return a search from this run, in which all settings that were not given, and `also_open`, are open.
-
-        Raises:
-            ConfigError: The given settings cannot work.
-        """
+        """Return a search from this run, in which all settings that were not given, and `also_open`, are open. Raises
+        ConfigError if the given settings cannot work."""
         is_open = ((FREE | SIZES | OPTED) - self.given) | also_open
         # The planner replaces DeepSpeed's defaults; a micro-batch of one divides every batch.
         default = Job(self.job.trainer)
@@ -125,13 +118,7 @@ class Run:
 
 
 def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Callable[[], Hardware]) -> Plan:
-    """Choose the settings for the run.
-
-    Args:
-        run: The run as launched.
-        setting: The parsed value of `memory`.
-        allow: The user's opt-ins.
-        machine: Finds this machine's cards.
+    """Choose the settings for the run; `machine` finds this machine's cards if `setting` names none.
 
     Raises:
         ConfigError: Nothing fits as launched, with the launch that would; the launch or a given setting contradicts

@@ -86,13 +86,7 @@ def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, 
 
 
 def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> dict[str, Any]:
-    """Return positional arguments of a method by their names.
-
-    Args:
-        method: The method.
-        after: The parameter before the first argument.
-        rest: The arguments.
-    """
+    """Return positional arguments `rest` of a method by their names; the first follows the parameter `after`."""
     names = list(inspect.signature(method).parameters)
     return dict(zip(names[names.index(after) + 1 :], rest, strict=False))
 
@@ -144,11 +138,7 @@ def inputs_of(trainer: Any) -> Inputs:
 
 
 def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
-    """Describe the run before its model loads.
-
-    Raises:
-        ConfigError: The formulas do not cover the model's family.
-    """
+    """Describe the run before its model loads. Raises ConfigError if the formulas do not cover the model's family."""
     if isinstance(inputs.model, str):
         options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
         shape = shape_from_config(AutoConfig.from_pretrained(inputs.model, **options).to_dict(), inputs.model)
@@ -169,15 +159,7 @@ def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
 def decided(
     job: Job, args: Any, shape: ModelShape, engine: Mapping[str, Any] | None, has_value_model: bool
 ) -> frozenset[str]:
-    """Return the fields of `Job` that the user, DeepSpeed's file or the loss decides.
-
-    Args:
-        job: The run's.
-        args: The trainer's config.
-        shape: The model.
-        engine: DeepSpeed's settings, None without DeepSpeed.
-        has_value_model: True if the user gave PPO's critic.
-    """
+    """Return the fields of `Job` that the user, DeepSpeed's file (`engine`) or the loss decides."""
     # Sizes that the file gives as numbers; the plan decides "auto" and missing sizes.
     zero = (engine or {}).get("zero_optimization") or {}
     given = frozenset(DECIDED_BY.get(name, name) for name in args.given)
@@ -201,11 +183,8 @@ def _loading(args: Any) -> dict[str, Any]:
 
 
 def _engine(args: Any) -> dict[str, Any] | None:
-    """Return the settings of DeepSpeed or FSDP, from the launcher or the run's arguments.
-
-    Raises:
-        ConfigError: Plans do not cover this way of sharding by FSDP.
-    """
+    """Return the settings of DeepSpeed or FSDP, from the launcher or the run's arguments. Raises ConfigError if plans
+    do not cover FSDP's way of sharding."""
     if plugin := fsdp_plugin(args):
         offloads, reshards = type(plugin.cpu_offload) is not OffloadPolicy, plugin.reshard_after_forward is True
         return fsdp_engine(plugin.fsdp_version, reshards=reshards, offloads=offloads)
@@ -241,11 +220,7 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
 
 def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
     """Return the tokens of the longest prompt, the larger of rows and `memory_prompt_length`; None if both are
-    unknown.
-
-    Raises:
-        ConfigError: A prompt and its completion are longer than vLLM's maximum.
-    """
+    unknown. Raises ConfigError if prompt and completion are longer than vLLM's maximum."""
     given, longest = args.memory_prompt_length, _longest_prompt(args, inputs)
     if given and longest and longest > given and args.process_index == 0:
         logger.warning(
@@ -289,8 +264,6 @@ def apply(job: Job, args: Any, run: Run) -> dict[str, tuple[Any, Any]]:
     """Write a plan's settings into the arguments and DeepSpeed's settings.
 
     Args:
-        job: The plan's.
-        args: The trainer's config.
         run: The run before the change.
 
     Returns:

@@ -40,12 +40,8 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: in
 
 
 def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]:
-    """Return prompts to measure: all, evenly spaced ones of a large dataset, or none of a stream.
-
-    Args:
-        dataset: The training rows.
-        num_longest: Number of prompts to return, those with most characters; None for all.
-    """
+    """Return prompts to measure: all, evenly spaced ones of a large dataset, or none of a stream. With `num_longest`,
+    only so many, those with most characters."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return []
     stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
@@ -61,7 +57,6 @@ def longest_prompt_tokens(
     It is unknown for a stream, and with environments, which append to the prompts what their `reset` returns.
 
     Args:
-        trainer: A GRPO trainer.
         tokenize: TRL's tokenizing function, which returns the ids first.
         num_longest: Number of prompts to measure, those with most characters; None for all.
     """
@@ -72,13 +67,7 @@ def longest_prompt_tokens(
 
 
 def check_moving(args: Any, model: Any, peft_config: Any) -> None:
-    """Raise ConfigError for `sync_ref_model` if the reference cannot move, or checkpoints could not hold it.
-
-    Args:
-        args: GRPOConfig.
-        model: The policy, or its path.
-        peft_config: Adapters that are added to it, or None.
-    """
+    """Raise ConfigError for `sync_ref_model` if the reference cannot move, or checkpoints could not hold it."""
     if not args.sync_ref_model:
         return
     if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
@@ -98,9 +87,6 @@ def check_launch(args: Any) -> None:
 
     Separate processes would silently train several models. Processes with different versions of a package may compute
     different numbers; they raise SupportError.
-
-    Args:
-        args: Training arguments; their `world_size` is compared with the launcher's WORLD_SIZE.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started < 1:
@@ -144,12 +130,7 @@ def _check_fsdp(args: Any) -> None:
 
 
 def check_packed_bits(model: Any, args: Any) -> None:
-    """Raise ConfigError for 4-bit weights that FSDP would not shard, or destroy by a cast.
-
-    Args:
-        model: The policy, loaded.
-        args: Training arguments.
-    """
+    """Raise ConfigError for 4-bit weights that FSDP would not shard, or destroy by a cast."""
     dtype = fsdp_dtype(args) if is_fsdp(args) else ""
     stored = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if type(p).__name__ == "Params4bit"}
     if dtype and stored - {dtype}:
@@ -202,14 +183,8 @@ def check_grad_norm(trainer: Any, norm: Any, of: str = "") -> None:
 
 
 def check_steps(dataset: Any, args: Any) -> None:
-    """Raise DataError if there are fewer rows than one batch takes and incomplete batches are dropped.
-
-    The run would save the unchanged model and seem to succeed.
-
-    Args:
-        dataset: The training rows as the dataloader gets them.
-        args: The trainer's config; `num_generations` in it means that rows are prompts.
-    """
+    """Raise DataError if there are fewer rows than one batch takes and incomplete batches are dropped: the run would
+    save the unchanged model and seem to succeed. With `num_generations` in `args` rows are prompts."""
     if not isinstance(dataset, Dataset):
         return
     num_rows, processes = len(dataset), f"{args.world_size} process{'es' if args.world_size > 1 else ''}"

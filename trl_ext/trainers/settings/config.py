@@ -115,11 +115,8 @@ class ExtendedConfig(PublicArguments):
         return self
 
     def __post_init__(self) -> None:
-        """Check our settings, and the machine and files that they name, then TRL's.
-
-        Raises:
-            ConfigError: An unknown card, preset or opt-in, a missing plan, or an impossible value.
-        """
+        """Check our settings, and the machine and files that they name, then TRL's. Raises ConfigError for an unknown
+        card, preset or opt-in, a missing plan, or an impossible value."""
         check_numbers(self)
         check_choices(self, type(self))
         check(self, RUN)

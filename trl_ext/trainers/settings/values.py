@@ -150,11 +150,8 @@ def setting(default: Any, purpose: str, **others: Any) -> Any:
 
 
 def check_numbers(config: Any) -> None:
-    """Raise ConfigError for the first number of a config that is out of its range.
-
-    Args:
-        config: TRL's or ours, also within `__post_init__`, where a batch size of 0 would be a ZeroDivisionError.
-    """
+    """Raise ConfigError for the first number of a config that is out of its range. It runs before TRL's
+    `__post_init__`, where a batch size of 0 would be a ZeroDivisionError."""
     for name, text in vars(config).items():
         if isinstance(text, str):
             check_text(name, text)
@@ -177,10 +174,8 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_settings(args: Any) -> None:
-    """Raise ConfigError for training arguments that cannot work, whichever class they have.
-
-    Trainers call it before they load anything: plain TRL configs are accepted there, and fields can be set late.
-    """
+    """Raise ConfigError for training arguments that cannot work, whichever class they have. Trainers call it before
+    they load anything: plain TRL configs are accepted there, and fields can be set late."""
     check_deepspeed_file(getattr(args, "deepspeed", None))  # plain TRL configs have not checked it
     check_anywhere(args)
     if getattr(args, "vllm_server_options", None) and STARTS_VARIABLE not in os.environ:

@@ -42,7 +42,7 @@ SHARED: tuple[Row, ...] = (  # for runs and for the planner's jobs
     (lambda sequence_parallel, packing: sequence_parallel > 1 and packing is False,
      "GPUs share packed rows alone. Set packing, or leave sequence_parallel out."),
     (lambda generation_ahead: generation_ahead not in (0, 1),
-     "samples are at most one block behind the policy. Set 0 or 1."),
+     "samples are at most one block older than the policy. Set 0 or 1."),
     (lambda generation_ahead, vllm_mode, use_vllm: generation_ahead and not (use_vllm and vllm_mode == "server"),
      "vLLM servers generate while this process trains. Set use_vllm=True and vllm_mode='server', or start with "
      "--vllm_servers 1."),
@@ -59,7 +59,7 @@ OF_FSDP: tuple[Row, ...] = (  # for jobs, and for launched runs
 OF_A_JOB: tuple[Row, ...] = (
     *SHARED,
     (lambda trainer, critic, reward_model: trainer == "ppo" and critic != "adapter" and reward_model == "adapter",
-     "a reward adapter stands beside a critic's adapter. Set reward_model=copy, or critic=adapter."),
+     "a reward adapter needs an adapter critic. Set reward_model=copy, or critic=adapter."),
     (lambda trainer, method, critic, reward_model:
         trainer == "ppo" and method == "full" and "adapter" in (critic, reward_model),
      "adapters need LoRA. Allow lora, or set critic=separate and reward_model=copy."),

@@ -39,64 +39,64 @@ class Job:
     # All weights, adapters, or adapters on a 4-bit base.
     method: str = _option("full", "full (default), lora or qlora")
     # A second LoRA on the same backbone, a value head on the actor's hidden states, or a model with its optimizer.
-    critic: str = _option("separate", "of PPO: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)")
+    critic: str = _option("separate", "PPO's: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)")
     # A copy is frozen; an adapter is a third LoRA on the policy's backbone.
-    reward_model: str = _option("none", "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)")
+    reward_model: str = _option("none", "of PPO and GRPO: none, copy (of the policy's size), or adapter (PPO)")
     num_reward_models: int = _option(1, "of PPO: reward models of that kind, an ensemble (default 1)")
     beta: float = _option(0.0, "weight of the KL penalty; GRPO without it has no reference")
     global_batch: int = _option(
         64, "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)"
     )
-    per_device_train_batch_size: int = _option(1, "samples of a micro-batch; free if not given")
+    per_device_train_batch_size: int = _option(1, "samples of a micro-batch (default: planned)")
     # 0: all micro-batches of an optimizer step, TRL's default.
-    steps_per_generation: int = _option(0, "micro-batches generated at once; free if not given")
-    oversample: float = _option(1.0, "of GRPO: completions that are generated over those of an update (default 1)")
+    steps_per_generation: int = _option(0, "micro-batches generated at once (default: planned)")
+    oversample: float = _option(1.0, "GRPO: completions generated for each completion of an update (default 1)")
     max_length: int = _option(1024, "tokens of one side of a pair (default 1024)")
     max_prompt_length: int = _option(512, "tokens of the longest prompt (default 512)")
     max_completion_length: int = _option(256, "tokens of the longest completion (default 256)")
     # 0: unknown.
-    mean_completion_length: int = _option(0, "tokens of a completion on the mean, for the seconds of a step")
-    max_tokens_per_forward: int = _option(0, "most tokens of a packed forward")  # 0 without that bound
+    mean_completion_length: int = _option(0, "mean tokens of a completion, for a step's seconds (default: longest)")
+    max_tokens_per_forward: int = _option(0, "most tokens of a packed forward (default: no limit)")
     # Padded batches also need a mask and repeated keys.
     packing: bool = _option(True, "flat rows without padding (default)")
     # GPUs of a group are neighbours; each forwards a part of the row's tokens.
-    sequence_parallel: int = _option(1, "GPUs that share each row, for rows that are too long for one (default 1)")
+    sequence_parallel: int = _option(1, "GPUs that share each row, for rows that are too long for one GPU (default 1)")
     num_generations: int = _option(8, "completions per prompt (default 8; PPO 1)")
     lora_r: int = _option(16, "rank of the adapters (default 16)")
-    lora_target_modules: tuple[str, ...] = _option(ALL_LINEAR, "names with commas between (default all-linear)")
-    lora_dropout: float = _option(0.0, "of the adapters (default 0)")
-    zero_stage: int = _option(0, "0 (DDP), 1, 2 or 3; free if not given")  # 0 on one GPU: no launcher
+    lora_target_modules: tuple[str, ...] = _option(ALL_LINEAR, "projections, with commas between (default all-linear)")
+    lora_dropout: float = _option(0.0, "dropout of the adapters (default 0)")
+    zero_stage: int = _option(0, "0 (DDP), 1, 2 or 3 (default: planned)")  # 0 on one GPU: no launcher
     # With zero_stage 3, by PyTorch instead of DeepSpeed.
-    fsdp: bool = _option(False, "FSDP2 shards, as ZeRO-3 does, without DeepSpeed")
-    offload: str = _option("none", "none, optimizer or all; free if not given")  # into host memory; all: weights, too
-    checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none; free if not given")
-    keep_attention: bool = _option(False, "checkpointed layers keep attention's output; free if not given")
+    fsdp: bool = _option(False, "shard by FSDP2 as ZeRO-3 does, without DeepSpeed")
+    offload: str = _option("none", "to host memory: none, optimizer, or all with weights (default: planned)")
+    checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none (default: planned)")
+    keep_attention: bool = _option(False, "checkpointed layers keep attention's output (default: planned)")
     activation_offloading: bool = _option(
-        False, "checkpoints of the reward trainer wait in host memory; free if not given"
+        False, "checkpoints of the reward trainer wait in host memory (default: planned)"
     )
     # Under DDP adapters are always float32.
-    dtype: str = _option("bfloat16", "bfloat16 or float32, of the weights as loaded; free if not given")
-    fp16: bool = _option(False, "fp16 in place of bf16, for cards without it: compute capability below 8.0")
+    dtype: str = _option("bfloat16", "bfloat16 or float32, of the weights as loaded (default: planned)")
+    fp16: bool = _option(False, "fp16 instead of bf16, for cards without it: compute capability below 8.0")
     optim: str = _option("adamw_torch_fused", "adamw_torch_fused or adamw_bnb_8bit")  # transformers' names
-    reduce_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
-    stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements")
-    stage3_prefetch_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
-    sub_group_size: int = _option(100_000_000, "DeepSpeed's, in elements")
-    overlap_comm: bool = _option(False, "ZeRO-1 and 2 send gradients while backward goes on, by a second bucket")
+    reduce_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements (default 50,000,000)")
+    stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements (default 100,000,000)")
+    stage3_prefetch_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements (default 50,000,000)")
+    sub_group_size: int = _option(100_000_000, "DeepSpeed's, in elements (default 100,000,000)")
+    overlap_comm: bool = _option(False, "ZeRO-1 and 2 send gradients during backward, with a second bucket")
     zero_hpz_partition_size: int = _option(
         1, "of ZeRO-3: GPUs of a machine that hold a second copy of the weights (default 1: none)"
     )
     ds3_gather_for_generation: bool = _option(True, "gather ZeRO-3's weights before generating (default)")
     use_vllm: bool = _option(False, "vLLM, on the training GPUs unless --vllm_mode is server")
-    vllm_gpu_memory_utilization: float = _option(0.3, "vLLM's share of a card; free if not given")
+    vllm_gpu_memory_utilization: float = _option(0.3, "vLLM's share of a card (default: planned)")
     vllm_tensor_parallel_size: int = _option(
-        1, "GPUs over which vLLM, or each server, splits the model; free if not given"
+        1, "GPUs over which vLLM, or each server, splits the model (default: planned)"
     )
-    vllm_enable_sleep_mode: bool = _option(False, "vLLM gives its memory back while training; free if not given")
+    vllm_enable_sleep_mode: bool = _option(False, "vLLM frees its memory during training (default: planned)")
     vllm_mode: str = _option("colocate", "colocate (default), or server for vLLM on separate GPUs")
     # 0 also for servers on other machines, whose time is not counted.
-    vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; auto: the planner chooses")
-    generation_ahead: int = _option(0, "1: vLLM servers generate the next samples while the others train (default 0)")
+    vllm_servers: int = _option(0, "vLLM servers on separate GPUs; the other GPUs train; auto: the planner chooses")
+    generation_ahead: int = _option(0, "1: vLLM servers generate the next samples during training (default 0)")
     gradient_as_bucket_view: bool = True  # DDP's gradients live in its buckets, as our trainers set it; TRL: twice
     expandable_segments: bool = True  # PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation
 

@@ -18,8 +18,8 @@ NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
 DESCRIPTION = """\
 Find settings that fit your cards before anything runs, from formulas: every number is estimated.
 
-A plan keeps the global batch and all else that the optimisation sees; settings that you give stay as they are. What
-would change the training needs an opt-in: --allow lora, qlora, adam8bit, shorter, fewer."""
+A plan keeps the global batch and everything else that the optimisation depends on; settings that you give stay.
+Changes to the training need an opt-in: --allow lora, qlora, adam8bit, shorter, fewer."""
 EXAMPLES = """\
 examples:
   trl-ext plan --trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB \\
@@ -100,26 +100,32 @@ def _parser() -> CommandParser:
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
-    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="what trains")
+    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="the trainer")
     parser.add_argument("--model", help="name on the hub, folder, config.json, or a size such as 8B")
     parser.add_argument("--gpus", help="number and card: 4xA40-48GB, 6x4090; several machines: 2x8xH100-80GB")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
-    parser.add_argument("--host_memory_gib", type=float, help="a machine's memory; not checked if not given")
+    parser.add_argument("--host_memory_gib", type=float, help="a machine's memory (default: not checked)")
     parser.add_argument("--network_gbit_s", type=float, help="a machine's network, with several (default 400)")
-    parser.add_argument("--rows", type=int, help="rows of your data, for its hours: pairs, or prompts")
-    parser.add_argument("--headroom", metavar="SHARE", help="of a card, stays free (default 5%%; 0 for none)")
+    parser.add_argument("--rows", type=int, help="rows of your data (pairs, or prompts), to print the hours for all")
+    parser.add_argument(
+        "--headroom", metavar="SHARE", help="share of a card that stays free (default 5%%; 0 for none)"
+    )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit, shorter, fewer"
     )
     parser.add_argument(
-        "--what-if", action="append", default=[], metavar="KEY=VALUE", help="the best plan with another setting"
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="also estimate the best plan with another setting",
     )
-    parser.add_argument("--max", metavar="KEY", help="the largest length, micro-batch or rank that fits")
+    parser.add_argument("--max", metavar="KEY", help="find the largest length, micro-batch or rank that fits")
     parser.add_argument(
         "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
     )
     parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
-    parser.add_argument("--preset", metavar="NAME", help="a job of this name; settings beside it go before its own")
+    parser.add_argument("--preset", metavar="NAME", help="a named job; other options override its settings")
     parser.add_argument("--presets", action="store_true", help="list the presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     group = parser.add_argument_group("settings, which the plan keeps")

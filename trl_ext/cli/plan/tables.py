@@ -40,9 +40,7 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
     if card.assumed:
         console.print(f"{escape(card.assumed)} Seconds are as good as that.", soft_wrap=True)
     if stands_for := search.shape.stands_for:
-        instead = (
-            f"A '{stands_for}' has no formula: activations and times are those of the nearest, {search.shape.family}."
-        )
+        instead = f"A '{stands_for}' has no formula: activations and times use the nearest, {search.shape.family}'s."
         console.print(f"{instead} Parameters are counted.", soft_wrap=True)
     if plans.plans:
         console.print(plans_table(plans))

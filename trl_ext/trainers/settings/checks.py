@@ -145,8 +145,8 @@ def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
     for role in (role for role, own in weights.items() if not any(weight.requires_grad for weight in own)):
         raise ConfigError(
             f"No weight of the {role} is trained: all that compute are frozen. Load an adapter with "
-            "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on what is to learn; of "
-            "several adapters set_adapter makes one the active one."
+            "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on weights; choose "
+            "one of several adapters by set_adapter."
         )
 
 

@@ -41,69 +41,66 @@ class ExtendedConfig(PublicArguments):
 
     packing: bool | None = setting(
         None,
-        "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
-        "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
-        "step. False: no.",
+        "Forward flat rows of real tokens instead of padded batches. Unset: packed, or TRL's padded batches with a "
+        "warning if the model is not exact when packed. True: packed, or stop before the first step. False: padded.",
     )
     layer_kernels: bool | None = setting(
         None,
-        "Fused kernels (Liger's) for norms, rotary positions and gated MLPs, where rows are packed. Unset: on a card "
-        "where liger-kernel is installed and the self-check finds the same numbers with them. True: yes, or stop "
-        "before the first step. False: no.",
+        "Use Liger's fused kernels for norms, rotary positions and gated MLPs in packed rows. Unset: used on a card "
+        "if liger-kernel is installed and the self-check finds the same numbers. True: used, or stop before the "
+        "first step. False: not used.",
     )
     sequence_parallel: int = setting(
         1,
-        "Neighbouring processes that share each row (Ulysses): each forwards a part of its tokens, so "
-        "that rows fit that are too long for one card. What is trained stays the same. Divides the number of "
-        "processes and the model's attention heads. 1: every process forwards whole rows.",
+        "Neighbouring processes that share each row (Ulysses), for rows that are too long for one card: each "
+        "forwards a part of the tokens, with the same result. Must divide the number of processes and the model's "
+        "attention heads. 1: every process forwards whole rows.",
     )
     memory: str | None = setting(
         None,
-        "Settle what decides memory before the model loads: auto for the cards of this machine, cards "
-        "such as 4xA40-48GB, a preset's name, or the folder of a plan. Settings that you give stay. Without "
-        "memory_allow nothing changes that the optimisation sees.",
+        "Choose the settings that decide memory before the model loads: auto for the cards of this machine, cards "
+        "such as 4xA40-48GB, a preset's name, or a plan's folder. Settings that you give stay. Without memory_allow "
+        "the optimisation does not change.",
     )
     memory_allow: str | None = setting(
-        None, "What else memory may change, with commas between: lora, qlora, adam8bit, shorter, fewer."
+        None, "Further changes that memory may make, with commas between: lora, qlora, adam8bit, shorter, fewer."
     )
     memory_headroom: str | None = setting(
-        None, "Share of a card that memory keeps free, such as 0.05. Unset: 0.05, or that of a plan's folder."
+        None, "Share of a card that memory keeps free, such as 0.05. Unset: the share of a plan's folder, else 0.05."
     )
     memory_prompt_length: int | None = setting(
         None, "Tokens of the longest prompt, for memory. Unset: measured on the training rows."
     )
     global_batch: int | None = setting(
         None,
-        "Samples of an optimizer step over all processes, which memory splits into micro-batches and "
-        "accumulation. Unset: what per_device_train_batch_size and gradient_accumulation_steps make.",
+        "Samples of an optimizer step over all processes, which memory divides into micro-batches and accumulation. "
+        "Unset: the product of per_device_train_batch_size, gradient_accumulation_steps and processes.",
     )
     memory_rehearsal: bool | None = setting(
         None,
-        "Before step 1, one micro-batch of the greatest length forward and backward, its gradients "
-        "dropped: out of memory comes at once, not after hours. Unset: on where there is CUDA.",
+        "Before step 1, forward and backward one micro-batch of the greatest length and drop its gradients, so that "
+        "a run without enough memory ends at once. Unset: on with CUDA.",
     )
     memory_on_oom: str = setting(
         "split",
-        "When a forward runs out of memory. split: halve the micro-batch on all ranks and go on with the "
-        "same gradients, where that is possible. raise: end with what would fit.",
+        "When a forward runs out of memory. split: halve the micro-batch on all ranks and go on with the same "
+        "gradients, if possible. raise: end the run and name settings that would fit.",
         choices=("split", "raise"),
     )
     resume_despite: list[str] | None = setting(
         None,
-        "Differences between the run and the checkpoint with which to resume all the same: "
-        "model, rules, rewards, data, processes, seed, settings; manifest for a checkpoint not known to be whole, "
-        "such as one of TRL's own trainers.",
+        "Differences between run and checkpoint that do not stop a resume: model, rules, rewards, data, processes, "
+        "seed, settings; manifest for a checkpoint not known to be complete, such as one of TRL's trainers.",
     )
     overwrite: bool = setting(
         False,
-        "Where output_dir holds checkpoints of an earlier run, begin all the same: they are removed before step 1. "
-        "A run that is resumed removes nothing. False: such a start is refused.",
+        "Start although output_dir has checkpoints of an earlier run, and remove them before step 1. A resumed run "
+        "removes nothing. False: refuse to start.",
     )
     save_on_signal: bool | None = setting(
         None,
-        "On SIGTERM or one Ctrl-C, save a checkpoint at the end of the optimizer step, on all processes "
-        "together, and end with exit code 75; a second Ctrl-C ends at once. Unset: on, except with "
-        "save_strategy='no'.",
+        "On SIGTERM or one Ctrl-C, save a checkpoint at the end of the optimizer step, on all processes, and end "
+        "with exit code 75; a second Ctrl-C ends at once. Unset: on, except with save_strategy='no'.",
     )
 
     contradictions: ClassVar[tuple[Row, ...]] = RUN

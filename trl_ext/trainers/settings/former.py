@@ -23,8 +23,8 @@ REPLACED = {old: f"It is '{new}' now." for old, new in zip(_RENAMED[::2], _RENAM
     "torch_dtype": "It is 'dtype' in a recipe, and model_init_kwargs={'dtype': ...} in a program.",
     "use_flash_attention_2": "Set 'attn_implementation' to flash_attention_2 (in a program in model_init_kwargs).",
     "max_seq_length": "It is 'max_length' of a reward model's pairs, 'max_completion_length' of completions.",
-    "max_prompt_length": "Prompts are not cut: leave out rows whose prompt is too long (dataset.filter). The longest "
-    "one that memory is planned for is 'memory_prompt_length'.",
+    "max_prompt_length": "Prompts are not cut: leave out rows whose prompt is too long (dataset.filter). Memory is "
+    "planned for prompts of 'memory_prompt_length'.",
     "vllm_device": "vLLM runs on the trainer's cards where 'vllm_mode' is colocate, on others by --vllm_servers N.",
     "vllm_enable_prefix_caching": "It is a key of 'vllm_server_options', for servers that --vllm_servers N starts.",
 }

@@ -170,7 +170,7 @@ def check_numbers(config: Any) -> None:
 def check_text(name: str, text: str) -> None:
     """Raise ConfigError for a text with a NUL character, and for one of PATHS that is too long for the file system."""
     if "\0" in text or (name in PATHS and max(map(len, text.split("/"))) > 255):
-        raise ConfigError(f"{name}={text[:40]!r}... is too long, or holds a NUL character. Give another one.")
+        raise ConfigError(f"{name}={text[:40]!r}... is too long, or holds a NUL character. Give another.")
 
 
 def check_settings(args: Any) -> None:
@@ -256,9 +256,9 @@ def check_correction(args: Any) -> None:
     given = vars(args) | (args.generation_kwargs if isinstance(args.generation_kwargs, dict) else {})
     for name in (name for name, whole in _WHOLE.items() if given.get(name) not in whole):
         raise ConfigError(
-            f"{name}={given[name]!r} has vLLM sample from a part of the model's distribution, or another one, and "
-            "vllm_importance_sampling_correction compares its log-probabilities with the whole one: completions "
-            f"would count for next to nothing. Leave {name} out{other_way}."
+            f"{name}={given[name]!r} has vLLM sample from a part of the model's distribution, or from another, and "
+            "vllm_importance_sampling_correction compares its log-probabilities with the whole: completions would "
+            f"have almost no weight. Leave {name} out{other_way}."
         )
 
 

@@ -102,7 +102,7 @@ def test_what_a_machine_or_another_process_caused_is_tried_again(monkeypatch, er
 def test_the_first_attempt_alone_ends_a_run():
     pytest.importorskip("ray")
     _no_retry().after_exception(None, {0: OSError("lost")})
-    with pytest.raises(RuntimeError, match=r"^IndexError: size 0\. It came before the first step and is not tried"):
+    with pytest.raises(RuntimeError, match=r"^IndexError: size 0\. It happened before the first step, so"):
         _no_retry().after_exception(None, {0: OSError("lost"), 1: _UnstartedError("IndexError: size 0")})
     later = _no_retry()
     later.after_exception(None, {0: OSError("lost")})

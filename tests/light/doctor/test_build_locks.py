@@ -41,7 +41,7 @@ def test_a_young_lock_may_belong_to_a_build_elsewhere_and_one_that_a_process_has
     put_lock(cache, age_s=40)
     [found] = build_locks()
     assert not found.is_stale and found.finding.level == "note"
-    assert "another machine or container" in found.finding.what and found.finding.advice.startswith("If nobody else")
+    assert "another machine or container" in found.finding.what and found.finding.advice.startswith("If no other")
     with put_lock(cache, age_s=2 * STALE_AGE_S).open():
         [found] = build_locks()
         assert found.builder == os.getpid() and not found.is_stale

@@ -146,7 +146,7 @@ REFUSED = {
     "--vllm_servers 1 --use_vllm false": "use_vllm is False",
     "--vllm_servers 1 --vllm_mode colocate": "vllm_mode is colocate",
     "--vllm_servers 1 --vllm_server_port 8000": "vllm_server_port is 8000",
-    "--vllm_servers 1 --num_machines 2": "this machine alone",
+    "--vllm_servers 1 --num_machines 2": "this machine only",
 }
 
 

@@ -80,8 +80,7 @@ def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
 
 
 def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> None:
-    """Check the run that a command line of the script, possibly with the launcher's arguments, and its recipe
-    describe.
+    """Check the run of a command line, possibly with the launcher's arguments, and its recipe.
 
     Raises:
         ConfigError, DataError, RuleError, SupportError: The run could not start.

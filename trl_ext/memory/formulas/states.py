@@ -298,8 +298,7 @@ def gathered_bytes(engine: Engine, place: str) -> float:
 
 
 def _gathered_by_fsdp(engine: Engine, place: str) -> float:
-    """Upper bound of the bytes that FSDP2 has gathered on one GPU, with its reduction buffers, as read in PyTorch
-    2.13.
+    """Upper bound of the bytes that FSDP2 has gathered on one GPU, with reduction buffers, as read in PyTorch 2.13.
 
     * A layer's weights come in one buffer and are copied from it. In forward the buffer stays until the next layer's
       buffer is copied; in backward the next layer's buffer exists together with this layer's weights.

@@ -182,8 +182,7 @@ def lm_params(shape: ModelShape) -> int:
 
 
 def scorer_params(shape: ModelShape) -> int:
-    """Parameters of a reward or value model: backbone and a head with one output, no bias. Llama-3-8B:
-    7,504,928,768."""
+    """Parameters of a reward or value model: backbone, head of one output, no bias. Llama-3-8B: 7,504,928,768."""
     return backbone_params(shape) + shape.hidden
 
 

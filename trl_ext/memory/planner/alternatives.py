@@ -83,8 +83,7 @@ def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None)
 
 
 def next_stage(now: Estimate) -> Estimate | None:
-    """Return the next ZeRO stage and offload that fits with the least memory, else the next stage; None on the
-    last."""
+    """Return the next ZeRO stage and offload that fits with the least memory, else the next; None after the last."""
     search = _search(now)
     least = [
         min(map(search.estimate, most_frugal(search, job)), key=lambda one: one.need_bytes)

@@ -192,8 +192,7 @@ class Plans:
         return plans[0] if plans else Plan(found)
 
     def largest_of_best(self, name: str) -> Estimate | None:
-        """Return the best plan with the largest value of a length or a count that fits, all else as planned; or
-        None."""
+        """Return the best plan with its largest fitting value of a length or a count, all else as planned; or None."""
 
         def with_value(value: int) -> Estimate | None:
             try:

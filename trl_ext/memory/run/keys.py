@@ -83,7 +83,7 @@ def job_of_run(
 
 
 def loaded_dtype(keys: Mapping[str, Any]) -> str:
-    """Return the dtype in which weights are loaded: float32 by default, as in TRL. "auto" and float16 count as
+    """Return the dtype in which weights are loaded: float32 by default, as in TRL; "auto", float16 count as
     bfloat16."""
     named = (keys.get("model_init_kwargs") or {}).get("dtype", keys.get("dtype")) or "float32"
     return "float32" if "float32" in str(named) else "bfloat16"

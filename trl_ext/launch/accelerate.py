@@ -186,7 +186,7 @@ def _report_exit(code: int, who: str = "a process") -> int:
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above names what would fit.\n", file=sys.stderr)
     elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):
-        why = "its output above gives the reason."
+        why = "its output above gives the reason; `trl-ext report OUTPUT_DIR` shows the run up to there."
         if code in (-9, 137):
             why = "it was killed, often because host memory was full. Continue with --resume_from_checkpoint true."
         print(f"\nerror: {who} stopped with exit code {code}; {why}\n", file=sys.stderr)

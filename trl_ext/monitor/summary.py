@@ -191,7 +191,7 @@ def token_rows(summary: RunSummary) -> Rows:
         ("as padded batches", summary.padded_tokens),
         ("unpadded, prompts repeated", summary.raw_tokens),
     ]:
-        if tokens:
+        if tokens and tokens >= summary.forwarded_tokens:
             rows.append([name, f"{tokens:,} ({tokens / summary.forwarded_tokens:.2f} times as many)"])
     if summary.skipped_tokens:
         rows.append(["left out, without advantage", f"{summary.skipped_tokens:,}"])

@@ -99,6 +99,8 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
     source = source or ConfigSource()
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("rules"), list):
         raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
+    if mapping.keys() & {"model_name_or_path", "dataset_name", "output_dir", "max_steps"}:
+        raise ConfigError(f"{source.name} is a recipe. Give rules.yaml of a run's folder, or a file of rules alone.")
     for key in mapping:
         if key not in ("rules", *_SET_KEYS):
             raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', *_SET_KEYS))}")

@@ -11,7 +11,7 @@ from trl_ext.monitor.pages.series import read_series
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import RunRecord, write_record
 from trl_ext.monitor.report import summary_table, write_report
-from trl_ext.monitor.summary import summarize
+from trl_ext.monitor.summary import summarize, token_rows
 from trl_ext.monitor.words import from_to
 
 
@@ -56,6 +56,18 @@ def test_held_out_rows_have_the_last_word_and_an_accuracy_is_judged_like_a_rewar
     assert judged(log).headline == "It got worse: reward fell from 0.50 to 0.30 on held-out problems"
     log = [{"step": step, "accuracy": step / 20, "loss": 1.0} for step in range(1, 21)]
     assert judged(log).headline == "It learned: accuracy rose from 0.15 to 0.90 in training"
+
+
+def test_steps_whose_rewards_are_nan_are_counted():
+    log = rewards([0.5, 0.6, math.nan, math.nan], **{"completions/mean_length": 5.0})
+    assert judged(log).warnings[0].startswith("In 2 of 4 logged steps no completion had a reward: every reward")
+    assert "no completion had a reward" not in warned(rewards([0.5, 0.6], **{"completions/mean_length": 5.0}))
+
+
+def test_tokens_that_packing_did_not_save_are_not_shown():
+    for forwarded, names in ((100, ["tokens forwarded", "as padded batches"]), (120, ["tokens forwarded"])):
+        log = [{"step": 1, "packing/forwarded_tokens": forwarded, "packing/padded_tokens": 110}]
+        assert [name for name, _ in token_rows(summarize(log))] == names
 
 
 def test_the_ending():

@@ -81,6 +81,10 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(write, subtests):
         ("rules:\n  - rule: answr", "rules.yaml, line 2: unknown rule 'answr'. Did you mean 'answer'?"),
         ("rules:\n  - rule: answer\n    glod: x", "rules.yaml, line 3: rule 'answer' has no key 'glod'. Did you mean"),
         ("rules: [{rule: answer}]\nclipp: [0, 1]", "line 2: unknown key 'clipp'. Did you mean 'clip'?"),
+        (
+            "model_name_or_path: x\nrules: [{rule: answer}]",
+            "rules.yaml is a recipe. Give rules.yaml of a run's folder",
+        ),
         ("rules:\n  - rule: length\n    low: 9\n    high: 2", "line 2: Rule 'length': low=9 is above high=2."),
         ("rules:\n  - {rule: answer, weight: 1e-3}", "line 2: Rule 'answer': weight is '1e-3'. Give a finite number"),
         ("rules:\n  - {rule: pattern}", "line 2: rule 'pattern' needs the key 'pattern'."),

@@ -85,7 +85,7 @@ class Refusal:
         if not reason:
             weights = vllm_weight_bytes(self.estimate.shape, replace(self.estimate.job, vllm_tensor_parallel_size=1))
             reason = f"vLLM's {in_gib(weights)} of weights and its cache do not fit next to training"
-        reason = f"{technique(self.estimate.job)}: {reason}"
+        reason = f"{technique(self.estimate.job, self.estimate.hardware.num_gpus)}: {reason}"
         return f"{reason}. {self.why}" if self.why else reason
 
 

@@ -184,9 +184,10 @@ def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
 # Names of techniques and of plans -----------------------------------------------------------------------------------
 
 
-def technique(job: Job) -> str:
+def technique(job: Job, num_gpus: int = 2) -> str:
     """Name ZeRO stage, offload and method: "ZeRO-2, all weights"."""
-    stage = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
+    plain = "DDP" if num_gpus > 1 else "one GPU"
+    stage = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else plain
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
     method = {"full": "all weights", "lora": f"LoRA r={job.lora_r}", "qlora": f"QLoRA r={job.lora_r}"}[job.method]
     if job.uses_lora and job.trainer == "ppo":
@@ -205,7 +206,7 @@ def label(job: Job, num_gpus: int) -> str:
     every += " into host memory" if job.activation_offloading else ""
     every += f", rows shared by {job.sequence_parallel} GPUs" if job.sequence_parallel > 1 else ""
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
-    name = technique(job) if num_gpus > 1 or job.zero_stage else technique(job).replace("DDP", "one GPU")
+    name = technique(job, num_gpus)
     return f"{name}, {batch}, {every}"
 
 

@@ -50,7 +50,8 @@ class RunVerdict:
     @property
     def help(self) -> str:
         """A sentence with the page of causes and remedies; empty if nothing went wrong."""
-        return f"What to look at, and which key mends it: {HELP_PAGE}" if self.warnings or self.mood == "worse" else ""
+        what = f"What to look at, and which key helps: {HELP_PAGE} of the documentation"
+        return what if self.warnings or self.mood == "worse" else ""
 
 
 def judge_run(
@@ -133,9 +134,14 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
             f"Packing was off: {summary.why_padded}. Padded batches give the same results in more time; "
             "docs/reference/packing.md lists what can be packed."
         )
-    is_unscored = summary.kind is not REWARD_MODEL and "completions/mean_length" in series
-    if is_unscored and summary.kind.curves[0].key not in series:
-        yield "No completion had a reward: what scores them gave no number. Read some below, and mend it."
+    sampled, scored = (
+        len(series.get(key, Series()).values) for key in ("completions/mean_length", summary.kind.curves[0].key)
+    )
+    if summary.kind is not REWARD_MODEL and scored < sampled:
+        yield (
+            f"In {sampled - scored} of {sampled} logged steps no completion had a reward: every reward function gave "
+            "None or NaN. `trl-ext score explain` shows what a rule reads."
+        )
     for rule, found in ((key.split("/")[1], _last(series, key)) for key in series if key.endswith("/no_answer_frac")):
         if found and found > SAME_REWARD_FRAC:
             yield (
@@ -155,6 +161,8 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
         advice = "They earn the least that there is: choose easier prompts, or reward steps on the way."
     alike = f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
     shares = [(cut, TRUNCATED_FRAC, cut_off), (same, SAME_REWARD_FRAC, alike)]
+    if min(earned) >= 1:  # cut-off completions that earn the most are no cause
+        shares.reverse()
     yield from (words for share, least, words in sorted(shares, key=lambda one: -one[0]) if share > least)
     yield from _divergence(series, summary)
     entropy = series.get("entropy")

@@ -31,7 +31,7 @@ KINDS = {
         "In 100% of the last groups all completions earned the same: these teach nothing. They earn the most",
     ),
     "all cut": (RuleSet([Length(high=3, slack=3)]), SAMPLED, "100% of the last completions were cut off at"),
-    "NaN": (gives_nan, {}, "No completion had a reward: what scores them gave no number."),
+    "NaN": (gives_nan, {}, "In 4 of 4 logged steps no completion had a reward: every reward function gave None"),
 }
 
 

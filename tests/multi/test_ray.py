@@ -193,7 +193,7 @@ def test_where_machines_come_when_asked_for_what_is_missing_is_waited_for(capsys
 
 
 def test_a_refusal_names_the_flag_for_clusters_that_start_machines():
-    with pytest.raises(ConfigError, match=r"If the cluster starts machines .*: --autoscaling\."):
+    with pytest.raises(ConfigError, match=r"If the cluster starts machines .*, give --autoscaling\."):
         _check_resources({"GPU": 1.0}, 4, {"CPU": 64})
 
 

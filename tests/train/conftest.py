@@ -28,3 +28,12 @@ def rows_of_running_forwards_are_those_of_trls_arguments(monkeypatch):
         return scored(trainer, model, input_ids, attention_mask, logits_to_keep, *args, **options)
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", compared)
+
+
+@pytest.fixture(autouse=True)
+def commands_that_silence_transformers_silence_their_test_alone():
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)

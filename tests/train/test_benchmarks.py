@@ -32,6 +32,7 @@ def test_planning(run):
     assert result["forwards"] > 1 and set(result["seconds"]) == {"unpad", "plan", "lay_out"}
 
 
+@pytest.mark.nightly
 def test_forks(run):
     tree = import_module("forks").Shape("tree", prompt=20, turn=20, depth=2)
     whole, cut = run("forks", "--layers", "1", "--width", "192", SHAPES=(tree, replace(tree, budget=110)))["results"]

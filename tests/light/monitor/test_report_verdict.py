@@ -66,7 +66,8 @@ def test_steps_whose_rewards_are_nan_are_counted():
 
 def test_tokens_that_packing_did_not_save_are_not_shown():
     for forwarded, names in ((100, ["tokens forwarded", "as padded batches"]), (120, ["tokens forwarded"])):
-        log = [{"step": 1, "packing/forwarded_tokens": forwarded, "packing/padded_tokens": 110}]
+        counts = {"packing/forwarded_tokens": float(forwarded), "packing/padded_tokens": 110.0}
+        log = rewards([0.5], **counts)
         assert [name for name, _ in token_rows(summarize(log))] == names
 
 

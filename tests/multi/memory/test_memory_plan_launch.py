@@ -4,6 +4,7 @@ import pytest
 
 from tests.multi.launching import PROGRAMS, launched, run_worker, skip_what_cannot_run
 from tests.multi.warm import warm_python
+from tests.nightly import daily
 from trl_ext.memory.job import Job
 
 WORKER = PROGRAMS / "memory_plan_worker.py"
@@ -17,7 +18,7 @@ def by_hand(tiny_reward_model, tmp_path_factory):
     return run_worker(WORKER, [warm_python()], tiny_reward_model, tmp_path_factory.mktemp("hand") / "out", 1)
 
 
-@pytest.mark.parametrize("name", ["cpu", pytest.param("zero2", marks=pytest.mark.nightly), "zero3"])
+@pytest.mark.parametrize("name", daily(("cpu", "zero2", "zero3"), "cpu"))
 def test_two_planned_processes_train_what_one_by_hand_trains(name, by_hand, tiny_reward_model, tmp_path):
     skip_what_cannot_run(name)
     run = run_worker(WORKER, launched(name, 2), tiny_reward_model, tmp_path / "out", 2, "--memory", CARDS)

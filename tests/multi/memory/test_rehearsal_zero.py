@@ -64,6 +64,7 @@ def test_a_rehearsal_changes_no_bit(name, kind, runs_under):
     assert with_it.distance(without) == 0
 
 
+@pytest.mark.nightly
 def test_sums_of_gradients_in_a_buffer_of_their_own_are_dropped(tiny_model, tiny_reward_model, tmp_path):
     """In bf16 with fp32 sums ZeRO-2 adds to what it finds: without the drop a step would have the rehearsal in it."""
     skip_what_cannot_run("zero2")

@@ -32,6 +32,7 @@ def test_a_run_of_two_processes_that_is_killed_and_resumed_is_the_run_that_was_n
     check(found_by("ranks", FILE, tmp_path / kind, kind, *POINTS[kind]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", POINTS_OF_ZERO)
 def test_so_is_a_run_under_zero2(kind, tmp_path):
     skip_what_cannot_run("zero2")

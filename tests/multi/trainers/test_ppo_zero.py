@@ -179,6 +179,7 @@ def resumed(run_under, start):
     return runs
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "critic"), [case for case in CASES if case[0] in RESUMED])
 def test_a_run_resumed_inside_an_update_ends_with_the_same_bits(name, critic, run_under, resumed):
     whole, run = run_under(name)[critic], resumed(name)[critic]

@@ -295,6 +295,7 @@ preflight.run(preflight.rows(), Console(width=200))
 """
 
 
+@pytest.mark.nightly
 def test_preflight_gathers_as_on_a_card_and_breaks_without_the_adapter_for_it():
     pytest.importorskip("deepspeed")
     variables = os.environ | preflight.SURROUNDINGS

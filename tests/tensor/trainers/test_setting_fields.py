@@ -32,6 +32,15 @@ def test_defaults_are_taken(config, tmp_path):
     check_settings(make(config, tmp_path))
 
 
+@pytest.mark.parametrize("config", [GRPOConfig, PPOConfig])
+def test_scale_rewards_may_be_true_as_in_trl(config, tmp_path):
+    assert make(config, tmp_path, scale_rewards=True).scale_rewards == "group"
+
+
+def test_scale_rewards_may_be_false_as_in_trl(tmp_path):
+    assert make(GRPOConfig, tmp_path, scale_rewards=False).scale_rewards == "none"
+
+
 @pytest.mark.parametrize("config", OURS)
 def test_a_deepspeed_file_is_looked_at_when_the_config_is_made(config, tmp_path):
     (tmp_path / "zero.json").write_text(json.dumps([2]))

@@ -205,7 +205,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
     problems = [f["what"] for f in findings if f["level"] == "problem"]
     assert code == CANNOT_WORK and len(problems) == 1
     words = "The tokenizer of Qwen/Qwen2.5-1.5B-Instrct cannot be loaded, and there is no folder of this name"
-    for part in (words, "hf download", "HF_ENDPOINT=URL", "Did you mean Qwen/Qwen2.5-1.5B?"):
+    for part in (words, "hf download", "HF_ENDPOINT=URL", "Did you mean Qwen/Qwen2.5-1.5B-Instruct?"):
         assert part in problems[0]
 
 

@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from benchmarks import geometry
 from trl_ext import resources
 from trl_ext.scripts import grpo
 
 
+@pytest.mark.nightly
 def test_a_model_that_has_seen_nothing_learns_from_drawn_shapes(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(geometry, "SPLITS", {"train": 400, "test": 40})

@@ -72,7 +72,9 @@ def check_packs(kind: str, results: list[CheckResult], *given: Any) -> None:
         assert result.error <= 0.75 * result.tolerance, f"little is left of the tolerance: {result}"
 
 
-@pytest.mark.parametrize(("dtype", "autocast"), [BF16, AUTOCAST], ids=["bf16", "autocast"])
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [BF16, pytest.param(*AUTOCAST, marks=pytest.mark.nightly)], ids=["bf16", "autocast"]
+)
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_the_quickstarts_trained_model_packs(kind, dtype, autocast, tmp_path, results):
     model = trained.model(dtype, 2 if kind == "ppo" else None) if kind != "reward" else trained.classifier(dtype)

@@ -34,6 +34,7 @@ def counted(twin, trainer, num_gpus, settings):
     return result
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("zero_stage", [2, 3] if IS_THOROUGH else [2])
 def test_the_adapter_critic_holds_no_checkpoints_beside_the_policys(zero_stage, twin):
     """Its gradient is there before the policy's forward. ZeRO-3 has one backward for both losses: the embeddings and
@@ -47,6 +48,7 @@ def test_the_adapter_critic_holds_no_checkpoints_beside_the_policys(zero_stage, 
     assert both.num_trained == 2 * (alone.num_trained - CONFIG["hidden_size"] - 1) + CONFIG["hidden_size"] + 1
 
 
+@pytest.mark.nightly
 def test_every_reward_model_of_an_ensemble_is_there(twin):
     settings = {**LORA, "critic": "head", "reward_model": "copy"}
     one, three = (counted(twin, "ppo", 1, {**settings, "num_reward_models": number}) for number in (1, 3))

@@ -212,7 +212,8 @@ def check_choices(settings: Any, kind: type) -> None:
     listed = {one.name: one.metadata["choices"] for one in own if "choices" in one.metadata}
     for name, choices in {**CHOICES, **listed, **getattr(kind, "choices", {})}.items():
         value = getattr(settings, name, None)
-        if value is not None and value not in choices:
+        # TRL takes True and False for scale_rewards.
+        if value is not None and not isinstance(value, bool) and value not in choices:
             raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
 
 

@@ -196,7 +196,7 @@ def test_a_changed_reward_function_is_a_sentence_unless_told(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "own", None)
     before, after = (of_the_same_name(PLAIN.format(text), tmp_path, text or "0") for text in ("", "+1"))
     trainer(tmp_path / "out", before, max_steps=1).train()
-    sentence = r"rewards\.the source of scores, number 1 was .* and is .*set resume_despite to rewards to go on"
+    sentence = r"rewards\.the source of scores, number 1 was .* and is .*set resume_despite to rewards to accept"
     with pytest.raises(ConfigError, match=sentence):
         resumed(tmp_path / "out", reward=after, max_steps=2)
     assert resumed(tmp_path / "out", reward=after, max_steps=2, resume_despite="rewards").state.global_step == 2

@@ -145,7 +145,7 @@ OTHERS = {
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """
         generation_ahead use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_base_url
-        vllm_structured_outputs_regex
+        vllm_server_options vllm_structured_outputs_regex
         vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
         vllm_max_model_length vllm_tensor_parallel_size vllm_importance_sampling_correction
         vllm_importance_sampling_mode vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min

@@ -154,11 +154,13 @@ def test_a_program_ends_on_table_tokens_phases_verdict_and_the_reports_path(tmp_
 def test_who_wants_to_hear_nothing_hears_nothing_at_the_end_either(how, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TRL_EXT_REPORT", "0" if how == "no report" else "1")
     before = logging.get_verbosity()
-    run = trainer(tmp_path, **({"log_level": "error"} if how == "log level" else {}))
-    if how == "no line of progress":
-        run.remove_callback(ProgressLine)
-    run.train()
-    logging.set_verbosity(before)
+    try:
+        run = trainer(tmp_path, **({"log_level": "error"} if how == "log level" else {}))
+        if how == "no line of progress":
+            run.remove_callback(ProgressLine)
+        run.train()
+    finally:
+        logging.set_verbosity(before)
     assert not capfd.readouterr().out
 
 

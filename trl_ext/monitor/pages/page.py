@@ -182,8 +182,9 @@ def _tiles(series: Mapping[str, Series], summary: RunSummary) -> list[tuple[str,
         tiles.append(("time per step", f"{short(step_s / summary.num_steps)} s"))
     if summary.train_s is not None:
         tiles.append(("training time", duration(summary.train_s)))
-    if 0 < (summary.forwarded_tokens or 0) < (summary.padded_tokens or 0):
-        tiles.append(("tokens saved by packing", f"{1 - summary.forwarded_tokens / summary.padded_tokens:.0%}"))
+    forwarded, padded = summary.forwarded_tokens or 0, summary.padded_tokens or 0
+    if 0 < forwarded < padded:
+        tiles.append(("tokens saved by packing", f"{1 - forwarded / padded:.0%}"))
     return tiles
 
 

@@ -1,6 +1,6 @@
 """What training on the quickstart's model learns over seconds, ours beside TRL's: recipe, seed and data are the same.
 
-Both run at once, each in a process on one core of its own, so that what else the machine does slows both. The clock
+Both run at once, each in a process that has one core, so that what else the machine does slows both. The clock
 stops while held-out problems are answered.
 
     python benchmarks/learning.py --output benchmarks/results/learning_cpu.json

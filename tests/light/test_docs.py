@@ -20,7 +20,7 @@ from trl_ext.resources import __version__
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*|examples/\w+\.py)`"
 MOST_SIBLINGS = 14
-# A page in Chinese has the name of the English one, and a folder of its own.
+# A page in Chinese has the name of the English page, in another folder.
 CHINESE = {page.name: page for page in PAGES if page.is_relative_to(ROOT / "docs/zh")}
 ENGLISH = {page.name: page for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in CHINESE.values()}
 PAIRS = {name: (ENGLISH[name], CHINESE[name]) for name in sorted(ENGLISH.keys() & CHINESE.keys())}

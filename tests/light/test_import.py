@@ -38,7 +38,7 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
 
 def test_a_from_import_says_where_trls_own_names_are():
-    """Python drops the words of an AttributeError there, and keeps those of an ImportError."""
+    """Python drops the words of an AttributeError there, and keeps the words of an ImportError."""
     for name in ("ModelConfig", "TrlParser", "get_peft_config", "SFTTrainer"):
         with pytest.raises(ImportError, match=f"^'{name}' is TRL's and the same here: from trl import {name}.$"):
             exec(f"from trl_ext import RuleSet, {name}")

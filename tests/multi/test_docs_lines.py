@@ -242,7 +242,7 @@ def test_every_block_has_a_language_that_is_looked_at():
     fences = sum(text_of(page).count("```") for page in PAGES)
     inline = sum(text_of(page).count("` ```") for page in PAGES)
     assert fences == 2 * len(BLOCKS) + inline
-    # The second backslash escapes the first: the line ends there, and the next one is a command of its own.
+    # The second backslash escapes the first: the line ends there, and the next line is another command.
     assert not [block for block in BLOCKS if block.is_shell and "\\\\\n" in block.text]
 
 

@@ -99,7 +99,7 @@ def main() -> None:
     for name in PRELOADED:
         try:
             import_module(name)
-        except ImportError:  # beside an installed package there are no tests
+        except ImportError:  # an installed package comes without tests
             if not name.startswith(("deepspeed", "tests.")):
                 raise
     sys.path.insert(0, "")  # a fork puts its own folder there

@@ -70,7 +70,7 @@ class Remote(AsyncRule):
         if not isinstance(self.value, str) or not self.value:
             self._refuse(f"value is {self.value!r}. Give the key of the number in the reply, such as reward.")
         if self.body and (self.form != "plain" or self.send):
-            self._refuse("there is a body beside form or send, which it replaces. Leave these out.")
+            self._refuse("there is a body next to form or send, which it replaces. Leave these out.")
         try:
             names = compiled(self.body)[1]
         except TemplateError as error:

@@ -125,7 +125,7 @@ def test_a_key_is_sent_and_never_shown(monkeypatch):
         (dict(bounds=(1, 0)), "bounds"),
         (dict(body="{{ completion"), "not valid Jinja"),
         (dict(body="{}"), "does not show"),
-        (dict(body="{{ completion | tojson }}", form="nemo_gym"), "beside form"),
+        (dict(body="{{ completion | tojson }}", form="nemo_gym"), "next to form"),
         (dict(api_key_env="NOT_SET_HERE"), "not set"),
     ],
 )

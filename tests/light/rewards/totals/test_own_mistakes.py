@@ -34,7 +34,7 @@ def test_the_row_earns_the_floor_and_its_text_and_data_are_told(rules, caplog):
 
 
 def test_rows_that_all_end_so_stop_the_run_at_once(rules):
-    with pytest.raises(RuleError, match="raised for 40 of the last 40 rows, more than 1% of those of 20 steps"):
+    with pytest.raises(RuleError, match="raised for 40 of the last 40 rows, more than 1% of the rows of 20 steps"):
         rules(completions=["odd"] * 40)
 
 

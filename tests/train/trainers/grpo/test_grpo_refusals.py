@@ -78,7 +78,7 @@ REFUSED = [
     (dict(data=IterableDataset.from_generator(lambda: iter(()))), DataError, "stream ended"),
     (dict(data=Dataset.from_dict({"question": ["w5"]})), DataError, "no column 'prompt', only 'question'"),
     (dict(rewards=RuleSet([Answer(gold="gold")])), DataError, r"no column 'gold'.*it has 'prompt'"),
-    # The number to set; beside a loss that a budget would change.
+    # The number to set, with a loss that a budget would change.
     (dict(max_tokens_per_forward=10), ConfigError, "Set it to at least 11"),
     (MIXTURE, ConfigError, r"max_tokens_per_forward=100 .* load-balancing loss"),
     (MIXTURE | dict(router_aux_loss_coef=0.1), ConfigError, r"max_tokens_per_forward=100 .* load-balancing loss"),

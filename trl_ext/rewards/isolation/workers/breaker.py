@@ -86,7 +86,7 @@ class Breaker:
         if self.tripped is None and above:
             self.tripped = (
                 f"Rule '{self.rule}' raised for {above[0]} of the last {above[1]} rows, more than {MOST_MISTAKES:.0%} "
-                f"of those of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last: {detail}"
+                f"of the rows of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last: {detail}"
             )
 
     def record_replies(self, replies: Sequence[str]) -> None:

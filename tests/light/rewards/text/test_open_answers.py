@@ -28,44 +28,12 @@ def verdict_of(text: str, gold: object, question: str = CAPITAL, **fields: str):
     return Answer(kind="qa", **fields).score(Row(question, text, None, {"answer": gold}))
 
 
-@pytest.mark.parametrize(
-    ("gold", "texts"),
-    [
-        (
-            ["Paris", "City of Light"],
-            (
-                *("Paris", "paris.", "**Paris**", r"\boxed{Paris}", "<answer>Paris</answer>", "The answer is Paris."),
-                *("The City of Light.", "<think>London? Rome?</think>Paris", "It is not Lyon.\nA: Paris"),
-            ),
-        ),
-        ("Wilhelm Conrad R\u00f6ntgen", ("Wilhelm Conrad Rontgen",)),
-        ({"value": "J. K. Rowling", "aliases": ["Joanne Rowling"]}, ("j. k. rowling", "The answer is Joanne Rowling")),
-        ("\u5317\u4eac", ("\u7b54\u6848\u662f\u5317\u4eac\u3002",)),
-    ],
-)
-def test_an_accepted_answer_is_paid(gold, texts, subtests):
-    for text in texts:
-        with subtests.test(text=text):
-            assert verdict_of(text, gold).value == 1.0
-
-
 @pytest.mark.parametrize("join", JOINS)
 def test_no_join_of_candidates_earns_more_than_one_of_them(join):
     """Each candidate is right as often as the others: one alone earns a third of the golds."""
     for question, candidates in CANDIDATES:
         text = join.format(q=question, **dict(zip("abc", candidates, strict=True)))
         assert sum(verdict_of(text, [gold], question).value for gold in candidates) <= 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("Paris, London, Rome, Madrid.", "It is not Paris.", "The answer is not Paris.", "Lyon <!-- Paris -->"),
-        *("<think>Paris</think>I do not know.", "", "<answer></answer>", "Paris? No.", r"\boxed{Paris}\boxed{London}"),
-    ],
-)
-def test_a_hedge_and_a_denial_earn_nothing(text):
-    assert verdict_of(text, ["Paris", "City of Paris"]).value == 0.0
 
 
 def test_statuses_tell_why():

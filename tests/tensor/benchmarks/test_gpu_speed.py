@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from benchmarks.gpu import beside, exact, flops, runner, speed, speed_worker
-from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, groups, needed_flops, rows
-from benchmarks.grpo_task import lengths, tokenizer
+from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, needed_flops, rows
 from tests.fake_card import FakeCard
 from trl_ext.memory.units import GIB
 from trl_ext.trainers.fit.rehearsal import rehearsal
@@ -42,25 +40,6 @@ def test_a_shared_prompt_counts_once():
     assert flops.forward_flops(TOY, 10, [5, 5]) == twice - TOY["num_hidden_layers"] * prompt
 
 
-def test_verl_counts_every_copy_of_a_prompt():
-    weights = TOY["num_hidden_layers"] * flops.linear_flops(TOY) / 2 + 2 * TOY["hidden_size"] * TOY["vocab_size"]
-    looks = 1.5 * flops.attention_flops(TOY) * TOY["num_hidden_layers"] * (15**2 + 17**2)
-    assert flops.verl_update_flops(TOY, 10, [5, 7]) == 6 * weights * 32 + looks
-
-
-def test_a_prompt_has_as_many_tokens_as_words_and_no_end_inside():
-    shape = FULL_SHAPES["update/dualkv"]
-    ids = tokenizer(CONFIG["vocab_size"])(" ".join(f"w{3 + number % 97}" for number in range(shape.prompt)))[
-        "input_ids"
-    ]
-    assert len(ids) == shape.prompt and min(ids) > 2
-
-
-def test_mfu_is_unknown_where_the_card_is():
-    assert flops.mfu(989e12, 2.0, 989) == 0.5
-    assert flops.mfu(989e12, 2.0, None) is None
-
-
 def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
     for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
         made = {row.name: row for row in rows("full", gib * GIB, peak)}
@@ -78,23 +57,6 @@ def test_a_card_that_holds_all_gets_all_layers():
     # Six operations a weight and token; what is above them is attention and the LM head.
     linear = 6 * 36 * (flops.linear_flops(row.config) / 2) * (8192 + 32 * 2048)
     assert linear < needed_flops(row, [2048] * 32) < 1.5 * linear
-
-
-def test_rows_of_the_clock_forward_as_many_tokens_as_their_names_have():
-    made = {row.name.split("/")[1]: row for row in rows("full", 80 * GIB, 989.0) if row.name.startswith("clock/")}
-    for name in ("lora-256", "lora-2048", "lora-8192", "full-2048"):
-        assert made[name].job.forward_tokens == made[name].budget == int(name.split("-")[1])
-        assert made[name].job.method == name.split("-")[0]
-        # Two sequences of one prompt do not go into a forward.
-        assert made[name].budget < made[name].shape.prompt + 2 * made[name].shape.longest
-    for name in ("overhead-2", "overhead-16"):
-        assert made[name].job.accumulation(1) == int(name.split("-")[1])
-    assert made["generate"].generates and not made["lora-256"].generates
-
-
-def test_a_row_without_its_library_is_skipped_with_the_reason():
-    row = next(row for row in rows("tiny", None, None) if row.uses_vllm)
-    assert speed.run_row(row, "cpu", 1.0)["reason"] == "vllm is not installed."
 
 
 def test_a_card_that_is_not_in_the_table_gives_a_sentence_and_no_seconds(monkeypatch, capsys):
@@ -158,6 +120,7 @@ def test_tiny_rows_of_trl_and_ours_go_through_the_whole_benchmark(kind, tmp_path
     assert result["summary"]["faster_than"].keys() == {f"{kind}/trl"}
 
 
+@pytest.mark.nightly
 def test_tiny_rows_of_the_clock_go_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
     path = tmp_path / "out.json"
@@ -174,27 +137,7 @@ def test_tiny_rows_of_the_clock_go_through_the_whole_benchmark(tmp_path, monkeyp
     assert found["lora-256"]["update_tflop"] <= found["full-2048"]["update_tflop"]
 
 
-def test_rows_of_peers_are_theirs_in_model_budget_and_what_they_print():
-    made = {row.name: row for row in rows("full", 80 * GIB, 989.0)}
-    trl = made["peers/trl-1.7B/trl_ext"]
-    assert trl.job.forward_tokens == 16_384 and "7,282 tokens/s" in trl.published and "#6092" in trl.published
-    full, lora = (made[f"peers/prime-{name}/trl_ext"] for name in ("0.6B", "4B-lora"))
-    assert full.budget == lora.budget == 16_384 and lora.job.lora_r == 16 and lora.method == "lora"
-    # One completion a forward: two that share a prompt do not go into one.
-    assert full.shape.prompt + 2 * full.shape.mean > full.budget == full.shape.prompt + full.shape.longest
-
-
-def test_a_reward_model_has_pairs_of_the_lengths_of_hh_rlhf_and_no_vocabulary_in_its_operations():
-    row = next(row for row in rows("full", 80 * GIB, 989.0) if row.name == "reward/hh/trl_ext")
-    found = groups(row, lengths(row.shape, 1))
-    sides = [prompt + own for prompt, both in found for own in both]
-    # Counted in the data: 170 tokens a side in the mean, 136 at the median.
-    assert len(found) == 64 and sum(sides) / len(sides) == pytest.approx(170, rel=0.1)
-    assert sorted(sides)[len(sides) // 2] == pytest.approx(136, rel=0.2)
-    weights = 6 * sum(prompt + sum(both) for prompt, both in found) * 28 * flops.linear_flops(row.config) / 2
-    assert weights < needed_flops(row, lengths(row.shape, 1)) < 1.05 * weights
-
-
+@pytest.mark.nightly
 def test_tiny_rows_of_peers_and_of_the_reward_model_go_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
     path = tmp_path / "out.json"
@@ -223,14 +166,6 @@ def test_nobody_forgets_the_peaks_that_a_row_reads(monkeypatch):
     assert not resets
 
 
-def test_peaks_are_those_of_the_measured_steps(monkeypatch):
-    resets, arguments = [], SimpleNamespace(use_cpu=False)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(step))
-    for step in range(4):
-        speed_worker.PeaksOfMeasuredSteps().on_step_begin(arguments, SimpleNamespace(global_step=step), None)
-    assert resets == [1]
-
-
 def in_this_process(command, limit_s, variables):
     """What a row's worker would answer: importing the libraries again would take longer than the row."""
     return speed_worker.work(*speed_worker.load(command[-1]))
@@ -251,10 +186,3 @@ def test_the_tests_of_a_file_come_back_by_name(tmp_path, monkeypatch):
     assert found["skipped_tests"] == {"test_llama_waits": "no card"}
     assert "made up" in found["failed_tests"]["test_llama_breaks"]
     assert exact.summary([found]) == {"tests_passed": 1, "tests_failed": 1, "tests_skipped": 1}
-
-
-def test_a_file_of_tests_that_takes_too_long_says_so(tmp_path):
-    path = tmp_path / "test_toy.py"
-    path.write_text("import time\ndef test_llama(): time.sleep(60)\n")
-    assert exact.run_row(exact.Row(path), "cpu", "tiny", 1.0)["status"] == "unfinished"
-    assert runner.counts([{"status": "unfinished"}])["unfinished"] == 1

@@ -13,8 +13,8 @@ A kind of run is a table of its curves. Other keys, any of which may be absent:
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Entry = Mapping[str, Any]
@@ -205,3 +205,43 @@ def is_held_out(entry: Entry) -> bool:
 
 def _kind(entry: Entry, prefix: str) -> RunKind | None:
     return next((kind for kind in KINDS if kind.is_logged_in(entry, prefix)), None)
+
+
+# Series -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Steps and values of one key, in the order of the log."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
+    """Return the series of every key with a finite value, in the order in which keys first appear."""
+    found: dict[str, Series] = {}
+    for entry in log_history:
+        step = entry.get("step", 0)
+        for key, value in entry.items():
+            if type(value) in (float, int) and math.isfinite(value) and key not in ("step", "epoch"):
+                series = found.get(key)
+                if series is None:
+                    series = found[key] = Series()
+                series.steps.append(int(step))
+                series.values.append(float(value))
+    for prefix in ("", HELD_OUT):  # For TRL a RuleSet is one reward function, so its mean repeats the total.
+        whole, total = (found.get(prefix + key) for key in (WHOLE_SET, "reward"))
+        if whole and total and whole.steps == total.steps:
+            pairs = zip(whole.values, total.values, strict=True)
+            if all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs):
+                del found[prefix + WHOLE_SET]
+    return found
+
+
+def members(curves: Iterable[Curve], series: Mapping[str, Series], prefix: str = "") -> Iterator[tuple[Curve, Series]]:
+    """Yield the curves that the log has, each member of a family by itself, with their series."""
+    for curve in curves:
+        for key in series:
+            if (member := curve.member(key, prefix)) is not None:
+                yield Curve(key.removeprefix(prefix), curve.name.replace("*", member), curve.axis), series[key]

@@ -1,4 +1,4 @@
-"""Progress of a run on rank 0: a bar on a terminal, curves in a notebook, otherwise one short line per logging step.
+"""Progress of a run on rank 0: a bar on a terminal, otherwise one short line per logging step.
 
 It replaces transformers' ProgressCallback and PrinterCallback, which print the whole metrics dictionary at every step.
 """
@@ -10,11 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback
-from transformers.utils import is_in_notebook
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry
-from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.words import duration, score, scores
 
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
@@ -30,19 +28,13 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm | None = None
-        self._curves: NotebookCurves | None = None
-        self._line = ""
         self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
         self._num_steps = 0
         self._train_begin_s = self._step_begin_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._train_begin_s = time.perf_counter()
-        if not state.is_world_process_zero or args.disable_tqdm:
-            return
-        if is_in_notebook():
-            self._curves = NotebookCurves()
-        elif sys.stderr.isatty():
+        if state.is_world_process_zero and not args.disable_tqdm and sys.stderr.isatty():
             # tqdm's measure hides the bar in a container whose terminal reports a width of 0.
             columns = shutil.get_terminal_size().columns
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, bar_format=_BAR, ncols=columns)
@@ -53,14 +45,14 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps_s += time.perf_counter() - self._step_begin_s
         self._num_steps += 1
-        if self._num_steps == 1 and state.is_world_process_zero and self._curves is None:
+        if self._num_steps == 1 and state.is_world_process_zero:
             # Estimated from the first step, and from the first evaluation if the run began with it.
             total_s = time.perf_counter() - self._train_begin_s + (state.max_steps - state.global_step) * self._steps_s
             if args.eval_on_start and args.eval_strategy == "steps":
                 num_evaluations = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
                 total_s += num_evaluations * (self._step_begin_s - self._train_begin_s)
             if total_s >= 60:
-                self._print(f"about {duration(total_s)} for the whole run, judged by its first step", state)
+                self._print(f"about {duration(total_s)} for the whole run, judged by its first step")
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 
@@ -68,32 +60,27 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         if not state.is_world_process_zero or not logs:
             return
         if log_keys.is_held_out(logs):
-            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}", state)
+            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
         elif log_keys.is_training(logs):
             text = _plotted(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
             if self._bar is not None:
                 self._bar.set_description_str(f"left {duration(left_s)}  {text}")
             else:
-                self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}", state)
+                self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._curves is not None and self._line:
-            self._curves.show(self._line, state.log_history, is_last=True)
-        self._bar = self._curves = None
+        self._bar = None
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
         """Show no separate bar for an evaluation."""
 
-    def _print(self, line: str, state: Any) -> None:
-        if self._curves is not None:
-            self._line = line
-            self._curves.show(line, state.log_history)
-        elif self._bar is not None:
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
             print(line, file=sys.stderr, flush=True)

@@ -16,11 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ext.errors import DataError
-from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
+from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry, read_series
 from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
-from trl_ext.monitor.pages.series import read_series
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows

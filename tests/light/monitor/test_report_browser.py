@@ -49,10 +49,10 @@ def title(text):
 def test_every_section_is_in_the_browser_and_a_completion_stays_text(folder, tmp_path):
     text = dom(folder / "report.html", tmp_path)
     sections = re.findall(r'<section id="([\w-]+)"', text)
-    assert sections == ["verdict", "curves", "training", "samples", "time", "memory", "held-out", "steps", "settings"]
+    assert sections == ["verdict", "curves", "samples", "time", "memory", "held-out", "steps", "settings"]
     assert title(text) == "GRPO on org/&lt;model&gt;"
     assert "<pre dir=\"auto\">&lt;script&gt;document.title='owned'&lt;/script&gt;&lt;img src=x" in text
-    assert text.count("<svg") >= 10
+    assert text.count("<svg") == 1
 
 
 def hostile_page(folder, tmp_path, is_guarded):

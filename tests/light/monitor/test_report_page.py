@@ -65,10 +65,9 @@ def page_of(log, **facts):
     return Page(report_page(log, RunFacts(**facts)))
 
 
-def test_every_section_is_there_in_order_and_a_constant_series_is_a_word(page):
-    names = ["verdict", "curves", "training", "samples", "time", "memory", "held-out", "steps", "settings"]
+def test_every_section_is_there_in_order(page):
+    names = ["verdict", "curves", "samples", "time", "memory", "held-out", "steps", "settings"]
     assert page.sections == names
-    assert "Groups in which all earn the same 0.00" in page.texts["training"]
 
 
 def test_the_head_says_what_was_run_when_and_how_it_ended(html):
@@ -115,7 +114,7 @@ def test_what_an_earlier_run_has_saved_says_nothing_of_this_one(tmp_path):
 
 def test_a_log_of_one_step_shows_points_and_lone_surrogates_can_be_written():
     html = report_page([entry(1, 1)], RunFacts())
-    assert html.count("<circle") >= 8
+    assert html.count("<circle") >= 3
     assert "too little to judge" in html
     page = page_of([{"step": 1, "reward": 0.5, "rewards/\ud800/mean": 0.5}])
     assert r"\ud800" in page.texts["curves"]
@@ -131,8 +130,7 @@ def test_thousands_of_steps_stay_readable_and_small(tmp_path):
     assert "<circle" in html and html.count("<circle") < 20  # the held-out ones
     longest = max(html.split('d="'), key=len).partition('"')[0]
     assert longest.count("L") < 1000
-    titles = re.findall(r'aria-label="(Mean reward.*) over optimizer steps"', html)
-    assert titles[:2] == ["Mean reward", "Mean reward, rule_11 to rule_22"] and len(titles) == 4
+    assert re.findall(r'aria-label="(.*) over optimizer steps"', html) == ["Mean reward"]
 
 
 def test_without_completions_the_page_says_what_to_do_and_of_a_reward_model_nothing():

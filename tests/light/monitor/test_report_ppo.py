@@ -116,18 +116,16 @@ def test_the_report_has_a_panel_for_each_axis(tmp_path, history):
     write_report(tmp_path, history)
     html = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*)</h2>", html)
-    others = ["Training", "Sample completions", "Time and tokens", "Held-out prompts", "Steps"]
+    others = ["Sample completions", "Time and tokens", "Held-out prompts", "Steps"]
     assert headings == ["Scores", *others]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
-    main = ["Mean score", "KL", "Value loss", "Explained variance"]
-    assert panels == [*main, "Gradient norm", "KL in the loss", "Scale of the critic", "Phases of a step"]
-    assert "<span>critic&#39;s own</span>" in html
+    assert panels == ["Mean score", "KL", "Value loss", "Explained variance"]
     greedy = html[html.index("<h3>Greedy</h3>") :]
     rows = re.findall(r"<tr>(.*?)</tr>", greedy[: greedy.index("</table>")])
     assert [re.findall(r"<t[dh].*?>(.*?)</t[dh]>", row) for row in rows] == [
         ["step", "score", "answer", "completion tokens"], ["0", "0.30", "0.30", "21.5"], ["16", "0.90", "0.90", "21.5"]
     ]  # fmt: skip
-    assert "<h1>PPO run</h1>" in html and "KL coefficient 0.0500" in html  # the same throughout
+    assert "<h1>PPO run</h1>" in html
 
 
 # Completions of held-out prompts ----------------------------------------------------------------------------------

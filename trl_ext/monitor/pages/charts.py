@@ -1,4 +1,4 @@
-"""Charts: positions that a template writes as SVG, so that a page needs no library.
+"""Charts: lines over steps, as positions that a template writes as SVG, so that a page needs no library.
 
 Coordinates are pixels from the top left corner of the picture.
 """
@@ -17,8 +17,6 @@ T = TypeVar("T")
 MOST_POINTS = 240  # of a line; more points are averaged to this number
 MOST_MARKERS = 40  # A line of at most so many points shows each point.
 NUM_HUES = 8
-# A larger ratio of maximum to median gives a logarithmic axis: otherwise one outlier flattens the rest.
-_LOG_RATIO = 100.0
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 8, 22
 _LETTER = 6.5  # width in pixels of a letter of a label
@@ -68,91 +66,54 @@ class Picture:
 
     Args:
         x_ticks, y_ticks: Positions with their labels.
-        strokes: Lines, or areas if `is_stacked`.
-        note: A remark in the heading, or empty.
         left: Width of the labels on the left.
     """
 
     title: str
-    unit: str
-    width: int
-    height: int
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     strokes: tuple[Stroke, ...]
-    is_stacked: bool = False
-    note: str = ""
-    left: int = _LEFT
+    left: int
 
-    @property
-    def bottom(self) -> int:
-        return self.height - _BOTTOM
-
-    right = _RIGHT
+    width, height, right = 920, 250, _RIGHT
+    bottom = height - _BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A map from values to pixels, linear or logarithmic."""
+    """A linear map from values to pixels."""
 
     low: float
     high: float
     start: float
     end: float
-    is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.is_log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
-        return self.start + (value - low) / (high - low) * (self.end - self.start)
-
-    def at(self, pixel: float) -> float:
-        """Return the value at this position of a linear scale."""
-        return self.low + (pixel - self.start) / (self.end - self.start) * (self.high - self.low)
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, height: int = 190) -> Picture | None:
+def line_chart(title: str, lines: Sequence[Line]) -> Picture | None:
     """Draw lines over steps; None without a value."""
     lines = [line for line in lines if line.values]
     if not lines:
         return None
-    values = [value for line in lines for value in line.values]
-    y = _y_scale(values, height)
+    y = _y_scale([value for line in lines for value in line.values])
     y_ticks = _y_ticks(y)
     left = max(_LEFT, round(10 + _LETTER * max((len(label) for _, label in y_ticks), default=0)))
-    x = _x_scale([line.steps for line in lines], width, left=left)
-    strokes = tuple(_stroke(line, x, y) for line in lines)
-    note = "logarithmic axis" if y.is_log else ""
-    return Picture(title, unit, width, height, _x_ticks(x), y_ticks, strokes, note=note, left=left)
-
-
-def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920, height: int = 220) -> Picture | None:
-    """Draw stacked values, with a column for each step, or for several steps of a long run."""
-    steps = sorted({step for line in lines for step in line.steps})
-    if not steps:
-        return None
-    x = _x_scale([steps], width, columns=True)
-    columns = _columns(steps)
-    edges = [x(column[0] - _half(steps)) for column in columns] + [x(steps[-1] + _half(steps))]
-    tops = [[0.0] * len(columns)]
-    for line in lines:
-        by_step = dict(zip(line.steps, line.values, strict=True))
-        tops.append(
-            [
-                below + math.fsum(by_step.get(step, 0.0) for step in column) / len(column)
-                for below, column in zip(tops[-1], columns, strict=True)
-            ]
-        )
-    y = _y_scale([0.0, *tops[-1]], height)
-    strokes = []
-    for line, low, high in zip(lines, tops, tops[1:], strict=False):
-        path = f"M{_staircase(edges, [y(v) for v in high])}L{_staircase(edges[::-1], [y(v) for v in reversed(low)])}Z"
-        strokes.append(Stroke(line.name, _style(line), path, (), ""))
-    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), tuple(strokes), is_stacked=True)
+    steps = [step for line in lines for step in line.steps]
+    only = 1 if min(steps) == max(steps) else 0  # a single step is in the middle
+    x = Scale(min(steps) - only, max(steps) + only, left, Picture.width - _RIGHT)
+    return Picture(title, _x_ticks(x), y_ticks, tuple(_stroke(line, x, y) for line in lines), left)
 
 
 def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
+    style = " ".join(
+        (
+            f"h{line.hue % NUM_HUES} d{line.hue // NUM_HUES % 3}",
+            *(["strong"] if line.is_strong else []),
+            *(["held"] if line.is_held_out else []),
+        )
+    )
     last = short(line.values[-1])
     if line.is_held_out or len(line.steps) <= MOST_MARKERS:
         markers = tuple(
@@ -160,57 +121,28 @@ def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
             for step, value in zip(line.steps, line.values, strict=True)
         )
         path = "" if line.is_held_out else _path((place[0], place[1]) for place in markers)
-        return Stroke(line.name, _style(line), path, markers, last)
+        return Stroke(line.name, style, path, markers, last)
     points = list(zip(map(x, line.steps), map(y, line.values), strict=True))
-    parts = [list(zip(*part, strict=True)) for part in _columns(points)]
-    return Stroke(line.name, _style(line), _path((fmean(xs), fmean(ys)) for xs, ys in parts), (), last)
+    parts = [list(zip(*part, strict=True)) for part in _parts(points)]
+    return Stroke(line.name, style, _path((fmean(xs), fmean(ys)) for xs, ys in parts), (), last)
 
 
-def _columns(points: Sequence[T]) -> list[Sequence[T]]:
+def _parts(points: Sequence[T]) -> list[Sequence[T]]:
     """Split points into at most MOST_POINTS parts whose sizes differ by at most 1."""
     number = min(MOST_POINTS, len(points))
     edges = [place * len(points) // number for place in range(number + 1)]
     return [points[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def _style(line: Line) -> str:
-    parts = [f"h{line.hue % NUM_HUES}", f"d{line.hue // NUM_HUES % 3}"]
-    parts += ["strong"] if line.is_strong else []
-    return " ".join([*parts, "held"] if line.is_held_out else parts)
-
-
 def _path(points: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
-
-
-def _staircase(edges: Sequence[float], heights: Sequence[float]) -> str:
-    corners = ((edge, height) for at, height in enumerate(heights) for edge in edges[at : at + 2])
-    return "L".join(f"{px:.1f} {py:.1f}" for px, py in corners)
 
 
 # Scales -----------------------------------------------------------------------------------------------------------
 
 
-def _half(steps: Sequence[int]) -> float:
-    """Return half the distance of neighbouring steps, which is half the width of a column."""
-    return (steps[-1] - steps[0]) / (len(steps) - 1) / 2 if len(steps) > 1 else 0.5
-
-
-def _x_scale(steps: Sequence[Sequence[int]], width: int, columns: bool = False, left: int = _LEFT) -> Scale:
-    low, high = float(min(map(min, steps))), float(max(map(max, steps)))
-    if columns:
-        low, high = low - _half(steps[0]), high + _half(steps[0])
-    elif low == high:
-        low, high = low - 1, high + 1
-    return Scale(low, high, left, width - _RIGHT)
-
-
-def _y_scale(values: Sequence[float], height: int) -> Scale:
+def _y_scale(values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
-    start, end = float(height - _BOTTOM), float(_TOP)
-    median = sorted(values)[len(values) // 2]
-    if low > 0 and high > _LOG_RATIO * median:
-        return Scale(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)), start, end, is_log=True)
     if low == high:
         low, high = (0.0, high or 1.0) if low >= 0 else (low, 0.0)
     elif 0 <= low <= 0.6 * high:
@@ -219,7 +151,7 @@ def _y_scale(values: Sequence[float], height: int) -> Scale:
         missing = max(_LEAST_RANGE * max(abs(low), abs(high)) - (high - low), 0.0)
         low, high = low - missing / 2 - 0.05 * (high - low), high + missing / 2
     step = _nice_step((high - low) / 4)
-    return Scale(low, max(high + 0.04 * (high - low), low + step), start, end)
+    return Scale(low, max(high + 0.04 * (high - low), low + step), Picture.bottom, _TOP)
 
 
 def _nice_step(rough: float) -> float:
@@ -236,23 +168,10 @@ def _x_ticks(x: Scale) -> tuple[tuple[float, str], ...]:
 
 
 def _y_ticks(y: Scale) -> tuple[tuple[float, str], ...]:
-    if y.is_log:
-        low, high = round(math.log10(y.low)), round(math.log10(y.high))
-        powers = range(low, high + 1, math.ceil((high - low) / 5))
-        return tuple((round(y(10.0**power), 1), f"{10.0**power:g}") for power in powers)
     for parts in (4, 8):  # if a quarter of the range gives a single tick, an eighth
         step = _nice_step((y.high - y.low) / parts)
         numbers = range(math.ceil(y.low / step - 1e-9), math.floor(y.high / step + 1e-9) + 1)
         if len(numbers) > 1:
             break
-    return tuple((round(y(number * step), 1), _tick_label(number * step, step)) for number in numbers)
-
-
-def _tick_label(value: float, step: float) -> str:
-    """Write a value of an axis with enough digits to distinguish it from its neighbours, a step away."""
-    if value == 0:
-        return "0"
-    if step >= 1000:
-        return f"{value / 1000:,.10g}k" if step < 1e6 else f"{value / 1e6:,.10g}M"
-    last, first = (math.floor(math.log10(one) + 1e-9) for one in (step, abs(value)))
-    return f"{value:.{max(0, first - last)}e}" if step < 1e-3 and first < -2 else f"{value:.{max(0, -last)}f}"
+    # Seven digits distinguish neighbours of the least range.
+    return tuple((round(y(number * step), 1), f"{number * step:.7g}") for number in numbers)

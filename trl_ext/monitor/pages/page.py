@@ -5,17 +5,16 @@ and their invisible characters, and the page's content policy forbids the browse
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, HELD_OUT_GREEDY, REWARD_MODEL, Entry
-from trl_ext.monitor.pages.charts import Line, Picture, line_chart, stacked_chart
+from trl_ext.monitor.log_keys import HELD_OUT, HELD_OUT_GREEDY, REWARD_MODEL, Entry, RunKind, Series
+from trl_ext.monitor.pages.charts import Line, Picture, line_chart
 from trl_ext.monitor.pages.held_out import HeldOutAnswer, HeldOutTable
 from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
-from trl_ext.monitor.pages.series import Panel, Series, main_panels, members, other_panels, read_series
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.summary import (
     Change,
@@ -31,7 +30,6 @@ from trl_ext.monitor.summary import (
 from trl_ext.monitor.words import cut, duration, score, short, visible
 
 MOST_ROWS = 50  # of the table of steps
-MOST_LINES = 12  # of a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +60,8 @@ class RunFacts:
 
 def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSummary | None = None) -> str:
     """Return the report as one HTML document; `summary` is computed if it is None."""
-    summary, series = summary or summarize(log_history), read_series(log_history)
+    summary, series = summary or summarize(log_history), log_keys.read_series(log_history)
     kind = summary.kind
-    small: list[Picture | None] = []
-    unchanged: list[tuple[str, str]] = []
-    for panel in other_panels(kind):
-        drawn = list(members(panel, series))
-        values_of = [values.values for _, values in drawn]
-        if all(len(one) > 1 and max(one) - min(one) <= 1e-9 * max(map(abs, one)) for one in values_of):
-            unchanged += [
-                (panel.title if len(drawn) == 1 else f"{panel.title}, {curve.name}", short(values.values[-1]))
-                for curve, values in drawn
-            ]
-        elif drawn:
-            small.append(panel_chart(panel, series))
     training = training_entries(log_history)
     held_out = evenly(held_out_entries(log_history), MOST_ROWS)
     greedy = [entry for entry in held_out if kind.is_logged_in(entry, HELD_OUT_GREEDY)]
@@ -87,12 +73,9 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         verdict=judge_run(log_history, series, summary, facts.max_steps, facts.measures),
         tiles=_tiles(series, summary),
         curves=curve_rows(summary),
-        main_pictures=[picture for panel in main_panels(kind) for picture in _main_charts(panel, series)],
-        small_pictures=small,
-        unchanged=unchanged,
+        pictures=[picture for axis in kind.axes if (picture := axis_chart(kind, axis, series))],
         has_completions=kind is not REWARD_MODEL,
         samples=facts.samples,
-        phase_picture=phase_chart(training),
         phases=phase_rows(summary),
         tokens=token_rows(summary),
         memory=summary.memory,
@@ -110,53 +93,17 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
     )
 
 
-def panel_chart(panel: Panel, series: Mapping[str, Series], is_main: bool = False) -> Picture | None:
-    """Draw a panel's curves, with held-out curves in the same colour; return None if the log has none of them.
-
-    With `is_main`, the chart is as wide as the page and has the held-out curves, and a total is drawn thicker.
-    """
-    found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
-    hues = {curve.key: hue for hue, curve in enumerate(_in_order(panel, found))}
+def axis_chart(kind: RunKind, axis: str, series: Mapping[str, Series]) -> Picture | None:
+    """Draw the curves of an axis, with held-out curves in the same colour; return None if the log has none of them."""
+    curves = [curve for curve in kind.curves if curve.axis == axis]
+    drawn = kind.in_order(curve for prefix in (HELD_OUT, "") for curve, _ in log_keys.members(curves, series, prefix))
     lines = []
-    for curve in sorted(found, key=lambda curve: hues[curve.key]):
-        strong = is_main and curve.key in ("reward", "objective/scores") and len(hues) > 1
-        for key, is_held_out in ((curve.key, False), (HELD_OUT + curve.key, True)):
-            if (values := series.get(key)) is not None and not (is_held_out and not is_main):
-                name = "held-out" if is_held_out else curve.name
-                lines.append(Line(name, values.steps, values.values, hues[curve.key], is_held_out, strong))
-    size = {"width": 920, "height": 250} if is_main else {}
-    return line_chart(panel.title, panel.unit, lines, **size)
-
-
-def _main_charts(panel: Panel, series: Mapping[str, Series]) -> Iterator[Picture]:
-    """Draw a panel as wide pictures of at most MOST_LINES curves each."""
-    found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
-    curves = _in_order(panel, found)
-    for start in range(0, len(curves), MOST_LINES):
-        part = tuple(curves[start : start + MOST_LINES])
-        title = panel.title if not start else f"{panel.title}, {part[0].name} to {part[-1].name}"
-        if picture := panel_chart(Panel(title, panel.unit, part), series, is_main=True):
-            yield picture
-
-
-def _in_order(panel: Panel, found: Mapping[log_keys.Curve, Series]) -> list[log_keys.Curve]:
-    """Return the curves in the order of their panel, members of a family in their order."""
-    places = {curve.key: place for place, curve in enumerate(panel.curves)}
-    return sorted(found, key=lambda curve: places.get(curve.key, len(places)))
-
-
-def phase_chart(training: Sequence[Entry]) -> Picture | None:
-    """Draw the stacked seconds of an optimizer step by phase, without evaluation, the longest at the bottom."""
-    steps: dict[str, list[int]] = {}
-    seconds: dict[str, list[float]] = {}
-    for entry in training:
-        for name, value in log_keys.phases(entry).items():
-            if name != log_keys.EVALUATE:
-                steps.setdefault(name, []).append(int(entry.get("step", 0)))
-                seconds.setdefault(name, []).append(value)
-    longest_first = sorted(seconds, key=lambda name: -sum(seconds[name]))
-    lines = [Line(name, steps[name], seconds[name], hue) for hue, name in enumerate(longest_first)]
-    return stacked_chart("Phases of a step", "seconds", lines)
+    for hue, curve in enumerate(drawn):
+        is_strong = curve.key == kind.curves[0].key and len(drawn) > 1
+        for key, name, is_held_out in ((curve.key, curve.name, False), (HELD_OUT + curve.key, "held-out", True)):
+            if values := series.get(key):
+                lines.append(Line(name, values.steps, values.values, hue, is_held_out, is_strong))
+    return line_chart(axis[0].upper() + axis[1:], lines)
 
 
 def _tiles(series: Mapping[str, Series], summary: RunSummary) -> list[tuple[str, str]]:

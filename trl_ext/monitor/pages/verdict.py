@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry
-from trl_ext.monitor.pages.series import Panel, Series, members
+from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
 
@@ -27,7 +26,7 @@ MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
 _SMALL = 0.02
 HELP_PAGE = "docs/running/my_run.md"
-_RULES = Panel("", "", (Curve("rewards/*/mean", "*"),))
+_RULES = (Curve("rewards/*/mean", "*"),)
 
 
 @dataclass(frozen=True, slots=True)

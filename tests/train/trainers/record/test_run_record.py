@@ -15,7 +15,6 @@ from transformers.utils import logging
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.monitor import ProgressLine
-from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.record import read_record
 from trl_ext.rewards.rules.length import Length
 from trl_ext.trainers.record.recipe import commit_of, recipe_of
@@ -189,17 +188,6 @@ def test_callbacks_of_the_users_own_choice_are_what_is_shown(tmp_path):
     run, mine = trainer(tmp_path), ProgressLine()
     run.add_callback(mine)
     assert [one for one in run.callback_handler.callbacks if isinstance(one, ProgressLine)] == [mine]
-
-
-@pytest.mark.parametrize("disable_tqdm", [False, True])
-def test_a_notebook_gets_curves_and_no_lines(tmp_path, capfd, monkeypatch, disable_tqdm):
-    shown = []
-    monkeypatch.setattr("trl_ext.monitor.progress.is_in_notebook", lambda: True)
-    monkeypatch.setattr(NotebookCurves, "show", lambda self, line, *rest, **kwargs: shown.append((line, kwargs)))
-    trainer(tmp_path, logging_steps=1, disable_tqdm=disable_tqdm).train()
-    lines = capfd.readouterr().err.count("step 1/1  reward ")
-    assert lines == disable_tqdm and len(shown) == (0 if disable_tqdm else 2)
-    assert disable_tqdm or (shown[0][0].startswith("step 1/1  reward ") and shown[1][1] == {"is_last": True})
 
 
 # The commit ---------------------------------------------------------------------------------------------------------

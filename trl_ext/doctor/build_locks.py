@@ -10,14 +10,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
 from trl_ext.compat.versions import extensions_folder
 from trl_ext.doctor.finding import Finding, note, ok
-
-# No build takes this long. A younger lock may belong to another machine or container that shares the folder.
-STALE_AGE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +30,17 @@ class BuildLock:
     builder: int | None = None
 
     @property
-    def is_stale(self) -> bool:
-        """True if no local process has it open and it is too old for a build elsewhere."""
-        return self.builder is None and self.age_s >= STALE_AGE_S
-
-    @property
     def finding(self) -> Finding:
         """The lock as a finding, with the command that removes it."""
-        helper, remedy = Path(self.path).parent.name, f"rm {shlex.quote(self.path)}"
+        helper = Path(self.path).parent.name
         if self.builder is not None:
             return ok("compiler", f"Process {self.builder} is compiling the helper '{helper}' and holds {self.path}.")
-        units = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
-        each_s, unit = next((one for one in units if self.age_s >= 2 * one[0]), (1, "s"))
-        age = f"{self.age_s // each_s:.0f} {unit}"
-        seen = f"{self.path} is {age} old, and no process that can be seen here has it open"
-        if self.is_stale:
-            what = f"{seen}: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
-            return note("compiler", what, f"Remove it: {remedy}")
-        what = f"{seen}: another machine or container is compiling the helper '{helper}', or a build was killed."
-        return note("compiler", what, f"If no other machine compiles in that folder, remove it: {remedy}")
+        what = (
+            f"{self.path} is {timedelta(seconds=round(self.age_s))} old, and no process that can be seen here has it "
+            f"open: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
+        )
+        remedy = f"rm {shlex.quote(self.path)}"
+        return note("compiler", what, f"If no other machine or container compiles in that folder, remove it: {remedy}")
 
 
 def build_locks() -> tuple[BuildLock, ...]:
@@ -65,18 +55,13 @@ def build_locks() -> tuple[BuildLock, ...]:
     return tuple(found)
 
 
-def lock_warnings() -> list[str]:
-    """Return a sentence with its remedy for each lock that no local process holds."""
-    findings = [lock.finding for lock in build_locks() if lock.builder is None]
-    return [f"{finding.what} {finding.advice}" for finding in findings]
-
-
 @cache
 def warn_once() -> None:
     """Print once, in one process of a machine, if DeepSpeed would wait for a lock of a killed build."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        for sentence in lock_warnings():
-            print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
+        for lock in build_locks():
+            if lock.builder is None:
+                print(f"\nwarning: {lock.finding.what} {lock.finding.advice}\n", file=sys.stderr, flush=True)
 
 
 def _holder(status: os.stat_result) -> int | None:

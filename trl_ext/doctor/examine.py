@@ -1,15 +1,16 @@
 """Turn facts into findings: ok, worth knowing, or preventing training."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
 from trl_ext.doctor.facts import Disk, Facts, Gpu
 from trl_ext.doctor.finding import Finding, note, ok, problem
-from trl_ext.doctor.installed import Window, optional_windows, required_windows
-from trl_ext.doctor.planned import check_plan
-from trl_ext.doctor.variables import check_allocator, check_variables
-from trl_ext.memory.cards import BF16
+from trl_ext.doctor.installed import holds, optional_windows, required_windows
+from trl_ext.memory.cards import BF16, CONTEXT_GIB
+from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.units import gib
 
 FULL_DISK_GIB = 1.0
 LITTLE_DISK_GIB = 20.0  # a checkpoint of a 1B model with its optimizer
@@ -23,6 +24,21 @@ NEEDED_FOR = {
     "bitsandbytes": "4-bit bases and 8-bit Adam",
     "liger-kernel": "fused layer kernels on a card",
 }
+_ON = r"1|true|yes|y|on"
+# Variables that slow training down or break it: a pattern of their harmful values, in any case, and the effect.
+HARMS = {
+    "NCCL_P2P_DISABLE": (_ON, "Cards talk through host memory; it is for cards without access to each other."),
+    "NCCL_SHM_DISABLE": (_ON, "Processes of one machine then talk over the network stack."),
+    "NCCL_SOCKET_IFNAME": (r"=?lo", "It binds NCCL to the loopback, so several machines never meet."),
+    "NCCL_DEBUG": (r"info|trace", "Every rank prints every ring."),
+    "TORCH_NCCL_BLOCKING_WAIT": (_ON, "The CPU then waits for every collective."),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (r"0|false|no|n|off", "When a rank dies, the others then wait for ever."),
+    "TORCH_DISTRIBUTED_DEBUG": (r"detail", "Every collective is checked by a second collective."),
+    "CUDA_LAUNCH_BLOCKING": (_ON, "The CPU then waits for every kernel; it is for debugging."),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "Every tensor then asks the driver for memory."),
+}
+OLD_NAME, NEW_NAME = next(iter(ALLOCATOR)), "PYTORCH_ALLOC_CONF"
+WATCHED = (*HARMS, OLD_NAME, NEW_NAME, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
@@ -60,9 +76,6 @@ def _check_card(index: int, gpu: Gpu) -> Iterator[Finding]:
     if gpu.is_split:
         advice = "Processes on parts of a card cannot talk over NCCL: train on one part, or switch MIG off."
         yield note("cards", f"Card {index} is split by MIG.", advice)
-    if 0 < gpu.lanes <= gpu.max_lanes // 2:
-        advice = "Host memory is then half as fast or less; look for another slot if the run offloads."
-        yield note("cards", f"Card {index} has {gpu.lanes} of {gpu.max_lanes} PCIe lanes.", advice)
     if gpu.capability < BF16:
         advice = "Use fp16, or a card from Ampere (A10, A40, A100, RTX 30) on."
         capability = ".".join(map(str, gpu.capability))
@@ -109,27 +122,29 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 def check_versions(facts: Facts) -> Iterator[Finding]:
     """Judge whether every package is in its window."""
     fine = []
-    for window in required_windows():
-        version = facts.versions.get(window.package)
-        if version is not None and window.holds(version):
-            fine.append(f"{window.package} {version}")
+    for package, window in required_windows().items():
+        version = facts.versions.get(package)
+        if version is not None and holds(window, version):
+            fine.append(f"{package} {version}")
         else:
-            yield problem("versions", *_outside(window, version))
+            yield problem("versions", *_outside(package, window, version))
     if fine:
         yield ok("versions", f"{', '.join(fine)}.")
     yield from facts.untested
-    for window in optional_windows(facts.vllm_window):
-        version = facts.versions.get(window.package)
-        if version is not None:
-            what = f"{window.package} {version}."
-            yield ok("versions", what) if window.holds(version) else note("versions", *_outside(window, version))
-        elif window.package in NEEDED_FOR:
-            yield ok("versions", f"{window.package} is not installed; it is for {NEEDED_FOR[window.package]}.")
+    for package, window in optional_windows(facts.vllm_window).items():
+        version = facts.versions.get(package)
+        if version is None:
+            if package in NEEDED_FOR:
+                yield ok("versions", f"{package} is not installed; it is for {NEEDED_FOR[package]}.")
+        elif holds(window, version):
+            yield ok("versions", f"{package} {version}.")
+        else:
+            yield note("versions", *_outside(package, window, version))
 
 
-def _outside(window: Window, version: str | None) -> tuple[str, str]:
-    is_what = "is not installed" if version is None else f"{version} is outside the window {window.wanted}"
-    return f"{window.package} {is_what}.", f"pip install '{window.package}{window.wanted}'"
+def _outside(package: str, window: str, version: str | None) -> tuple[str, str]:
+    is_what = "is not installed" if version is None else f"{version} is outside the window {window}"
+    return f"{package} {is_what}.", f"pip install '{package}{window}'"
 
 
 def check_attention(facts: Facts) -> Iterator[Finding]:
@@ -194,3 +209,112 @@ def _check_disk(disk: Disk) -> Finding:
     if disk.free_gib < LITTLE_DISK_GIB:
         return note(subject, what, "A checkpoint with its optimizer takes 14 bytes a trained parameter.")
     return ok(subject, what)
+
+
+def check_variables(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding for each variable that hurts here; one "ok" if none does."""
+    found = []
+    for name, (values, what) in HARMS.items():
+        value = facts.environment.get(name)
+        if value is not None and re.fullmatch(values, value.strip(), re.IGNORECASE):
+            found.append(note("environment", f"{name}={value}. {what}", "Unset it."))
+    yield from found or [ok("environment", "No variable that is known to hurt NCCL or CUDA is set.")]
+
+
+def check_allocator(facts: Facts) -> Iterator[Finding]:
+    """Judge whether PyTorch's allocator may grow its segments, under the variable that vLLM also reads."""
+    if not facts.gpus:
+        return
+    setting = f"{OLD_NAME}={ALLOCATOR[OLD_NAME]}"
+    if _expands(facts, OLD_NAME):
+        yield ok("allocator", f"{OLD_NAME} has expandable_segments:True.")
+    elif _expands(facts, NEW_NAME):
+        what = f"expandable_segments is on under {NEW_NAME} alone, which vLLM's sleep mode does not read."
+        yield note("allocator", what, f"Set {setting} instead.")
+    else:
+        what = "expandable_segments is off; fragmentation then costs up to a tenth of a card (estimated)."
+        yield note("allocator", what, f"export {setting}; the launch line of a plan sets it.")
+
+
+def _expands(facts: Facts, name: str) -> bool:
+    return "expandable_segments:true" in facts.environment.get(name, "").replace(" ", "").lower()
+
+
+# A plan ------------------------------------------------------------------------------------------------------------
+
+
+def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    """Yield a finding for everything that the plan needs and the machine lacks, and one "ok" if none is a problem."""
+    hardware = plan.estimate.hardware
+    found = [*_planned_cards(facts, plan), *_planned_packages(facts, plan)]
+    need = gib(plan.estimate.host_bytes)
+    if facts.host_free_gib is not None and facts.host_free_gib < need:
+        what = f"The plan needs {need:.0f} GiB of host memory (estimated), and {facts.host_free_gib:.0f} are free."
+        advice = "Plan again with --host_memory_gib, or with ZeRO-3, which loads in shares."
+        found.append(problem("plan", what, advice))
+    found += [one for disk in facts.disks if disk.purpose == "output" for one in _planned_output(disk, plan)]
+    if not any(finding.level == "problem" for finding in found):
+        need = gib(plan.estimate.need_bytes)
+        yield ok("plan", f"{plan.label} can run here: {need:.1f} GiB a card (estimated), made for {hardware}.")
+    yield from found
+
+
+def _planned_cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    hardware, need = plan.estimate.hardware, gib(plan.estimate.need_bytes)
+    if len(facts.gpus) < hardware.gpus_per_machine:
+        advice = "Plan again with --gpus for the cards that are here."
+        yield problem("plan", f"The plan is for {hardware}; cards found here: {len(facts.gpus)}.", advice)
+        return
+    for index, gpu in enumerate(facts.gpus[: hardware.gpus_per_machine]):
+        if gpu.usable_gib < need:
+            what = f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_gib:.1f} usable."
+            yield problem("plan", what, "Plan again with --gpus for the cards that are here.")
+        elif gpu.usable_now_gib < need:
+            what = (
+                f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_now_gib:.1f} usable "
+                f"now, after memory of other processes and {CONTEXT_GIB} GiB for CUDA."
+            )
+            yield problem("plan", what, "End the processes that use the card; nvidia-smi lists them.")
+        if gpu.capability < BF16 and not plan.job.fp16:
+            what = f"The plan trains in bf16, which card {index} does not support."
+            yield problem("plan", what, "Plan again with --fp16, or use a card from Ampere on.")
+
+
+def _planned_packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    job = plan.job
+    needs = {
+        "deepspeed": (job.zero_stage > 0 and not job.fsdp, f"ZeRO-{job.zero_stage}"),
+        "peft": (job.uses_lora, "LoRA"),
+        "bitsandbytes": (job.method == "qlora" or job.optim == "adamw_bnb_8bit", "4-bit bases and 8-bit Adam"),
+        "vllm": (job.use_vllm, "use_vllm"),
+    }
+    for package, (is_needed, purpose) in needs.items():
+        if is_needed and facts.versions.get(package) is None:
+            yield problem("plan", f"The plan uses {purpose}; {package} is missing.", f"pip install {package}")
+    if job.offload == "none" or job.fsdp:
+        return
+    if facts.compiler is None:
+        what = "The plan keeps the optimizer in host memory; there is no C++ compiler for DeepSpeed's CPU Adam."
+        yield problem("plan", what, "apt install g++, or set CXX.")
+    if facts.ninja is None:
+        what = "The plan keeps the optimizer in host memory; ninja, which builds DeepSpeed's CPU Adam, is missing."
+        yield problem("plan", what, "pip install ninja, and have its folder on the PATH.")
+    if "OMP_NUM_THREADS" not in facts.environment:
+        what = "OMP_NUM_THREADS is not set: launchers then give every process one thread, and CPU Adam crawls."
+        yield note("plan", what, "Set it to the cores divided by the processes.")
+
+
+def _planned_output(disk: Disk, plan: Plan) -> Iterator[Finding]:
+    # 2 bytes a trained weight (adapters 4); a checkpoint adds 12 bytes for master weights and Adam.
+    trained = sum(engine.trained for engine in plan.estimate.setup.engines)
+    each = 4 if plan.job.uses_lora else 2
+    final, checkpoint = gib(each * trained), gib((each + 12) * trained)
+    if disk.free_gib < final:
+        what = f"The trained weights take {final:.0f} GiB (estimated), and {disk.free_gib:.0f} are free."
+        yield problem("plan", what, "Make room, or give another --output_dir.")
+    elif disk.free_gib < final + 2 * checkpoint:
+        what = (
+            f"A checkpoint with its optimizer takes {checkpoint:.0f} GiB (estimated), and {disk.free_gib:.0f} are "
+            "free; the previous checkpoint is kept until the next is complete."
+        )
+        yield note("plan", what, 'Set save_total_limit: 1, save_only_model: true or save_strategy: "no".')

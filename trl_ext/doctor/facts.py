@@ -17,7 +17,6 @@ class Gpu:
         total_gib: Memory of the card without the driver's reserve.
         free_gib: The part of it that is free now.
         uuid: "GPU-...", by which CUDA_VISIBLE_DEVICES may name it.
-        lanes, max_lanes: PCIe width now and at most; 0 if unknown.
         is_split: True if MIG divides the card.
     """
 
@@ -26,8 +25,6 @@ class Gpu:
     free_gib: float
     capability: tuple[int, int]
     uuid: str = ""
-    lanes: int = 0
-    max_lanes: int = 0
     is_split: bool = False
 
     @property

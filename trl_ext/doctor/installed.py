@@ -4,8 +4,6 @@ Windows of torch, transformers and TRL are in `SUPPORTED`, and TRL's requirement
 a test compares them with the package's requirements.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
 from trl_ext.compat.versions import SUPPORTED, installed_versions, seam_problem, untested, untested_sentence
@@ -17,38 +15,23 @@ OPTIONAL = {"deepspeed": "0.19", "flash-attn": "2.7"}
 WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja", "liger-kernel", "kernels", "flash-attn-3")
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Versions of a package that work.
+def holds(window: str, version: str) -> bool:
+    """Return True if the version is in a window in pip's notation; a local part such as +cu128 does not matter."""
+    from packaging.specifiers import SpecifierSet
 
-    Args:
-        package: pip's name.
-        wanted: pip's notation: ">=1.15,<2"; "" for any.
-    """
-
-    package: str
-    wanted: str
-
-    def holds(self, version: str) -> bool:
-        """Return True if the version is in the window; a local part such as +cu128 does not matter."""
-        from packaging.specifiers import SpecifierSet
-
-        return SpecifierSet(self.wanted).contains(version, prereleases=True)
+    return SpecifierSet(window).contains(version, prereleases=True)
 
 
-def required_windows() -> Iterator[Window]:
-    """Yield the windows of packages that every training needs."""
-    for package, (low, high) in SUPPORTED.items():
-        yield Window(package, f">={low}" + (f",<{high}" if high else ""))
-    yield from (Window(package, f">={low}") for package, low in REQUIRED.items())
+def required_windows() -> dict[str, str]:
+    """Return the versions of the packages that every training needs, in pip's notation: ">=1.15,<2"."""
+    theirs = {package: f">={low}" + (f",<{high}" if high else "") for package, (low, high) in SUPPORTED.items()}
+    return theirs | {package: f">={low}" for package, low in REQUIRED.items()}
 
 
-def optional_windows(vllm: str) -> Iterator[Window]:
-    """Yield the windows of packages that some runs need; `vllm` is the window of the installed TRL."""
-    yield from (Window(package, f">={low}") for package, low in OPTIONAL.items())
-    yield Window("vllm", vllm)
-    yield Window("bitsandbytes", "")
-    yield Window("liger-kernel", "")
+def optional_windows(vllm: str) -> dict[str, str]:
+    """Return the versions of the packages that some runs need, "" for any; `vllm` is the installed TRL's window."""
+    ours = {package: f">={low}" for package, low in OPTIONAL.items()}
+    return {**ours, "vllm": vllm, "bitsandbytes": "", "liger-kernel": ""}
 
 
 def untested_findings() -> tuple[Finding, ...]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from trl_ext.doctor import installed
 from trl_ext.doctor.build_locks import build_locks
+from trl_ext.doctor.examine import WATCHED
 from trl_ext.doctor.facts import Disk, Facts, Kernels
 from trl_ext.doctor.nvml import hardware_of, read_cards
-from trl_ext.doctor.variables import WATCHED
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.units import gib
 

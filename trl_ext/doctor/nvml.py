@@ -80,8 +80,6 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
         free_gib=round(gib(memory.free), 2),
         capability=(capability[0], capability[1]),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        lanes=_or(nvml, lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), 0),
-        max_lanes=_or(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), 0),
         is_split=_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0) == 1,
     )
 

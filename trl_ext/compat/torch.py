@@ -12,17 +12,14 @@ from trl_ext.errors import SupportError
 
 
 def has_varlen_attn(device: torch.device) -> bool:
-    """Return True if PyTorch's varlen kernel runs: on Ampere cards and later, with a signature that takes a scale."""
-    # torch 2.10 had the kernel without a scale.
-    return "scale" in _varlen_parameters() and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Return True if PyTorch's varlen kernel runs: on Ampere cards and later."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
 def _varlen_parameters() -> frozenset[str]:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
+    from torch.nn.attention.varlen import varlen_attn
+
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 

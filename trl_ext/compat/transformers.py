@@ -1,10 +1,10 @@
-"""transformers: attention by name, and generation that reads a prompt once."""
+"""transformers: attention by name, generation that reads a prompt once, and parameters of any model."""
 
 import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
 
 from trl_ext.compat.swap import swapped
+from trl_ext.errors import SupportError
 
 # A warning filter for deprecated names that TRL's code and configs use; users cannot act on these warnings.
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
@@ -161,3 +162,32 @@ def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch
 
 def _holds_all_tokens(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", (None,)))
+
+
+def count_params(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Count the parameters of a config.json's model, on transformers' class on the meta device, without weights.
+
+    Returns:
+        Number of parameters, with tied weights once and with vision towers; and the language model's full config.
+
+    Raises:
+        SupportError: The installed transformers does not know the model, or cannot build it from this config.
+    """
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    kind = str(config.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        raise SupportError(f"transformers {transformers.__version__} does not know '{kind}'.")
+    keys = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+    try:
+        made = CONFIG_MAPPING[kind].from_dict(keys)
+        named = getattr(transformers, (config.get("architectures") or [""])[0] or "", None)
+        with torch.device("meta"):
+            model = named(made) if named else AutoModelForCausalLM.from_config(made)
+    # transformers' classes may raise any of these for a foreign config.
+    except (AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise SupportError(f"transformers cannot make a '{kind}' of its config: {reason}.") from error
+    return sum(weight.numel() for weight in model.parameters()), made.get_text_config().to_dict()

@@ -100,7 +100,7 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
     near = max(alike, key=len, default=None)
     if near is None or "n_routed_experts" in text:
         _family(kind, name)  # raises
-    from trl_ext.compat.meta_device import count_params
+    from trl_ext.compat.transformers import count_params
 
     try:
         num_params, text = count_params(config)

@@ -42,12 +42,14 @@ class Curve:
 
     def values(self, entry: Entry, prefix: str = "") -> dict["Curve", float]:
         """Return the entry's finite values of this curve, one for each member of a family."""
-        before, star, after = self.key.partition("*")
-        if not star:
-            value = number(entry, prefix + self.key)
-            return {} if value is None else {self: value}
-        found = family(entry, prefix + before, after).items()
-        return {Curve(before + name + after, self.name.replace("*", name), self.axis): value for name, value in found}
+        found = {curve: number(entry, key) for key, curve in self.members(entry, prefix)}
+        return {curve: value for curve, value in found.items() if value is not None}
+
+    def members(self, keys: Iterable[str], prefix: str = "") -> Iterator[tuple[str, "Curve"]]:
+        """Yield the keys that this curve matches, each with its curve: the same, or a member of the family."""
+        for key in keys:
+            if (name := self.member(key, prefix)) is not None:
+                yield key, Curve(key.removeprefix(prefix), self.name.replace("*", name), self.axis)
 
     def member(self, key: str, prefix: str = "") -> str | None:
         """Return the name that `*` matches in the key, "" for a curve without `*`; None if the key does not match."""
@@ -56,13 +58,6 @@ class Curve:
             return "" if key == before else None
         is_member = key.startswith(before) and key.endswith(after) and len(key) > len(before) + len(after)
         return key[len(before) : len(key) - len(after)] if is_member else None
-
-    def is_in(self, entry: Entry, prefix: str = "") -> bool:
-        """Return True if the entry has this curve or a member of this family, with any value."""
-        before, star, after = (prefix + self.key).partition("*")
-        if not star:
-            return before in entry
-        return any(key.startswith(before) and key.endswith(after) for key in entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ class RunKind:
     def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
         """Return True if the entry has a curve on the first axis; a step that reuses completions has none."""
         first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
-        return any(curve.is_in(entry, prefix) for curve in first_axis)
+        return any(curve.member(key, prefix) is not None for curve in first_axis for key in entry)
 
     def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
         """Return the curves without repeats in the order of this kind's table, members of a family in their order."""
@@ -237,11 +232,3 @@ def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
             if all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs):
                 del found[prefix + WHOLE_SET]
     return found
-
-
-def members(curves: Iterable[Curve], series: Mapping[str, Series], prefix: str = "") -> Iterator[tuple[Curve, Series]]:
-    """Yield the curves that the log has, each member of a family by itself, with their series."""
-    for curve in curves:
-        for key in series:
-            if (member := curve.member(key, prefix)) is not None:
-                yield Curve(key.removeprefix(prefix), curve.name.replace("*", member), curve.axis), series[key]

@@ -80,22 +80,8 @@ class RunRecord:
         return [*keys, str(best).removeprefix("eval_")] if is_score else keys
 
     def settings(self) -> dict[str, str]:
-        """Return the settings as text by name: the recipe without its rules, then the rules and versions."""
-        facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
-        packages = ", ".join(f"{name} {number}" for name, number in self.versions.get("packages", {}).items())
-        rules = []  # such as "answer (gold answer, kind number)"
-        for rule in (self.rules or {}).get("rules", ()):
-            name, keys = str(rule.get("name", rule.get("rule"))), rule.keys() - {"rule", "name"}
-            rest = ", ".join(f"{key} {_in_words(rule[key])}" for key in rule if key in keys)
-            rules.append(f"{name} ({rest})" if rest else name)
-        own = {
-            "rules": ", ".join(rules),
-            "started": self.versions.get("started"),
-            "processes": self.versions.get("num_processes"),
-            "cards": self.cards,
-            "versions": packages,
-        }
-        return facts | {name: str(value) for name, value in own.items() if value}
+        """Return the recipe without its rules, as text by name."""
+        return {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
 
 
 def read_record(output_dir: str | Path) -> RunRecord | None:

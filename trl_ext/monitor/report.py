@@ -17,9 +17,8 @@ from rich.text import Text
 
 from trl_ext.errors import DataError
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry, read_series
-from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
+from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_held_out, read_samples
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
@@ -108,7 +107,7 @@ def run_facts(
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
-        settings={name: text for name, text in record.settings().items() if name not in ("rules", "versions")},
+        settings=record.settings(),
         versions={name: str(number) for name, number in versions.get("packages", {}).items()},
         rules=_text(_of_run(folder, RULES_FILE)),
         plan=_text(_of_run(folder, PLAN_FILE)),

@@ -47,8 +47,7 @@ def test_settings_are_text_for_a_person(tmp_path):
     write_record(tmp_path, RECIPE | {"lora_target_modules": ["q", "v"], "rules": RULES}, VERSIONS, RULES)
     settings = read_record(tmp_path).settings()
     assert settings["use_peft"] == "yes" and settings["lora_target_modules"] == '["q", "v"]'
-    assert settings["rules"] == "answer (gold answer, kind number)"
-    assert settings["cards"] == "2 x H200" and settings["versions"] == "trl_ext 0.1.0, trl 1.16.0"
+    assert "rules" not in settings and read_record(tmp_path).cards == "2 x H200"
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):

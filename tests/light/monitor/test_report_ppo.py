@@ -8,7 +8,7 @@ import pytest
 from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, HELD_OUT_GREEDY, PPO
-from trl_ext.monitor.pages.held_out import read_held_out
+from trl_ext.monitor.pages.samples import read_held_out
 from trl_ext.monitor.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 

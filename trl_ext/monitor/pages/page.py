@@ -13,8 +13,7 @@ from typing import Any
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, HELD_OUT_GREEDY, REWARD_MODEL, Entry, RunKind, Series
 from trl_ext.monitor.pages.charts import Line, Picture, line_chart
-from trl_ext.monitor.pages.held_out import HeldOutAnswer, HeldOutTable
-from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
+from trl_ext.monitor.pages.samples import HeldOutAnswer, HeldOutTable, Samples, ShownCompletion, evenly
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.summary import (
     Change,
@@ -96,7 +95,9 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
 def axis_chart(kind: RunKind, axis: str, series: Mapping[str, Series]) -> Picture | None:
     """Draw the curves of an axis, with held-out curves in the same colour; return None if the log has none of them."""
     curves = [curve for curve in kind.curves if curve.axis == axis]
-    drawn = kind.in_order(curve for prefix in (HELD_OUT, "") for curve, _ in log_keys.members(curves, series, prefix))
+    drawn = kind.in_order(
+        member for prefix in (HELD_OUT, "") for curve in curves for _, member in curve.members(series, prefix)
+    )
     lines = []
     for hue, curve in enumerate(drawn):
         is_strong = curve.key == kind.curves[0].key and len(drawn) > 1

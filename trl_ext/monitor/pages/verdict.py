@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series, members
+from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
 
@@ -26,7 +26,7 @@ MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
 _SMALL = 0.02
 HELP_PAGE = "docs/running/my_run.md"
-_RULES = (Curve("rewards/*/mean", "*"),)
+_RULES = Curve("rewards/*/mean", "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
         f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let a "
         "rule reward short ones."
     )
-    earned = [values.values[-1] for _, values in members(_RULES, series)] or [math.nan]
+    earned = [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
     advice = "Choose prompts that are neither too easy nor too hard."
     if min(earned) >= 1:
         advice = "They earn the most that there is: choose harder prompts, or a finer reward."
@@ -255,10 +255,9 @@ def _rules(series: Mapping[str, Series]) -> Iterator[str]:
             if share > NO_VALUE_FRAC or (metric == "error_frac" and share > 0):
                 yield f"Rule '{rule}' {what[metric]} on {share:.1%} of completions."
     rose = _change(series["reward"]) if "reward" in series else 0.0
-    rules = {curve.name: values for curve, values in members(_RULES, series)} if rose > OUTBID else {}
-    for rule, fell in ((rule, -_change(values)) for rule, values in rules.items()):
-        if fell > OUTBID:
-            yield f"Rule '{rule}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
+    for key, curve in _RULES.members(series) if rose > OUTBID else ():
+        if (fell := -_change(series[key])) > OUTBID:
+            yield f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
 
 
 def _window(series: Series) -> int:

@@ -147,11 +147,13 @@ def test_json_has_the_documented_keys_what_if_and_max(capsys):
     assert {"peak_gib", "settings", "reason"} <= answer["refused"][0].keys()
     assert answer["plans"][0]["phases"].keys() == {"generate", "score", "update", "step"}
     assert answer["plans"][0]["basis"] == "estimated"
-    assert plan([*PPO, *K1, "--allow", "lora", "--what-if", "zero=2", "--max", "max_prompt_length", "--json"]) == 0
+    assert (
+        plan([*PPO, *K1, "--allow", "lora", "--what-if", "zero_stage=2", "--max", "max_prompt_length", "--json"]) == 0
+    )
     answer = json.loads(capsys.readouterr().out)
-    assert answer["what_if"]["changes"] == {"zero": "2"} and answer["what_if"]["peak_gib"] > 0
+    assert answer["what_if"]["changes"] == {"zero_stage": "2"} and answer["what_if"]["peak_gib"] > 0
     largest = answer["largest"]
-    assert largest["max_prompt_length"] >= largest["first_plan"]["max_prompt_length"] >= 1024
+    assert largest["max_prompt_length"] >= 1024
     assert largest["label"].startswith("ZeRO-") and largest["step_s"] > 0
 
 
@@ -162,9 +164,8 @@ def test_the_largest_value_is_told_with_label_and_seconds_of_its_plan(capsys):
     words = (
         r"largest max_length that fits: ([\d,]+), as ZeRO-3 \+ all states in host memory, .*, about ([\d,]+) s a step"
     )
-    found = re.fullmatch(words + r"; the first plan goes up to ([\d,]+), about ([\d,]+) s a step", last)
-    length, slow_s, own_length, fast_s = (int(number.replace(",", "")) for number in found.groups())
-    assert length > own_length and slow_s > fast_s
+    length, step_s = (int(number.replace(",", "")) for number in re.fullmatch(words, last).groups())
+    assert length > 8192 and step_s > 0
 
 
 def test_what_does_not_fit_exits_1_with_the_word_that_would_help_if_there_is_one(capsys):
@@ -210,9 +211,9 @@ def test_a_name_that_nobody_knows_is_one_sentence_at_once_where_the_hub_is_away(
 
 def test_written_files_are_named(tmp_path, capsys):
     folder = tmp_path / "plan"
-    assert plan([*PPO, *K1, "--allow", "lora", "--write", str(folder), "--stages"]) == 0
+    assert plan([*PPO, *K1, "--allow", "lora", "--write", str(folder)]) == 0
     names = {file.name for file in folder.iterdir()}
-    assert {"accelerate.yaml", "recipe.yaml", "recipe_smoke.yaml", "recipe_pilot.yaml", "plan.json"} <= names
+    assert {"accelerate.yaml", "recipe.yaml", "plan.json"} <= names
     assert "written: " in capsys.readouterr().out
 
 
@@ -234,7 +235,6 @@ def test_a_slip_is_a_sentence(subtests):
         (["--preset", "24gb"], "There is no preset '24gb'. Nearest: "),
         (["--trainer", "grpo"], "--model, --gpus missing"),
         ([*PPO, *K1, "--what-if", "max_length"], "KEY=VALUE"),
-        ([*PPO, *K1, "--stages"], "there is no --write"),
         ([*PPO, *K1, "--max", "dtype"], "cannot be searched for"),
         ([*PPO, *K1, "--what-if", "max_lenth=3"], "Nearest: max_length"),
     ):
@@ -251,5 +251,5 @@ def test_a_model_without_weights_is_asked_for_and_never_lands_in_a_recipe(model,
     assert plan(question) == 0
     text = (tmp_path / "plan" / "recipe.yaml").read_text()
     assert "model_name_or_path:" not in text and "value_model" not in text and "# model_name_or_path is yours" in text
-    for where in (capsys.readouterr().out, (tmp_path / "plan" / "README.md").read_text()):
+    for where in (capsys.readouterr().out, (tmp_path / "plan" / "accelerate.yaml").read_text()):
         assert "--model_name_or_path MODEL --value_model MODEL" in where

@@ -51,8 +51,6 @@ def plan(argv: Sequence[str]) -> int:
             for name, one in PRESETS.items():
                 print(f"{name:24}{one.purpose}, on {one.gpus}")
         return 0
-    if arguments.stages and not arguments.write:
-        raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
     if arguments.preset:
         _take_preset(arguments)
     plans = _searched(arguments)
@@ -60,7 +58,7 @@ def plan(argv: Sequence[str]) -> int:
     if plans.plans and arguments.write:
         from trl_ext.memory.planner.folder import write_plan
 
-        files = write_plan(plans.best, arguments.write, arguments.model, stages=arguments.stages)
+        files = write_plan(plans.best, arguments.write, arguments.model)
         if not arguments.json:
             print("\nwritten: " + " ".join(str(file) for file in files))
     return 0 if plans.plans else NOTHING_FITS
@@ -122,9 +120,8 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--max", metavar="KEY", help="find the largest length, micro-batch or rank that fits")
     parser.add_argument(
-        "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
+        "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, plan.json"
     )
-    parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
     parser.add_argument("--preset", metavar="NAME", help="a named job; other options override its settings")
     parser.add_argument("--presets", action="store_true", help="list the presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -176,24 +173,21 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         name, found = arguments.max, _largest(plans, arguments.max)
         words = f"largest {name} that fits: {found[name]:,}"
         words = f"{words}, as {found['label']}, about {found['step']} s a step" if found[name] else f"No {name} fits."
-        if first := found.get("first_plan"):
-            words += f"; the first plan goes up to {first[name]:,}, about {first['step']} s a step"
         print(f"\n{words}")
 
 
 def _largest(plans: Any, name: str) -> dict[str, Any]:
-    """Return a setting's largest value with its plan, and its largest value in the otherwise unchanged first plan."""
-    from trl_ext.memory.planner.search import unalias
-
-    found, first = plans.at_largest(name), plans.largest_of_best(name) if plans.plans else None
+    """Return a setting's largest value with its plan."""
+    found = plans.at_largest(name)
     if found is None:
         return {name: 0}
-
-    def told(one: Any) -> dict[str, Any]:
-        return {name: getattr(one.job, unalias(name)), "step": one.in_seconds(), "step_s": round(one.step_s, 2)}
-
-    answer = {**told(found.estimate), "label": found.label}
-    return answer if first is None else {**answer, "first_plan": told(first)}
+    one = found.estimate
+    return {
+        name: getattr(one.job, name),
+        "step": one.in_seconds(),
+        "step_s": round(one.step_s, 2),
+        "label": found.label,
+    }
 
 
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.formulas import states
-from trl_ext.memory.formulas.generation import check_vllm, vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
+from trl_ext.memory.formulas.generation import check_vllm
 from trl_ext.memory.formulas.peak import (
     PHASE_WORDS,
     PHASES,
@@ -159,25 +159,8 @@ class Estimate:
             "host_gib": round(gib(self.host_bytes), 1),
             "step_s": round(self.step_s, 2),
             "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
-            **self._servers(),
             "assumed": self.hardware.card.assumed,
             "basis": "estimated",
-        }
-
-    def _servers(self) -> dict[str, Any]:
-        """Settings and cache of this machine's vLLM servers, for JSON; {} without servers."""
-        job, card = self.job, self.hardware.card
-        if not job.vllm_servers:
-            return {}
-        return {
-            "vllm_servers": {
-                "servers": job.vllm_servers,
-                "gpus": job.vllm_gpus,
-                "gpus_that_train": self.num_gpus,
-                "weights_gib": round(gib(vllm_weight_bytes(self.shape, job)), 3),
-                "share_gib": round(gib(vllm_bytes(card, job)), 3),
-                "cache_tokens": vllm_cache_tokens(self.shape, card, job),
-            }
         }
 
 

@@ -30,8 +30,6 @@ from trl_ext.memory.planner.search import (
     opt_ins_of,
     ppo_defaults,
     technique,
-    unalias,
-    unaliased,
 )
 from trl_ext.memory.units import in_gib
 
@@ -64,7 +62,7 @@ class Plan:
         Raises:
             ConfigError: A setting is unknown, has no effect, or cannot work.
         """
-        check_has(self.job.trainer, changes := unaliased(changes))
+        check_has(self.job.trainer, changes)
         job = changed(self.job, changes)
         check_read(job, changes)
         return estimate(job, self.estimate.shape, self.estimate.hardware)
@@ -177,11 +175,10 @@ class Plans:
         """Return the largest value of a length or a count with which something fits; 0 if nothing does. Raises
         ConfigError if the setting cannot be searched for, or has no effect."""
         found = self.at_largest(name)
-        return getattr(found.job, unalias(name)) if found else 0
+        return getattr(found.job, name) if found else 0
 
     def at_largest(self, name: str) -> Plan | None:
         """Return the best plan with the largest value of a length or a count; None if nothing fits."""
-        name = unalias(name)
         found = choices.largest_that(
             self._values(name), lambda value: _any_fits(self.search, {name: value}, self.allow)
         )
@@ -190,18 +187,6 @@ class Plans:
         job = changed(self.search.job, {name: getattr(found.job, name)})
         plans = plans_of(replace(self.search, job=job, given=self.search.given | {name}), self.allow).plans
         return plans[0] if plans else Plan(found)
-
-    def largest_of_best(self, name: str) -> Estimate | None:
-        """Return the best plan with its largest fitting value of a length or a count, all else as planned; or None."""
-
-        def with_value(value: int) -> Estimate | None:
-            try:
-                then = self.best.what_if(**{name: value})
-            except ConfigError:  # vLLM's cache would not hold one completion, or the plan trains no adapters
-                return None
-            return then if then.fits else None
-
-        return choices.largest_that(self._values(unalias(name)), with_value)
 
     def _values(self, name: str) -> list[int]:
         """Return every value that a length or a count may have, ascending."""

@@ -18,7 +18,6 @@ ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
 SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server, and numbers of servers
 OF_SERVERS = {"vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"}
 FULL_ENOUGH = 0.9  # largest share of a card for vLLM, and a server's default
-_ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", "vllm": "use_vllm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Search:
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
     """Make a search from a user's settings and the defaults. Raises ConfigError for an unknown setting, or settings
     that cannot work."""
-    settings = unaliased(settings)
+    settings = dict(settings)
     check_has(trainer, settings)
     if settings.get("vllm_servers") == "auto":  # the planner chooses, as with vllm_mode=server without a number
         if settings.setdefault("vllm_mode", "server") != "server":
@@ -128,16 +127,6 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
             f"zero_hpz_partition_size {part} does not divide a machine's {here} GPUs. Use a divisor, or leave it out."
         )
     return search
-
-
-def unalias(name: str) -> str:
-    """Return a setting's name in `Job`: "zero_stage" for "zero"."""
-    return _ALIASES.get(name, name)
-
-
-def unaliased(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under their names in `Job`: "zero_stage" for "zero"."""
-    return {unalias(name): value for name, value in settings.items()}
 
 
 def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:

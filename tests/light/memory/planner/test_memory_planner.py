@@ -148,7 +148,7 @@ def test_host_memory_refuses_where_it_is_known():
 
 def test_what_if_keeps_everything_else():
     best = plan("grpo", "7B", "8xA100-80GB", **K1).best
-    other = best.what_if(zero=3, max_completion_length="2048")
+    other = best.what_if(zero_stage=3, max_completion_length="2048")
     assert (other.job.zero_stage, other.job.max_completion_length) == (3, 2048)
     assert other.job.checkpoint_every == best.job.checkpoint_every
 
@@ -162,13 +162,12 @@ def test_the_largest_value_fits_and_the_next_does_not(field):
     assert not plan("grpo", "7B", "1x4090", **{**settings, field: largest + 1}).plans
 
 
-def test_the_largest_value_comes_with_the_plan_that_it_is_true_of_and_with_that_of_the_first_plan():
+def test_the_largest_value_comes_with_the_plan_that_it_is_true_of():
     plans = plan("reward", "Qwen/Qwen2.5-7B-Instruct", "6x4090", allow=["lora"])
-    found, first = plans.at_largest("max_length"), plans.largest_of_best("max_length")
-    assert found.job.max_length == plans.largest("max_length") > first.job.max_length > plans.best.job.max_length
+    found = plans.at_largest("max_length")
+    assert found.job.max_length == plans.largest("max_length") > plans.best.job.max_length
     assert found.label != plans.best.label and found.estimate.step_s > 10 * plans.best.estimate.step_s
-    assert found.estimate.fits and first.fits
-    assert not plans.best.what_if(max_length=first.job.max_length + 1).fits
+    assert found.estimate.fits
 
 
 # vLLM, servers, machines, head-room ---------------------------------------------------------------------------------
@@ -222,7 +221,6 @@ def test_servers_share_the_completions_and_each_holds_the_weights():
 
     one, two = of(2), of(4)
     assert (one.num_gpus, two.num_gpus) == (6, 4)
-    assert one.as_dict()["vllm_servers"]["weights_gib"] == two.as_dict()["vllm_servers"]["weights_gib"] > 14
     assert one.seconds["generation"] > two.seconds["generation"]
 
 
@@ -392,7 +390,7 @@ def test_settings_that_cannot_work_are_a_sentence(subtests):
 
 
 def test_what_only_other_trainers_read_is_not_accepted_and_ignored(subtests):
-    every = {"max_completion_length": 512, "reward_model": "copy", "vllm": True}
+    every = {"max_completion_length": 512, "reward_model": "copy", "use_vllm": True}
     for trainer, theirs, owners in (
         *[("reward", {name: value}, "GRPO and PPO") for name, value in every.items()],
         ("reward", {"steps_per_generation": 4}, "GRPO"),

@@ -52,7 +52,6 @@ COMMANDS = {
     "launch-file": "trl_ext.cli.recipes",
     "evaluate": "trl_ext.cli.after.evaluate",
     "generate": "trl_ext.cli.after.generate",
-    "merge": "trl_ext.cli.after.merge",
 }
 
 HELP = """\
@@ -71,7 +70,6 @@ commands:
   launch-file  print the path of a shipped accelerate file: zero2, zero3, ...
   evaluate  measure how many held-out problems a trained policy solves
   generate  let a trained policy answer the prompts of a file
-  merge     merge the LoRA adapter of a finished run into its base model
 
   trl-ext COMMAND --help    explains a command
   trl-ext --version         prints the version

@@ -6,8 +6,8 @@ from typing import Any
 _SHOWN_CHARS = 160
 
 
-def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
-    """Return the lines; `kind` is "grpo", "ppo" or "reward", `has_adapter` is True if only an adapter was saved."""
+def ending(folder: str | Path, kind: str) -> list[str]:
+    """Return the lines; `kind` is "grpo", "ppo" or "reward"."""
     lines = []
     if found := same_problem(Path(folder)):
         names = ("One problem", "Before", "After")
@@ -20,8 +20,6 @@ def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
     commands = [(f"trl-ext report {folder}", "the report again, and a comparison with another run by --compare")]
     if kind != "reward":
         commands.append((f"trl-ext evaluate {folder}", "held-out problems, greedily or with pass@k"))
-    if has_adapter:
-        commands.append((f"trl-ext merge {folder}", "one folder of weights, for vLLM and others"))
     commands.append(("trl-ext recipes", "recipes by task and card"))
     width = max(len(command) for command, _ in commands)
     return [*lines, "Next:", *(f"  {command:{width}}  {purpose}" for command, purpose in commands)]

@@ -300,4 +300,4 @@ def print_next(trainer: Any) -> None:
 
     folder = Path(trainer.args.output_dir)
     print(f"Model: {folder}", "", sep="\n")
-    print(*ending(folder, trainer.memory_kind, hasattr(trainer.model, "peft_config")), sep="\n", flush=True)
+    print(*ending(folder, trainer.memory_kind), sep="\n", flush=True)

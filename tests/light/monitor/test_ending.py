@@ -37,23 +37,19 @@ def test_without_a_problem_in_both_tables_nothing_is_shown(tmp_path):
     assert same_problem(tmp_path) is None
     (tmp_path / "completions" / "completions_00002.parquet").write_bytes(b"cut off")
     assert same_problem(tmp_path) is None
-    assert ending(tmp_path, "grpo", has_adapter=False)[0] == "Next:"
+    assert ending(tmp_path, "grpo")[0] == "Next:"
 
 
 def test_a_completion_stays_one_line_that_no_terminal_obeys(tmp_path):
     write(tmp_path, 0, [("p", "a\x1b[2J\n" + "b" * 1000)])
     write(tmp_path, 1, [("p", "\u202ec")])
-    lines = ending(tmp_path, "grpo", has_adapter=False)
+    lines = ending(tmp_path, "grpo")
     assert lines[0] == "One problem: p" and lines[2] == "After:       c"
     assert lines[1].isprintable() and len(lines[1]) < 200 and " ... " in lines[1]
 
 
 def test_what_comes_next_are_commands_that_there_are(tmp_path):
-    for kind, has_adapter, commands in (
-        ("grpo", False, ["report", "evaluate", "recipes"]),
-        ("ppo", True, ["report", "evaluate", "merge", "recipes"]),
-        ("reward", True, ["report", "merge", "recipes"]),
-    ):
-        lines = ending(tmp_path, kind, has_adapter)
+    for kind, commands in (("grpo", ["report", "evaluate", "recipes"]), ("reward", ["report", "recipes"])):
+        lines = ending(tmp_path, kind)
         named = [line.split()[1] for line in lines if line.startswith("  trl-ext ")]
         assert named == commands and set(named) <= set(COMMANDS), kind

@@ -1,6 +1,7 @@
 """`trl-ext generate`: a row in a batch says what it says alone, and vLLM is asked for the same in its own words."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from trl_ext.cli.after.prompts import policy_prompts, recipe_mapping
 from trl_ext.cli.main import main
 from trl_ext.errors import DataError
 from trl_ext.monitor.record import write_record
+from trl_ext.trainers.checkpoints.manifest import Manifest, files_in, measured
 
 PROMPTS = ["w3", "w5 w6 w7 w8 w9", "w11 w4", "w90 w91 w92"]
 _SAID = "{% for m in messages %}{{ 'w100 ' + m['content'] + ' ' }}{% endfor %}"
@@ -243,3 +245,52 @@ def test_vllm_is_given_the_adapter_and_the_ids(monkeypatch, folders, prompts, ca
     assert {reason for row in rows for reason in row["finish_reasons"]} == {"stop"}
     asked = dict(model=str(folders.base), enable_lora=True, max_lora_rank=8, revision=None, lora=str(folders.run))
     assert made == [asked]
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def edit(run, **changes):
+    path = run / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def broken_record(run):
+    for name in ("recipe.yaml", "versions.json"):
+        (run / name).write_text("a: [1")
+
+
+DAMAGED = [
+    ("holds no weights (adapter_model.safetensors)", lambda run: (run / "adapter_model.safetensors").unlink()),
+    ("was not written to its end", lambda run: shorten(run / "adapter_model.safetensors")),
+    ("adapter_config.json cannot be read", lambda run: (run / "adapter_config.json").write_text('{"r": ')),
+    ("The base model of", lambda run: edit(run, base_model_name_or_path="/gone")),
+    ("does not name its base model", lambda run: edit(run, base_model_name_or_path=None)),
+    ("recipe.yaml is damaged", broken_record),
+    ("does not fit the model", lambda run: edit(run, r=3)),
+    ("does not fit the model", lambda run: edit(run, target_modules=["q_proj", "lm_head"])),
+    ("cannot be loaded", lambda run: (run / "tokenizer.json").write_text("{")),
+]
+
+
+def test_half_a_run_is_one_sentence(subtests, folders, prompts, tmp_path, capsys):
+    for number, (sentence, damage) in enumerate(DAMAGED):
+        run = shutil.copytree(folders.run, tmp_path / f"run{number}")
+        damage(run)
+        with subtests.test(sentence, number=number):
+            assert sentence in stopped(capsys, generate, run, "--prompts", prompts)
+    for name, sentence in (("nowhere", "There is no folder"), ("", "holds neither a model nor a whole checkpoint")):
+        assert sentence in stopped(capsys, generate, tmp_path / name, "--prompts", prompts)
+
+
+def test_an_output_dir_without_final_model_stands_for_its_newest_whole_checkpoint(folders, prompts, tmp_path, capsys):
+    for step in (1, 2, 3):
+        folder = shutil.copytree(folders.run, tmp_path / f"checkpoint-{step}")
+        Manifest(step, {name: measured(folder / name) for name in files_in(folder)}, run={}).write(folder)
+    shorten(tmp_path / "checkpoint-3" / "adapter_model.safetensors")
+    assert find_run(str(tmp_path)).folder == tmp_path / "checkpoint-2"
+    assert "is not complete" in stopped(capsys, generate, tmp_path / "checkpoint-3", "--prompts", prompts)
+    unfinished = tmp_path / "_unfinished" / "checkpoint-1"
+    shutil.move(tmp_path / "checkpoint-1", unfinished)
+    assert "was not written to its end" in stopped(capsys, generate, unfinished, "--prompts", prompts)

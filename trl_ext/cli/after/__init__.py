@@ -1,1 +1,1 @@
-"""`trl-ext merge`, `generate` and `evaluate`: commands for a finished run."""
+"""`trl-ext generate` and `evaluate`: commands for a finished run."""

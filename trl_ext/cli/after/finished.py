@@ -60,39 +60,24 @@ class FinishedRun:
         is_known = self.adapter is not None and self.recipe.get("model_name_or_path") == self.weights
         return self.recipe.get("model_revision") if is_known else None
 
-    @property
-    def has_critic(self) -> bool:
-        """True for a PPO run that saved a critic with the policy."""
-        record = self.folder / "critic" / "critic.json"
-        return record.is_file() and json.loads(record.read_text())["critic"] != "none"
-
-    def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
-        """Load the weights, with the run's adapter if there is any, in evaluation mode.
-
-        `dtype` "auto" keeps the dtype of the files; `device_map` None leaves the device to accelerate.
-        """
-        from transformers import AutoModelForSequenceClassification
+    def load_model(self, trust_remote_code: bool = False) -> Any:
+        """Load a policy's weights in the dtype of the files, with the run's adapter if there is any."""
         from trl.trainer.utils import create_model_from_path
 
         from trl_ext.scripts.quiet import quiet_libraries
 
         quiet_libraries()
-        options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-        if device_map is not None:
-            options["device_map"] = device_map
+        options: dict[str, Any] = {"dtype": "auto", "trust_remote_code": trust_remote_code}
         if self.revision is not None:
             options["revision"] = self.revision
-        kind: Any = None
-        if self.is_reward_model:
-            kind, options["num_labels"] = AutoModelForSequenceClassification, 1
-        model = create_model_from_path(self.weights, kind, **options).eval()
+        model = create_model_from_path(self.weights, **options).eval()
         if self.adapter is None:
             return model
         from peft import PeftModel
 
         try:
             with warnings.catch_warnings():
-                # A warning about merging; `merge` separates tied weights if necessary.
+                # A warning about merging.
                 warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
                 # PEFT would continue with an adapter that has no effect.
                 warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -100,11 +85,10 @@ class FinishedRun:
         except (RuntimeError, UserWarning) as error:
             if isinstance(error, RuntimeError) and "size mismatch" not in str(error):
                 raise
-            lines = [" ".join(line.split()) for line in str(error).splitlines()]
-            reason = next((line for line in lines if "size mismatch" in line), lines[0]).partition(". ")[0]
+            reason = " ".join(str(error).split())[:200]
             raise DataError(
-                f"The adapter in {self.folder} does not fit the model {self.weights}: {reason[:200].rstrip('.')}. "
-                f"Check base_model_name_or_path in its {_ADAPTER}."
+                f"The adapter in {self.folder} does not fit the model {self.weights}: {reason}. Check "
+                f"base_model_name_or_path in its {_ADAPTER}."
             ) from error
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> Any:
@@ -121,11 +105,7 @@ class FinishedRun:
     def load_rules(self, path: str | None = None) -> RuleSet:
         """Build the rules of a file or of the run; raise ConfigError if there are none, or they cannot be built."""
         if path is None and not self.has_rules:
-            file = self.root / RULES_FILE
-            lacks = f"{self.root} holds no {RULES_FILE}"
-            if file.is_file():
-                lacks = f"{file} names no rules: its comments name what scored, which no file can hold"
-            raise ConfigError(f"{lacks}. Name a file with rules: --rules rules.yaml.")
+            raise ConfigError(f"{self.root} holds no {RULES_FILE} with rules. Name such a file: --rules rules.yaml.")
         return RuleSet.from_yaml(path or self.root / RULES_FILE)
 
 
@@ -179,41 +159,28 @@ def find_run(path: str) -> FinishedRun:
     return run
 
 
-def weight_files(folder: Path, names: tuple[str, ...] = _WEIGHTS) -> list[Path]:
-    """Return the files with a folder's weights, also of sharded weights; empty if there are none."""
-    for name in names:
-        if (folder / name).is_file():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            parts = _read_json(index).get("weight_map")
-            return [folder / part for part in sorted(set(parts.values()))] if isinstance(parts, dict) else []
-    return []
-
-
 def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
-    """Raise DataError unless all weight files are there and complete."""
+    """Raise DataError unless all files of the weights, or of their parts, are there and complete."""
     from safetensors import SafetensorError, safe_open
 
-    files = weight_files(folder, names)
+    files = [name for name in names if (folder / name).is_file()][:1]
+    for index in [] if files else [folder / f"{name}.index.json" for name in names]:
+        files += set(_read_json(index).get("weight_map", {}).values()) if index.is_file() else []
     if not files:
-        sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]
-        advice = (
-            "they are divided by process; join them with the zero_to_fp32.py in the same folder"
-            if sharded
-            else "it was not written to its end; train again, or take a checkpoint"
+        raise DataError(
+            f"{folder} holds no weights ({names[0]}): it was not written to its end, or they are divided by process. "
+            "Take another checkpoint, or join them by the zero_to_fp32.py in the folder."
         )
-        raise DataError(f"{folder} holds no weights ({names[0]}): {advice}.")
-    for file in files:
-        reason = "" if file.is_file() else "is missing"
+    for file in (folder / name for name in files):
         try:
-            if not reason and file.suffix == ".safetensors":
+            if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy"):
                     pass  # reads the header, and compares it with the file's length
-        except SafetensorError as error:
-            reason = f"was not written to its end ({error})"
-        if reason:
-            raise DataError(f"{file} {reason}. Save the model again, or take another checkpoint.")
+        except (SafetensorError, OSError) as error:
+            raise DataError(
+                f"{file} is missing or was not written to its end ({error}). Save the model again, or take another "
+                "checkpoint."
+            ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

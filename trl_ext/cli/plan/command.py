@@ -65,7 +65,7 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def _searched(arguments: argparse.Namespace) -> Any:
-    """Plan for the given trainer, model and cards. Raises ConfigError if one is missing or settings cannot work."""
+    """Plan for the given trainer, model and cards; raise ConfigError for options that are missing or cannot work."""
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")

@@ -80,7 +80,7 @@ def test_greedy_answers_are_the_models(run, base, capsys, monkeypatch):
     data = run.parent / "own.jsonl"
     write_rows(data, [{"question": "w9 w92", "gold": said}, {"question": "w9 w91 w7 w8", "gold": "w198"}])
     for number in (1, 2):  # the second time beside the first
-        assert main(["evaluate", str(run), "--dataset", str(data), "--greedy"]) == 0
+        assert main(["evaluate", str(run), "--dataset", str(data)]) == 0
         result, rows = result_of(run, "own-greedy" if number == 1 else "own-greedy-2")
         assert [row["passed"] for row in rows] == [True, False]
         assert result["pass@k"]["1"]["value"] == 0.5 and result["temperature"] == 0
@@ -97,7 +97,6 @@ def test_another_rule_may_decide(run, monkeypatch, capsys):
 
 REFUSED = {
     "--pass_rule style": "There is no rule 'style'",
-    "--greedy --num_generations 4": "--greedy is one completion",
     "--split validation": "has no split 'validation'",
     "--dataset /none.jsonl": "There is no file or folder /none.jsonl",
     "--rules /none.yaml": "/none.yaml cannot be read",

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests import fake_vllm, tiny
-from tests.recipes import stopped
+from tests.recipes import stopped, write_rows
 from trl_ext.cli.after.engines import Sampling, TransformersEngine
 from trl_ext.cli.after.finished import find_run
 from trl_ext.cli.after.generate import json_line
@@ -46,7 +46,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def prompts(tmp_path):
+def prompts(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     file = tmp_path / "prompts.txt"
     file.write_text("\n\n".join(PROMPTS) + "\n")
     return file
@@ -141,11 +142,11 @@ def test_a_batch_that_does_not_fit_is_halved(folders, monkeypatch):
 def test_the_trainings_own_settings_count(folders, tmp_path):
     recipe = {"temperature": 0.6, "max_completion_length": 9, "top_p": 0.9, "top_k": 20, "beta": 0.0}
     write_record(tmp_path, recipe, VERSIONS)
-    run = SimpleNamespace(recipe=recipe)
     own = Sampling(temperature=0.6, max_new_tokens=9, top_p=0.9, top_k=20)
-    assert Sampling.of(run, temperature=None) == own
-    assert Sampling.of(run, temperature=0.0).temperature == 0
-    assert Sampling.of(SimpleNamespace(recipe={"response_length": 53})).max_new_tokens == 53
+    asked = dict.fromkeys(("num_generations", "temperature", "max_new_tokens", "seed"))
+    assert Sampling.of(recipe, SimpleNamespace(**asked)) == own
+    assert Sampling.of(recipe, SimpleNamespace(**asked | {"temperature": 0.0})).temperature == 0
+    assert Sampling.of({"response_length": 53}, SimpleNamespace(**asked)).max_new_tokens == 53
 
 
 def test_a_line_of_text_is_a_user_message_where_there_is_a_chat_template(folders, prompts, tmp_path, capsys):
@@ -166,11 +167,12 @@ def test_a_line_of_text_is_a_user_message_where_there_is_a_chat_template(folders
     assert [row["prompt"] for row in rows_of(capsys.readouterr().out)] == PROMPTS
     # The rows of a .jsonl file are read as a training reads them: text stays text.
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in chats[:2]) + '{"prompt": "w9"}\n')
+    write_rows(data, [{"prompt": row["prompt"]} for row in chats])
     assert main([*argv, str(data)]) == 0
-    mixed = rows_of(capsys.readouterr().out)
-    assert [row["completions"] for row in mixed[:2]] == [row["completions"] for row in chats[:2]]
-    assert mixed[2]["prompt"] == "w9"
+    assert [row["completions"] for row in rows_of(capsys.readouterr().out)] == [row["completions"] for row in chats]
+    write_rows(data, [{"prompt": "w9"}])
+    assert main([*argv, str(data)]) == 0
+    assert [row["prompt"] for row in rows_of(capsys.readouterr().out)] == ["w9"]
 
 
 MADE = [
@@ -191,17 +193,17 @@ def test_prompts_are_made_as_the_recipe_makes_them():
         assert policy_prompts([row], "rows.jsonl", recipe_mapping(chat), has_template=True) == [messages]
     mapping = recipe_mapping({"prompt_template": "{question} {hint}"})
     rows = [{"question": "w5", "hint": "w6"}, {"question": "w5"}]
-    with pytest.raises(DataError, match=r"Row 1 of .* has no column 'hint'"):
+    with pytest.raises(DataError, match=r"row 1 .*no 'hint' \(null\)"):
         policy_prompts(rows, "rows.jsonl", mapping, has_template=False)
 
 
 FILES = [
     ("empty.txt", "\n \n", "holds no prompt"),
-    ("empty.jsonl", "", "holds no prompt"),
+    ("empty.jsonl", "", "cannot be read"),
     ("rows.jsonl", '{"question": "w4"}\n', "has no column 'prompt'; its columns are: question"),
     ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": null}\n', "The prompt of row 1 of"),
-    ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "line 2"),
-    ("rows.csv", "prompt\nw4\n", "is neither .txt"),
+    ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "cannot be read"),
+    ("rows.md", "prompt\nw4\n", "is none of .jsonl"),
     ("chat.jsonl", '{"prompt": [{"role": "user", "content": "w4"}]}\n', "has no chat template"),
 ]
 
@@ -218,7 +220,7 @@ def test_a_file_without_prompts_is_one_sentence(subtests, folders, tmp_path, cap
 
 
 def test_settings_that_cannot_work_are_one_sentence(folders, prompts, tmp_path, capsys):
-    assert "There is no file" in stopped(capsys, generate, folders.run, "--prompts", tmp_path / "none.txt")
+    assert "cannot be read as UTF-8 text" in stopped(capsys, generate, folders.run, "--prompts", tmp_path / "none.txt")
     asked = ["--prompts", prompts]
     assert "--max_new_tokens is 0" in stopped(capsys, generate, folders.run, *asked, "--max_new_tokens", 0)
     assert "--batch_size is 0" in stopped(capsys, generate, folders.run, *asked, "--batch_size", 0)

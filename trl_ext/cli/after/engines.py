@@ -1,6 +1,6 @@
 """Completions of token ids by transformers or vLLM, with the same inputs and outputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +45,13 @@ class Sampling:
             )
 
     @classmethod
-    def of(cls, run: Any, arguments: Any = None, **others: Any) -> "Sampling":
-        """Return a run's settings; values of a command line and `others` override them where they are not None."""
-        recipe = run.recipe
-        length = recipe.get("max_completion_length") or recipe.get("response_length")
+    def of(cls, recipe: Mapping[str, Any], arguments: Any) -> "Sampling":
+        """Return a recipe's settings, below those of a command line that are not None."""
         own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-        asked = ("num_generations", "temperature", "max_new_tokens", "seed")
-        others = {key: getattr(arguments, key, None) for key in asked} | others
-        own |= {"max_new_tokens": length}
-        own |= {key: value for key, value in others.items() if value is not None}
-        return cls(**{key: value for key, value in own.items() if value is not None})
+        own["max_new_tokens"] = recipe.get("max_completion_length") or recipe.get("response_length")
+        asked = {key: getattr(arguments, key) for key in ("num_generations", "temperature", "max_new_tokens", "seed")}
+        given = [*own.items(), *asked.items()]
+        return cls(**{key: value for key, value in given if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,9 @@ class TransformersEngine:
             raise ConfigError(f"--batch_size is {batch_size}. Give at least 1.")
         self._model = run.load_model(trust_remote_code=trust_remote_code)
         self._tokenizer, self._batch_size = tokenizer, batch_size
-        self._stop_ids = stop_ids(tokenizer, self._model.generation_config)
+        own = self._model.generation_config.eos_token_id
+        # As in training: the tokenizer's EOS, and the generation config's.
+        self._stop_ids = [tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or ())]
 
     def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[Completion]]:
         """Yield the completions of each prompt, in the order of the prompts."""
@@ -114,28 +113,12 @@ class TransformersEngine:
 
     def _batch(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
         import torch
+        from transformers import GenerationConfig
 
         model: Any = self._model
         inputs = self._tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
-        config = self._config(sampling)
-        # `generate` would fill defaults of `config` from the model's generation config.
-        model.generation_config = config
-        with torch.inference_mode():
-            output = model.generate(
-                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
-            )
-        return [self._completion(ids) for ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
-
-    def _config(self, sampling: Sampling) -> Any:
-        from transformers import GenerationConfig
-
-        drawn = dict(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-        )
-        return GenerationConfig(
+        drawn = {key: getattr(sampling, key) for key in ("temperature", "top_p", "top_k", "min_p")}
+        config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             do_sample=sampling.temperature > 0,
             repetition_penalty=sampling.repetition_penalty,
@@ -144,6 +127,13 @@ class TransformersEngine:
             eos_token_id=self._stop_ids,
             **(drawn if sampling.temperature > 0 else {}),
         )
+        # `generate` would fill defaults of `config` from the model's generation config.
+        model.generation_config = config
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
+            )
+        return [self._completion(ids) for ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def _completion(self, ids: list[int]) -> Completion:
         end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
@@ -195,11 +185,11 @@ class VllmEngine:
         for at in range(0, len(prompts), _VLLM_PROMPTS):
             wanted = [{"prompt_token_ids": list(ids)} for ids in prompts[at : at + _VLLM_PROMPTS]]
             for request in self._model.generate(wanted, params, use_tqdm=False, lora_request=self._lora):
-                yield [self._completion(output) for output in request.outputs]
-
-    def _completion(self, output: Any) -> Completion:
-        ids = tuple(output.token_ids)
-        return Completion(ids, self._tokenizer.decode(ids, skip_special_tokens=True), output.finish_reason)
+                texts = [self._tokenizer.decode(said.token_ids, skip_special_tokens=True) for said in request.outputs]
+                yield [
+                    Completion(tuple(said.token_ids), text, said.finish_reason)
+                    for said, text in zip(request.outputs, texts, strict=True)
+                ]
 
 
 def make_engine(
@@ -207,20 +197,11 @@ def make_engine(
 ) -> "TransformersEngine | VllmEngine":
     """Load a policy for one of BACKENDS.
 
-    Raises ConfigError for a reward model or files that a library refuses, SupportError if vLLM is not installed.
+    Raises ConfigError for files that a library refuses, SupportError if vLLM is not installed.
     """
     from trl_ext.scripts.exit import refusals
 
-    if run.is_reward_model:
-        raise ConfigError(f"{run.folder} is a reward model, which writes no text. Give the run of a policy.")
     with refusals(f"{run.folder} cannot be loaded"):
         if backend == "vllm":
             return VllmEngine(run, tokenizer, trust_remote_code)
         return TransformersEngine(run, tokenizer, batch_size, trust_remote_code)
-
-
-def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Return the ids that end a completion, as in training: the tokenizer's EOS and the generation config's."""
-    own = getattr(generation_config, "eos_token_id", None)
-    ids = [own] if isinstance(own, int) else list(own or ())
-    return list(dict.fromkeys([tokenizer.eos_token_id, *ids]))

@@ -45,11 +45,9 @@ def evaluate(argv: Sequence[str]) -> int:
         )
     rules = run.load_rules(arguments.rules)
     passing = pass_rule(rules, arguments.pass_rule)
-    is_sampled = arguments.num_generations is not None and arguments.num_generations > 1
-    if arguments.greedy and (is_sampled or arguments.temperature):
-        raise ConfigError("--greedy is one completion a problem at temperature 0. Leave the other of the two out.")
-    is_greedy = not is_sampled and arguments.temperature is None
-    sampling = Sampling.of(run, arguments, **({"temperature": 0.0} if is_greedy else {}))
+    if arguments.temperature is None and (arguments.num_generations or 1) == 1:
+        arguments.temperature = 0.0
+    sampling = Sampling.of(run.recipe, arguments)
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     name, problems = load_problems(run, arguments, bool(tokenizer.chat_template))
@@ -111,7 +109,6 @@ def _parser() -> CommandParser:
     parser.add_argument("--threshold", type=float, default=1.0, help=purpose)
     purpose = "completions to sample for each problem, for pass@k (default: one greedy completion)"
     parser.add_argument("--num_generations", type=int, metavar="N", help=purpose)
-    parser.add_argument("--greedy", action="store_true", help="one completion for each problem, at temperature 0")
     purpose = "new folder for the results (default: a new one in RUN/evaluations)"
     parser.add_argument("--output", metavar="DIR", help=purpose)
     add_engine_options(parser)
@@ -142,8 +139,6 @@ def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, li
         except DataError as error:  # its advice is about a training's flags
             raise DataError(str(error).partition(" Name the splits")[0] + " Check --dataset and --split.") from error
         data = data if arguments.limit is None else data.select(range(min(arguments.limit, len(data))))
-    if not len(data):
-        raise DataError(f"{name} has no rows. Give problems to solve.")
     rows = recipe_mapping(run.recipe).apply(data, name, lambda: has_template).to_list()
     check_prompts(rows, name)
     return name, rows

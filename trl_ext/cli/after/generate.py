@@ -39,7 +39,9 @@ def generate(argv: Sequence[str]) -> int:
     if arguments.output and Path(arguments.output).exists():
         raise ConfigError(f"{arguments.output} is there already. Remove it, or give another --output.")
     run = find_run(arguments.run)
-    sampling = Sampling.of(run, arguments)
+    if run.is_reward_model:
+        raise ConfigError(f"{run.folder} is a reward model, which writes no text. Give the run of a policy.")
+    sampling = Sampling.of(run.recipe, arguments)
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     chat = "chat" if arguments.prompts.endswith(".txt") and tokenizer.chat_template else None
@@ -65,7 +67,9 @@ def generate(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("trl-ext generate", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
-    parser.add_argument("--prompts", metavar="FILE", required=True, help=".txt with one prompt a line, or .jsonl")
+    parser.add_argument(
+        "--prompts", metavar="FILE", required=True, help=".txt with one prompt a line, or a data file: .jsonl, ..."
+    )
     parser.add_argument("--output", metavar="FILE", help="new .jsonl file for the completions (default: print them)")
     parser.add_argument("--num_generations", type=int, metavar="N", help="completions per prompt (default 1)")
     purpose = "chat: a text prompt becomes a user message; text: it is used as it is (default: as in training)"

@@ -10,31 +10,26 @@ from typing import Any
 
 from trl_ext.cli.after.finished import FinishedRun
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.scripts.data.mapping import PROMPT, RowMapping, within
+from trl_ext.scripts.data.mapping import PROMPT, RowMapping
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
-    """Return one row per prompt of a .txt file (a prompt a line) or .jsonl file; DataError if it cannot be read."""
-    from trl_ext.scripts.data.dataset import bad_line
+    """Return one row per prompt of a .txt file (a prompt a line) or a data file; DataError if it cannot be read."""
+    from trl_ext.cli.score.rows import read_data
 
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"There is no file {path}. Check --prompts.")
-    if file.suffix not in (".txt", ".jsonl"):
-        raise DataError(f"{path} is neither .txt, one prompt a line, nor .jsonl, one row a line. Convert it.")
-    if file.suffix == ".jsonl" and (reason := bad_line(file)):
-        raise DataError(f"{path}, {reason}. Mend it.")
+    if not path.endswith(".txt"):
+        return read_data(path).to_list()
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error}. Convert it.") from error
-    if not lines:
-        raise DataError(f"{path} holds no prompt. Write one a line.")
-    return [{"prompt": line.strip()} if file.suffix == ".txt" else json.loads(line) for line in lines]
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}. Check --prompts.") from error
+    return [{"prompt": line} for line in lines if line]
 
 
 def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise DataError unless each row has a prompt of text or messages that is not empty."""
+    """Raise DataError unless there are rows, each with a prompt of text or messages that is not empty."""
+    if not rows:
+        raise DataError(f"{source} holds no prompt. Write at least one.")
     for number, row in enumerate(rows):
         if "prompt" not in row:
             there = ", ".join(row) or "none"
@@ -70,34 +65,22 @@ def policy_prompts(
 ) -> list[Any]:
     """Return the prompts of these rows as the training would make them.
 
-    A row may bring the columns that the recipe reads, or the text for a single column in `prompt`. Raises ConfigError
-    if the mapping needs a chat template, DataError for a row without a column that it reads.
+    Rows have the columns that the recipe reads, or the text for a single column in `prompt`. Raises ConfigError if the
+    mapping needs a chat template, DataError for a row without a column that it reads.
     """
-    if not mapping.makes_prompts:
-        check_prompts(rows, source)
-        return [row["prompt"] for row in rows]
-    makes_chats = mapping.makes_chats(lambda: has_template)
-    reads = mapping.template.fields if mapping.template else [mapping.columns.get(PROMPT) or PROMPT]
-    columns = {name: theirs for name, theirs in mapping.columns.items() if theirs in reads}
-    mapping = replace(mapping, columns=columns, answer_pattern=None, first_option=None)
-    ours = {theirs: name for name, theirs in columns.items()}
-    found = []
-    for number, row in enumerate(rows):
-        text = row.get(PROMPT)
-        given = {name: row.get(name, within(row, name)) for name in reads}
-        cells = {name: cell for name, cell in given.items() if name in row or cell is not None}
-        if len(reads) == 1 and not cells and text:
-            cells = {reads[0]: text}
-        if lacking := [name for name in reads if name not in cells]:
-            raise DataError(
-                f"Row {number} of {source} has no column '{lacking[0]}', from which the run's recipe makes prompts; "
-                f"its columns are: {', '.join(row) or 'none'}. Add it."
-            )
-        own = {ours.get(name, name): cell for name, cell in cells.items()}
-        if problem := mapping.problem(own):
-            raise DataError(f"Row {number} of {source} has {problem}. Mend it.")
-        found.append(mapping.rewritten(own, makes_chats)[PROMPT])
-    return found
+    from datasets import Dataset
+
+    if mapping.makes_prompts:
+        reads = mapping.template.fields if mapping.template else [mapping.columns.get(PROMPT) or PROMPT]
+        columns = {ours: theirs for ours, theirs in mapping.columns.items() if theirs in reads}
+        mapping = replace(mapping, columns=columns, answer_pattern=None, first_option=None)
+        wanted = {*reads, *(name.partition(".")[0] for name in reads)}
+        if len(reads) == 1 and not wanted & rows[0].keys():
+            rows = [{reads[0]: row.get(PROMPT)} for row in rows]
+        rows = [{name: cell for name, cell in row.items() if name in wanted} for row in rows]
+        rows = mapping.apply(Dataset.from_list(rows), source, lambda: has_template).to_list()
+    check_prompts(rows, source)
+    return [row["prompt"] for row in rows]
 
 
 def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any] | None) -> list[list[int]]:

@@ -2,12 +2,9 @@
 
 import os
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
-import yaml
 
-from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError
 from trl_ext.launch.machines import name_machines
 
@@ -104,43 +101,3 @@ def test_numbers_with_which_a_run_would_hang_are_refused(change, sentence):
     with pytest.raises(ConfigError) as caught:
         named(**FULL | change)
     assert str(caught.value).startswith(sentence)
-
-
-def printed(argv, capsys) -> dict:
-    assert main(["launch-file", *argv.split()]) == 0
-    path = Path(capsys.readouterr().out.strip())
-    assert path.is_absolute() and path.parent == Path.cwd()
-    return yaml.safe_load(path.read_text())
-
-
-def test_a_launch_file_for_several_machines_is_the_shipped_one_with_their_numbers(capsys):
-    main(["launch-file", "zero3"])
-    shipped = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
-    assert printed("zero3 --num_machines 4", capsys) == shipped | {"num_machines": 4}
-    numbers = {"num_machines": 4, "machine_rank": 1, "main_process_ip": "h", "main_process_port": 29501}
-    numbers["num_processes"] = 32
-    words = " ".join(f"--{name} {value}" for name, value in numbers.items())
-    assert printed(f"zero3 {words}", capsys) == shipped | numbers
-    names = ["zero3-4-machines-rank1.yaml", "zero3-4-machines.yaml"]
-    assert sorted(path.name for path in Path().glob("zero3*")) == names
-
-
-def test_a_launch_file_takes_rank_and_address_of_slurm(slurm, capsys):
-    set_all(slurm)
-    written = printed("zero2 --num_machines 4 --num_processes 32", capsys)
-    assert (written["machine_rank"], written["main_process_ip"], written["main_process_port"]) == (2, "gpu1", 29734)
-
-
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        ("zero3 --machine_rank 1", "--machine_rank is for several machines. Give --num_machines, too."),
-        ("zero3 --num_machines 2 --machine_rank 2", "--machine_rank is 2 of 2 machines."),
-        ("single_gpu --num_machines 2", "single_gpu starts one process alone."),
-    ],
-)
-def test_a_launch_file_that_could_not_start_is_not_written(argv, sentence, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["launch-file", *argv.split()])
-    assert caught.value.code == 2 and f"error: {sentence}" in " ".join(capsys.readouterr().err.split())
-    assert not list(Path().glob("*.yaml"))

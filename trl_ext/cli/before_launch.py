@@ -3,7 +3,6 @@
 Nothing is loaded and no device is started. The scripts repeat the checks, because other launchers skip these.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
@@ -13,15 +12,11 @@ from typing import Any
 
 import yaml
 
-from trl_ext import resources
-from trl_ext.cli.check.recipe import TRAINERS, make_parser
-from trl_ext.cli.recipes import read_head
-from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch.accelerate import launch_arguments
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
-from trl_ext.scripts.data.dataset import DatasetSource
-from trl_ext.scripts.recipe import NO_FIELDS, nearest
+from trl_ext.scripts.recipe import nearest
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.trainers.checkpoints.folder import check_free
 from trl_ext.trainers.settings.values import check_values
@@ -39,13 +34,10 @@ PACKAGES = (
 )
 
 
-def check_before_launch(
-    trainer: str, module: str, parser: StrictParser, argv: Sequence[str], *, on_ray: bool = False
-) -> None:
+def check_before_launch(module: str, parser: StrictParser, argv: Sequence[str], *, on_ray: bool = False) -> None:
     """Check a command line and its recipe.
 
     Args:
-        trainer: "grpo", "ppo" or "reward".
         module, parser: The script's module and its parser.
         argv: Arguments of the script and of `accelerate launch`, in any order.
         on_ray: True if Ray finds the machines.
@@ -53,38 +45,8 @@ def check_before_launch(
     Raises:
         ConfigError, DataError, RuleError, SupportError: The run could not start.
     """
-    words = split_config_flag(argv)
-    if "--config" in words:
-        check_trainer(trainer, words[words.index("--config") + 1], parser)
-    check_run(parser, words, launch_arguments(module, parser, words, on_ray=on_ray))
-
-
-def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
-    """Raise ConfigError, with the right command, for a recipe of another trainer: a shipped recipe, or a recipe with
-    keys that only the other trainer has."""
-    path = Path(recipe)
-    other = None
-    if path.parent == resources.recipes()[0].parent:
-        other = read_head(path).trainer
-    elif path.is_file():
-        try:
-            keys = set(yaml.safe_load(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, yaml.YAMLError):
-            return  # the parser reports the error
-        if not keys <= {*parser.types_of, *NO_FIELDS}:
-            others = (name for name in TRAINERS if name != trainer)
-            other = next((name for name in others if keys <= {*make_parser(name).types_of, *NO_FIELDS}), None)
-    if other not in (None, trainer):
-        name = path.stem if path.parent == resources.recipes()[0].parent else recipe
-        raise ConfigError(f"{name} is a recipe for {other}, not for {trainer}. Start it by: trl-ext {other}.")
-
-
-def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> None:
-    """Check the run of a command line, possibly with the launcher's arguments, and its recipe.
-
-    Raises:
-        ConfigError, DataError, RuleError, SupportError: The run could not start.
-    """
+    argv = split_config_flag(argv)
+    launch = launch_arguments(module, parser, argv, on_ray=on_ray)
     settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(argv)}
     keys: Any = SimpleNamespace(**settings)
     given = parser.given_keys(argv)
@@ -98,7 +60,7 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
         training.check_output_dir(keys.output_dir)
         check_free(Path(keys.output_dir))
     training.resume_point(keys)
-    _check_hub(training.data_source(keys, keys, keys))
+    training.data_source(keys, keys, keys)
     if keys.rules is not None:
         build_rules(keys.rules)
     check_trackers(keys.report_to)
@@ -111,28 +73,6 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
     if not (launch.cpu or file.get("use_cpu") or str(keys.use_cpu).lower() == "true"):
         num_processes = launch.num_processes or file.get("num_processes") or 1
         check_cards(num_processes // (launch.num_machines or file.get("num_machines") or 1))
-
-
-def _check_hub(source: DatasetSource) -> None:
-    """Raise DataError for a dataset that is neither here nor on the hub. Offline, or without an answer, it passes."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.constants import is_offline_mode
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
-    # Each version of huggingface_hub may use another HTTP library.
-    http_error: Any = HfHubHTTPError.__base__
-    if source.name is None or Path(source.name).exists() or is_offline_mode():
-        return
-    try:
-        HfApi().dataset_info(source.name, timeout=5)
-    except GatedRepoError:
-        return  # the loader of the rows asks for the token
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise DataError(
-            f"There is no dataset {source.name}, neither here nor on the hub, or it is private. Check --dataset_name."
-        ) from error
-    except (http_error, OSError):
-        return
 
 
 def check_trackers(report_to: str | Sequence[str] | None) -> None:

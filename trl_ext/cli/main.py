@@ -135,7 +135,7 @@ def launch_script(name: str, argv: list[str]) -> int:
     parser = import_module(script.module).make_parser()
     launch, on_ray = import_module(LAUNCHERS[launcher]), launcher == "ray"
     servers, argv = (None, argv) if on_ray else servers_beside(name, parser, argv)
-    check_before_launch(name, script.module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
+    check_before_launch(script.module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
     with serving(servers):
         return int(launch.launch(script.module, parser, argv))
 

@@ -29,7 +29,6 @@ _WRONG_VALUE = re.compile(
 _BOOL_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 ENV_KEY = "env"  # TRL's block of environment variables
 LAUNCH_KEY = "config_file"  # accelerate's file, with which `trl-ext` launches the run unless a flag overrides it
-NO_FIELDS = frozenset({ENV_KEY, LAUNCH_KEY})  # keys that belong to no dataclass
 PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes next to its recipe
 
 

@@ -105,7 +105,7 @@ def by_check(trainer, settings, folder):
 
 def by_launch(trainer, settings, folder):
     words = ["--config", recipe(trainer, settings, folder)]
-    check_before_launch(trainer, f"trl_ext.scripts.{trainer}", make_parser(trainer), words)
+    check_before_launch(f"trl_ext.scripts.{trainer}", make_parser(trainer), words)
 
 
 @pytest.mark.parametrize("door", [by_config, by_trainer, by_script, by_check, by_launch])

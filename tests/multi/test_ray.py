@@ -3,7 +3,6 @@
 `make drills` kills at random steps of all trainers. A run on Ray itself: docs/cluster/ray.md, by test_docs_lines.
 """
 
-import math
 import sys
 from types import SimpleNamespace
 
@@ -18,12 +17,8 @@ from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch.ray_train import (
     _check_resources,
-    _cpus_per_worker,
-    _no_retry,
     _resources,
     _storage,
-    _UnstartedError,
-    _work,
     accelerate_environment,
     split,
 )
@@ -43,70 +38,6 @@ def test_a_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tiny_model, tm
     killed = under_ray("grpo", "cpu", recipe, tmp_path / "killed", 5, 1)
     assert difference(alone, loaded(tiny_model / "model.safetensors")) > 1e-3
     assert difference(alone, killed) == 0.0
-
-
-@pytest.mark.skipif(not IS_THOROUGH, reason="half a minute; what decides it is asked below")
-def test_an_error_of_the_data_before_the_first_step_is_not_tried_again(tiny_model, tmp_path):
-    pytest.importorskip("ray")
-    recipe = write_recipe("grpo", tiny_model, tmp_path)
-    with pytest.raises(AssertionError) as ended:
-        under_ray("grpo", "cpu", recipe, tmp_path / "failed", 0, 1, dying_of="data")
-    assert "IndexError: index -1 is out of bounds" in str(ended.value)
-    assert "It happened before the first step, so the run is not tried again." in str(ended.value)
-    assert (tmp_path / "failed.log").read_text().count("Started training worker group") == 1
-
-
-def failing(monkeypatch, error, *, after_step=False) -> type[Exception]:
-    """Let a script fail in a worker, and return what Ray gets."""
-    ray_train = pytest.importorskip("ray.train")
-
-    def script(argv, callbacks):
-        if after_step:
-            callbacks[0].on_step_end(None, None, None)
-        raise error
-
-    monkeypatch.setattr(ray_train, "get_checkpoint", lambda: None)
-    monkeypatch.setitem(sys.modules, "failing_script", SimpleNamespace(main=script))
-    config = {"module": "failing_script", "argv": [], "environment": {}, "folder": ".", "output_dir": "absent"}
-    with pytest.raises(Exception, match=str(error)) as raised:
-        _work(config | {"checkpoints": []})
-    return raised.type
-
-
-def caused(error, cause) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize("error", [IndexError("size 0"), KeyError("prompt"), RuntimeError("The size of tensor a")])
-def test_an_error_before_the_first_step_is_one_of_data_or_code(monkeypatch, error):
-    assert failing(monkeypatch, error) is _UnstartedError
-    assert failing(monkeypatch, error, after_step=True) is type(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionResetError("by peer"),
-        OSError("Stale file handle"),
-        RuntimeError("CUDA error: uncorrectable ECC error"),
-        RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"),
-        RuntimeError("DataLoader worker 3 exited unexpectedly"),
-        caused(ValueError("no rows"), TimeoutError("timed out")),
-    ],
-)
-def test_what_a_machine_or_another_process_caused_is_tried_again(monkeypatch, error):
-    assert failing(monkeypatch, error) is type(error)
-
-
-def test_the_first_attempt_alone_ends_a_run():
-    pytest.importorskip("ray")
-    _no_retry().after_exception(None, {0: OSError("lost")})
-    with pytest.raises(RuntimeError, match=r"^IndexError: size 0\. It happened before the first step, so"):
-        _no_retry().after_exception(None, {0: OSError("lost"), 1: _UnstartedError("IndexError: size 0")})
-    later = _no_retry()
-    later.after_exception(None, {0: OSError("lost")})
-    later.after_exception(None, {1: _UnstartedError("IndexError: size 0")})
 
 
 def refused(capsys, *words) -> str:
@@ -162,8 +93,8 @@ def test_workers_get_what_the_launch_file_says():
 
 
 def test_resources_are_asked_for_by_name():
-    assert _resources(None, on_cpu=True) == {}
-    assert _resources(None, on_cpu=False) == {"GPU": 1.0}
+    assert _resources(None, on_cpu=True) == {"CPU": 1.0}
+    assert _resources(None, on_cpu=False) == {"CPU": 1.0, "GPU": 1.0}
     assert _resources("{GPU: 2, CPU: 6}", on_cpu=False) == {"GPU": 2, "CPU": 6}
     with pytest.raises(ConfigError, match="--resources_per_worker is GPU"):
         _resources("GPU", on_cpu=False)
@@ -205,28 +136,6 @@ def test_autoscaling_is_a_flag_and_in_a_notebook_a_value(words, autoscaling):
     pytest.importorskip("ray")
     own, rest = split(words)
     assert own.autoscaling is autoscaling and not rest
-
-
-BIG, SMALL, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 30.0, "GPU": 4.0}, {"CPU": 16.0}
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "machines", "num_free", "num_cpus"),
-    [
-        (1, [HEAD, BIG], 112, 12),
-        (2, [BIG], 96, 24),
-        (1, [BIG, SMALL], 126, 7),  # of the machine that has least
-        (1, [BIG], 40, 10),  # other work holds the rest
-        (1, [BIG], 2, 1),
-        (1, [BIG], math.inf, 12),  # more machines will come
-        (1, [{"CPU": 0.0, "GPU": 8.0}, BIG], 96, 12),  # a head on which nothing is to start
-        (8, [SMALL], 30, 1),  # fits on no machine that is there
-        (1, [HEAD], 16, 1),  # the machines with GPUs are not there yet
-        (0, [BIG], 96, 1),  # on the CPU
-    ],
-)
-def test_a_worker_has_the_cpus_that_belong_to_its_gpus(num_gpus, machines, num_free, num_cpus):
-    assert _cpus_per_worker(num_gpus, 4, machines, num_free) == num_cpus
 
 
 @pytest.mark.parametrize("path", [None, "s3://bucket/runs", "gs://bucket/runs", "/shared/ray"])

@@ -7,14 +7,11 @@ in the environment that `accelerate launch` would set. A restarted run resumes f
 
 import json
 import logging
-import math
 import os
-import re
 import socket
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
@@ -36,10 +33,6 @@ CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
 # Exit codes after which Ray must not try again: the script printed a reason, or was asked to end.
 _FINAL = (0, USER_ERROR, OUT_OF_MEMORY, CANNOT_SAVE, SAVED_ON_SIGNAL)
 _ATTEMPT_FAILED = 1
-# Messages of RuntimeErrors of devices, and of data loader processes that were killed.
-_OF_SYSTEM = re.compile(
-    "(CUDA|CUDA driver|cuDNN|NCCL|HIP) error|No CUDA GPUs|exited unexpectedly|is killed by signal|abruptly died"
-)
 # Environment variables of accelerate that Ray sets instead.
 _RAYS = frozenset("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split())
 _ACCELERATES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
@@ -50,7 +43,7 @@ def ray_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="trl-ext", add_help=False, allow_abbrev=False)
     parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--num_workers", type=int, default=1, help="Training processes, on all machines (default 1).")
-    purpose = "Resources that Ray reserves for each process, such as '{GPU: 1, CPU: 8}' (default: one GPU)."
+    purpose = "Resources that Ray reserves for each process (default: '{GPU: 1, CPU: 1}')."
     parser.add_argument("--resources_per_worker", help=purpose)
     waits = "Wait for machines that the cluster's autoscaler starts, instead of an error (default false)."
     parser.add_argument("--autoscaling", type=string_to_bool, nargs="?", const=True, default=False, help=waits)
@@ -94,8 +87,8 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     _connect(own)
     import ray
 
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    resources = _placed(own, on_cpu, machines)
+    resources = _resources(own.resources_per_worker, on_cpu)
+    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
     config = {"module": module, "argv": script, "environment": environment}
     return _trainer(own, settings, resources, config, on_cpu).fit()
 
@@ -124,7 +117,6 @@ def _trainer(
         run_config=RunConfig(
             storage_path=_storage(own.storage_path),
             failure_config=FailureConfig(max_failures=own.max_failures),
-            callbacks=[_no_retry()],
         ),
     )
 
@@ -192,46 +184,14 @@ def accelerate_environment(
     return {key: value for key, value in made.items() if key not in _RAYS and os.environ.get(key) != value}
 
 
-def _placed(own: Namespace, on_cpu: bool, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the resources of a worker; raise ConfigError if the cluster has too few for all workers."""
-    import ray
-
-    asked = _resources(own.resources_per_worker, on_cpu)
-    free = math.inf if own.autoscaling else ray.available_resources().get("CPU", math.inf)
-    resources = {"CPU": _cpus_per_worker(asked.get("GPU", 0), own.num_workers, machines, free), **asked}
-    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
-    return resources
-
-
 def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
-    """Parse `--resources_per_worker`; the default is one GPU, or none on the CPU."""
+    """Parse `--resources_per_worker`; the default is one CPU, which is also the number of threads, and one GPU."""
     asked = {} if text is None else yaml.safe_load(text)
     if not isinstance(asked, dict) or not all(
         isinstance(key, str) and isinstance(value, int | float) and value >= 0 for key, value in asked.items()
     ):
         raise ConfigError(f"--resources_per_worker is {text}. Give names and numbers, such as '{{GPU: 1, CPU: 8}}'.")
-    return {**({} if on_cpu else {"GPU": 1.0}), **asked}
-
-
-def _cpus_per_worker(
-    num_gpus: float, num_workers: int, machines: Sequence[Mapping[str, float]], num_free: float
-) -> float:
-    """Return the number of CPUs that Ray reserves for a worker, which is also its number of threads.
-
-    Args:
-        num_gpus: GPUs of a worker.
-        machines: Resources of each machine; if they differ, the smallest share counts.
-        num_free: CPUs of the cluster that are not in use.
-
-    Returns:
-        A machine's CPUs per GPU; 1 on the CPU, and if there is no such machine yet.
-    """
-    shares = [
-        there["CPU"] * num_gpus // there["GPU"]
-        for there in machines
-        if num_gpus and there.get("GPU", 0) >= num_gpus and there.get("CPU")
-    ]
-    return max(1.0, min(*shares, num_free / num_workers) // 1) if shares else 1.0
+    return {"CPU": 1.0, **({} if on_cpu else {"GPU": 1.0}), **asked}
 
 
 def _storage(path: str | None) -> str | None:
@@ -289,25 +249,6 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
     )
 
 
-def _no_retry() -> Any:
-    """Make a callback for Ray's controller that ends the run if workers of the first attempt raise _UnstartedError."""
-    from ray.train import UserCallback
-
-    class NoRetry(UserCallback):
-        is_first = True
-
-        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
-            unstarted = [one for one in worker_exceptions.values() if isinstance(one, _UnstartedError)]
-            if self.is_first and unstarted:
-                # Ray ends the run on an error of a callback, which is no failure of a worker.
-                raise RuntimeError(
-                    f"{unstarted[0]}. It happened before the first step, so the run is not tried again."
-                )
-            self.is_first = False
-
-    return NoRetry()
-
-
 # In a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -329,8 +270,7 @@ def _work(config: dict[str, Any]) -> int:
     """Run the script in this worker, and return its exit code if another attempt would not help.
 
     Raises:
-        _UnstartedError: An error of data or code came before the first step.
-        Exception: The script failed otherwise: Ray restarts all workers.
+        Exception: The script failed: Ray restarts all workers.
     """
     if Path(config["folder"]).is_dir():
         os.chdir(config["folder"])  # paths of a recipe are relative to the user's working folder
@@ -343,35 +283,14 @@ def _work(config: dict[str, Any]) -> int:
     if ray.train.get_checkpoint() is not None or new:
         argv += ["--resume_from_checkpoint", "true"]
     main: Callable[[Sequence[str], Sequence[Any]], None] = import_module(config["module"]).main
-    reports = _report_callback()
     try:
-        main(argv, [reports])
-    except Exception as error:
-        if reports.has_stepped or _may_pass(error):
-            raise
-        raise _UnstartedError(f"{type(error).__name__}: {error}") from error
+        main(argv, [_report_callback()])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else _ATTEMPT_FAILED
         if code not in _FINAL:
             raise RuntimeError(f"the script ended with exit code {code}; its own output has the reason") from ended
         return code
     return 0
-
-
-class _UnstartedError(RuntimeError):
-    """An error before the first optimizer step that would also end another attempt."""
-
-
-def _may_pass(error: BaseException | None) -> bool:
-    """Return True for failures of a machine, storage, network or another process; False for bugs and bad data."""
-    from ray.exceptions import RayError
-
-    from trl_ext.compat.distributed import is_collective_error
-
-    if error is None or isinstance(error, OSError | EOFError | MemoryError | BrokenExecutor | RayError):
-        return error is not None
-    named = isinstance(error, RuntimeError) and _OF_SYSTEM.search(str(error))
-    return bool(named) or is_collective_error(error) or _may_pass(error.__cause__)
 
 
 def _checkpoints(folder: Path) -> list[str]:
@@ -384,11 +303,6 @@ def _report_callback() -> Any:
     from transformers import TrainerCallback
 
     class ReportToRay(TrainerCallback):
-        has_stepped = False
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.has_stepped = True
-
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             numbers = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, Real)}
             ray.train.report({**numbers, "step": state.global_step})

@@ -1,7 +1,4 @@
-"""The training script `DYING_SCRIPT`, in which process `DYING_RANK` is killed once, before step `DYING_STEP`.
-
-With `DYING_OF=data` it raises an IndexError instead, as TRL does for an empty prompt.
-"""
+"""The training script `DYING_SCRIPT`, in which process `DYING_RANK` is killed once, before step `DYING_STEP`."""
 
 import os
 import signal
@@ -17,8 +14,6 @@ class Dies(TrainerCallback):
         if state.global_step == int(os.environ["DYING_STEP"]) and os.environ["RANK"] == os.environ["DYING_RANK"]:
             if not mark.exists():
                 mark.write_text(f"rank {os.environ['RANK']} in step {state.global_step}")
-                if os.environ["DYING_OF"] == "data":
-                    raise IndexError("index -1 is out of bounds for dimension 0 with size 0")
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

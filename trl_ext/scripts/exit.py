@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
@@ -95,28 +95,6 @@ def _print_once(sentence: str) -> None:
         if sentence not in printed.read():
             print(sentence, file=sys.stderr, flush=True)
             printed.write(sentence)
-
-
-@contextmanager
-def nothing_left(folder: str | Path) -> Iterator[None]:
-    """Remove a folder, and parents that were made for it, if a TrlExtError ends the run before anything was written.
-
-    The run's record, which is written before the first step, does not count.
-    """
-    from trl_ext.monitor.record import FILES
-
-    path = Path(folder).absolute()
-    made = [part for part in (path, *path.parents) if not part.exists()]
-    try:
-        yield
-    except TrlExtError:
-        with suppress(OSError):  # it was never made, or something was written
-            if path in made and {file.name for file in path.iterdir()} <= set(FILES):
-                for name in FILES:
-                    (path / name).unlink(missing_ok=True)
-            for part in made:
-                part.rmdir()
-        raise
 
 
 @contextmanager

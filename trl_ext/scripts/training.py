@@ -19,7 +19,7 @@ from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES
-from trl_ext.scripts.exit import nothing_left, refusals, user_errors
+from trl_ext.scripts.exit import refusals, user_errors
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.folder import check_unused
@@ -72,8 +72,7 @@ def main(
             training_args.log_level_replica = "error"  # rank 0 prints the warnings
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
-        own_names = parsed[0].mapping().names_of_the_data()
-        with nothing_left(training_args.output_dir), unreadable_rows(), own_names:
+        with unreadable_rows():
             train(*parsed, callbacks)
 
 

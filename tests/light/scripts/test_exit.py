@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
-from trl_ext.scripts.exit import nothing_left, refusals, user_errors
+from trl_ext.scripts.exit import refusals, user_errors
 
 
 def ends(error, capsys):
@@ -76,27 +76,6 @@ def test_of_ranks_that_end_in_the_same_moment_one_prints(rank, tmp_path):
         process.join()
     assert [process.exitcode for process in processes] == [2] * 8
     assert out.read_text().count("error: A slip.") == 1
-
-
-# Folders ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_that_was_made_in_vain_is_removed_with_its_parents(tmp_path):
-    with pytest.raises(ConfigError), nothing_left(tmp_path / "runs" / "out"):
-        (tmp_path / "runs" / "out").mkdir(parents=True)
-        raise ConfigError("A slip.")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [ConfigError, KeyError])
-def test_a_folder_that_was_there_or_holds_something_stays(tmp_path, error):
-    (tmp_path / "old").mkdir()
-    for name in ("old", "new"):
-        with pytest.raises(error), nothing_left(tmp_path / name):
-            (tmp_path / "new").mkdir(exist_ok=True)
-            (tmp_path / "new" / "checkpoint-1").touch()
-            raise error("A slip.")
-    assert {path.name for path in tmp_path.iterdir()} == {"old", "new"}
 
 
 # Libraries --------------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ FILLED = {
     r"{question} Answer in \boxed{{}}.": r"1 + 1? Answer in \boxed{}.",
 }
 REFUSED = {
-    r"{question} \boxed{}": "empty braces",
+    r"{question} \boxed{}": "more or less than a column's name: ''",
     "{question": "expected '}' before end of string. Double the braces that stay",
     "{question}}": "Single '}' encountered in format string. Double",
-    "{question!r}": "conversion after 'question'",
-    "{question:>{digits}}": "format or conversion after 'question'",
+    "{question!r}": "more or less than a column's name: 'question'",
+    "{question:>{digits}}": "more or less than a column's name: 'question'",
     "no field": "names no column",
 }
 

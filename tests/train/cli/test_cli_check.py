@@ -159,7 +159,7 @@ def test_the_run_warns_of_it_as_well(chat_model, tmp_path, caplog):
 
 
 BLANK = {"columns": {"prompt": "question", "task": "answer"}, "rules": RULES[1:], "eval_strategy": "no"}
-# What the last of the rows holds, keys, and what the check says of it: a blank prompt by the column of the data.
+# What the last of the rows holds, keys, and what the check says of it.
 LATE = [
     ({"question": None}, MAPPED, "train_dataset: row 16 has no 'question' (null)."),
     ({"answer": "w3"}, MAPPED, "train_dataset: row 16 has no match of answer_pattern '#### (.+)' in 'answer'."),
@@ -167,7 +167,7 @@ LATE = [
     (
         {"question": " "},
         BLANK,
-        "row 16 has a blank prompt. Drop or mend such rows: dataset.filter(...). Here prompt is made of 'question'.",
+        "row 16 has a blank prompt. Drop or mend such rows: dataset.filter(...).",
     ),
 ]
 

@@ -68,7 +68,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     """Check columns, prompts and sides; raise DataError if the trainer would refuse the rows."""
     from trl_ext.trainers.settings.checks import check_steps
 
-    with _warnings() as warned, parsed.script_args.mapping().names_of_the_data():
+    with _warnings() as warned:
         if parsed.trainer == "reward":
             look_at_pairs(rows.read, parsed.training_args, tokenizer)
         else:

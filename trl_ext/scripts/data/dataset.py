@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging
-
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.scripts.data.hub import leave_if_unreachable, problem_of_config, unreachable
-
-logger = logging.get_logger(__name__)
+from trl_ext.scripts.data.hub import leave_if_unreachable, unreachable
 
 # Name of the reader in `datasets`, by suffix.
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -54,9 +50,6 @@ class DatasetSource:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
         if self.is_local:
             self._check_local(Path(str(self.name)))
-        # Only a warning for files, so that a recipe for a hub dataset reads a local copy with --dataset_name alone.
-        if self.config and self._files():
-            logger.warning_once(f"dataset_config '{self.config}' has no effect on {self.name}: it is read as it is.")
         if self.config and self.mixture is not None:
             raise ConfigError(
                 f"dataset_config is '{self.config}', which has no effect on a mixture. Give `name` to its `datasets`."
@@ -114,7 +107,9 @@ class DatasetSource:
             raise DataError(unreachable(self.name or (quoted[1] if quoted else "of the mixture"))) from error
         except (DatasetsError, OSError, ValueError) as error:
             what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
-            raise DataError(f"{what} cannot be loaded: {self._reason(error)}.") from error
+            reason = self._reason(error)
+            advice = " Choose a configuration by dataset_config." if "onfig" in reason else ""
+            raise DataError(f"{what} cannot be loaded: {reason}.{advice}") from error
 
     def _reason(self, error: Exception) -> str:
         """Return why loading failed, in one line: a JSON Lines file's first bad line, or the message of `datasets`."""
@@ -123,7 +118,7 @@ class DatasetSource:
                 return f"{file.name}, {found}"
         if "corresponds to no data" in str(error):
             return "it has no rows"
-        return problem_of_config(error, self.config) or one_line(error)
+        return one_line(error)
 
     def _files(self) -> dict[str, Path]:
         """Return one file for each split, of a local file or of a folder with `<split>.jsonl` or similar; else {}."""
@@ -141,10 +136,6 @@ class DatasetSource:
             raise DataError(f"There is no file or folder {path}. Check --dataset_name.")
         if path.is_file() and path.suffix not in READERS:
             raise DataError(f"{path} is none of {', '.join(READERS)}. Convert it to one of them.")
-        if path.is_file() and self.train_split != "train":
-            raise DataError(
-                f"{path} is one file and has no split '{self.train_split}'. Leave dataset_train_split out."
-            )
         if path.is_file() and self.test_split:
             raise DataError(f"{path} is one file and has no split '{self.test_split}'. Give a folder. {_ADVICE}")
         for split, file in self._files().items():
@@ -176,23 +167,10 @@ def bad_line(file: Path) -> str:
     """Describe the first line of a JSON Lines file that cannot be read; "" if all can be read."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
             try:
-                row = json.loads(line, object_pairs_hook=_no_key_twice)
-                json.dumps(row, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                return f"line {number}: half a character (a lone surrogate)"
+                row = json.loads(line) if line.strip() else {}
             except ValueError as error:
                 return f"line {number}: {error}"
             if not isinstance(row, dict):
                 return f"line {number}: a {type(row).__name__}, where each line must be an object such as {{...}}"
     return ""
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key '{next(name for name in names if names.count(name) > 1)}' comes twice")
-    return row

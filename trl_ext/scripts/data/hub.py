@@ -1,7 +1,5 @@
 """Datasets and models of the hub: whether it can be reached, and messages that a user can act on."""
 
-import ast
-import re
 from pathlib import Path
 
 from trl_ext.memory.models.find import nearest_models
@@ -47,16 +45,3 @@ def unloadable(name: str, error: Exception) -> str:
     if "connect" in reason:
         reason = unreachable(name, "model").rstrip(".")
     return f"{name} cannot be loaded, and there is no folder of this name: {reason}.{hint}"
-
-
-def problem_of_config(error: Exception, config: str | None) -> str:
-    """Return which configurations a dataset has, if `datasets` reports a wrong or missing configuration; else ""."""
-    found = re.search(r"(?:available configs|Available): (\[[^]]*\])", str(error))
-    if found is None:
-        return ""
-    names = [str(name) for name in ast.literal_eval(found[1])]
-    if config is None:
-        return f"it has the configurations {', '.join(names)}. Choose: dataset_config: {names[0]}"
-    if names == ["default"]:
-        return f"it has no configurations, and dataset_config is '{config}'. Leave dataset_config out"
-    return f"it has no configuration '{config}', only {', '.join(names)}. Check dataset_config"

@@ -20,7 +20,6 @@ from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
 PAIR = (PROMPT, "chosen", "rejected")
-_ADVICE = "Drop or mend such rows."
 
 
 @contextmanager
@@ -62,17 +61,10 @@ class RowMapping:
 
     def __post_init__(self) -> None:
         _check_columns(self.columns)
-        if self.system_prompt is not None and not self.system_prompt.strip():
-            raise ConfigError("system_prompt is blank. Write its text, or leave it out.")
         if self.system_prompt is not None and self.prompt_format == "text":
             raise ConfigError(
                 "prompt_format is text, which has no place for a system_prompt. Leave one of the two out, or begin "
                 "prompt_template with its text."
-            )
-        if self.template is not None and (theirs := self.columns.get(PROMPT)) and theirs not in self.template.fields:
-            raise ConfigError(
-                f"columns names '{theirs}' as prompt, and prompt_template, which makes the prompt, does not read it. "
-                f"Write {{{theirs}}} in the template, or leave one of the two out."
             )
         if self.template is not None and (gone := [name for name in self.template.fields if name in self._left_out]):
             raise ConfigError(
@@ -136,7 +128,6 @@ class RowMapping:
             )  # ClassLabel would turn the letter into a number again
         if isinstance(dataset, IterableDataset):
             return renamed.map(rewrite)
-        self._check_filled(renamed, role)
         first = renamed[0] if self.has_pairs else {}
         other_pairs = any(messages_of(first.get(name)) != first.get(name) for name in PAIR)
         if not (self.makes_prompts or self._makes_answers or other_pairs):
@@ -204,23 +195,6 @@ class RowMapping:
             return answer
         number = int(answer) - self.first_option if re.fullmatch(r"\d{1,9}", str(answer)) else -1
         return ascii_uppercase[number] if 0 <= number < len(ascii_uppercase) else None
-
-    @contextmanager
-    def names_of_the_data(self) -> Iterator[None]:
-        """Add the dataset's column names to a DataError of the block that mentions a column by our name."""
-        try:
-            yield
-        except DataError as error:
-            words = set(re.findall(r"\w+", str(error)))
-            told = [(ours, f"'{theirs}'") for ours, theirs in self.columns.items() if theirs not in (None, ours)]
-            if self.template is not None:
-                told = [(PROMPT, "prompt_template over " + " and ".join(f"'{name}'" for name in self.template.fields))]
-            notes = [
-                f"{ours} is made of {theirs}" for ours, theirs in told if ours in words and theirs not in str(error)
-            ]
-            if not notes:
-                raise
-            raise DataError(f"{error} Here {' and '.join(notes)}.") from error
 
     # Names ----------------------------------------------------------------------------------------------------------
 
@@ -291,23 +265,19 @@ class RowMapping:
                 f"prompt_template makes the column 'prompt', and {role} has one already, which the template does not "
                 "read. Leave that one out, columns: {..., prompt: null}, or leave out prompt_template."
             )
-        if self.makes_prompts and self.template is None and PROMPT not in there:
-            key = "system_prompt" if self.system_prompt else "prompt_format"
-            raise DataError(
-                f"{key} needs prompts: {has}, and none is 'prompt'. Name it in the recipe, such as columns: "
-                f"{{prompt: {names[0]}}}."
-            )
-        if self._makes_answers and ANSWER not in there:
-            key = "first_option" if self.answer_pattern is None else "answer_pattern"
-            raise DataError(
-                f"{key} has nothing to read: {has}, and none is 'answer'. Name it in the recipe, such as "
-                f"columns: {{answer: {names[-1]}}}, or leave {key} out."
-            )
+        needed = {"system_prompt or prompt_format": PROMPT} if self.makes_prompts and self.template is None else {}
+        needed |= {"answer_pattern or first_option": ANSWER} if self._makes_answers else {}
+        for key, name in needed.items():
+            if name not in there:
+                raise DataError(
+                    f"{key} reads the column '{name}': {has}. Name it in the recipe, such as columns: "
+                    f"{{{name}: {names[0]}}}."
+                )
 
     def _renamed(self, dataset: Any, names: list[str]) -> Any:
         dataset = dataset.remove_columns(self._left_out) if self._left_out else dataset
         new = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
-        if set(new) & set(new.values()):  # such as swapping a and b
+        if set(new) & set(new.values()):  # such as {answer: solution, other_answer: answer}
             aside = {name: f"{name} (renamed)" for name in new}
             dataset = dataset.rename_columns(aside)
             new = {aside[theirs]: ours for theirs, ours in new.items()}
@@ -328,22 +298,6 @@ class RowMapping:
             )
         return wanted or has_chat_template()
 
-    def _check_filled(self, dataset: Any, role: str) -> None:
-        """Raise DataError for rows with null in a column that the recipe reads."""
-        import numpy as np
-
-        from trl_ext.trainers.rows.gold import is_empty
-        from trl_ext.trainers.rows.screen import batches
-        from trl_ext.trainers.rows.sentence import refuse
-
-        found = {}
-        for name in self._read:
-            parts = [np.flatnonzero(is_empty(values)) + start for start, values in batches(dataset, name)]
-            if rows := np.concatenate(parts).tolist():
-                found[f"no {self._theirs(name)} (null)"] = rows
-        if found:
-            refuse(found, role, _ADVICE)
-
     def _refuse(self, dataset: Any, role: str) -> NoReturn:
         """Raise a DataError that names all rows that cannot be mapped."""
         from trl_ext.trainers.rows.sentence import refuse
@@ -352,14 +306,7 @@ class RowMapping:
         for number, row in enumerate(dataset.select_columns(self._read)):
             if problem := self.problem(row):
                 found.setdefault(problem, []).append(number)
-        advice = _ADVICE
-        if any("answer_pattern" in problem for problem in found):
-            (number, *_) = next(rows for problem, rows in found.items() if "answer_pattern" in problem)
-            advice = f"Row {number} has {_shown(dataset[number][ANSWER])}: mend the pattern, or drop such rows."
-        if [len(dataset)] == [len(rows) for rows in found.values()]:
-            (problem,) = found
-            raise DataError(f"{role}: all {len(dataset)} rows have {problem}. {advice}")
-        refuse(found, role, advice)
+        refuse(found, role, "Drop or mend such rows, or mend the recipe.")
 
 
 class _RowError(DataError):

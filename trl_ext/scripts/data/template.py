@@ -33,15 +33,10 @@ class PromptTemplate:
         except ValueError as error:
             raise ConfigError(f"prompt_template: {error}. Double the braces that stay: {{{{ and }}}}.") from error
         for _, field, spec, conversion in found:
-            if field == "":
+            if field == "" or spec or conversion:
                 raise ConfigError(
-                    "prompt_template has empty braces. Write a column's name in them, or double braces that stay, as "
-                    r"in \boxed{{}}."
-                )
-            if spec or conversion:
-                raise ConfigError(
-                    f"prompt_template: a format or conversion after '{field}' is not supported. Write {{{field}}}, or "
-                    "double braces that stay: {{ and }}."
+                    f"prompt_template has braces with more or less than a column's name: '{field}'. Write a name, or "
+                    r"double braces that stay, as in \boxed{{}}."
                 )
         template = cls(tuple((before, field) for before, field, _, _ in found))
         if not template.fields:

@@ -152,7 +152,6 @@ transformers:Trainer
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours
     _run_epoch(): called once an epoch, and not at all when no step is left
-    _determine_best_metric(metrics, trial): raises KeyError for a `metric_for_best_model` that the metrics lack
     _get_output_dir(trial): names another folder while a checkpoint is written
     _push_from_checkpoint(checkpoint_folder): called when a checkpoint is complete
     _load_from_checkpoint(resume_from_checkpoint, model): what it gives the model's `load_state_dict` is dropped

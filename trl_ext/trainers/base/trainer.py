@@ -12,7 +12,7 @@ from trl_ext.compat.trl import check_fused_head, leave_fused_head_uncompiled
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.base.packing import PackingSwitch
 from trl_ext.trainers.checkpoints.folder import held
-from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
+from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.message import out_of_memory_in_words
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
@@ -98,7 +98,6 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
             SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is complete on all processes.
             LostProcessError: Another process does not answer, or has ended.
         """
-        check_best_metric(self)
         check_trained(self.weights_by_role())
         is_kept = trial is None and self.leaves_record
         with ExitStack() as run:

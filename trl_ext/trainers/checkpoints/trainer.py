@@ -2,8 +2,6 @@
 
 import os
 import secrets
-from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from trl_ext.compat.swap import swapped
-from trl_ext.errors import ConfigError
-from trl_ext.rewards import RuleSet
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
@@ -65,13 +61,6 @@ class WholeCheckpoints(Trainer):
             check_run(self, checkpoint, self._run, self._check_checkpoint)
             self._run["id"] = run_of(Path(checkpoint))
         return checkpoint
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Overrides transformers.Trainer._determine_best_metric: raises ConfigError for an unknown name."""
-        try:
-            return super()._determine_best_metric(metrics, trial)
-        except KeyError as error:
-            raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Overrides transformers.Trainer._load_from_checkpoint: raises ConfigError if trained weights are missing."""
@@ -142,47 +131,3 @@ class WholeCheckpoints(Trainer):
         self.state.best_model_checkpoint = final
         if self.args.should_save:
             self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
-
-
-_PREFIX = "eval_"
-_ROLLOUTS = (
-    "loss runtime reward reward_std frac_reward_zero_std entropy kl num_tokens completions/clipped_ratio "
-    "completions/mean_length completions/min_length completions/max_length completions/mean_terminated_length "
-    "completions/min_terminated_length completions/max_terminated_length".split()
-)
-# Metrics of evaluations, by kind of trainer.
-_GIVEN = {
-    "grpo": _ROLLOUTS,
-    "ppo": [
-        *_ROLLOUTS,
-        *(f"objective/{one}" for one in ("scores", "kl", "non_score_reward", "rlhf_reward")),
-        *("loss/value_avg", "ppo/explained_variance"),
-    ],
-    "reward": (
-        "loss runtime accuracy margin min_reward mean_reward max_reward num_tokens accuracy_rules_agree "
-        "accuracy_rules_disagree rules_agree_frac score_length_correlation".split()
-    ),
-}
-
-
-def check_best_metric(trainer: Any) -> None:
-    """Raise ConfigError if metric_for_best_model misspells a metric; other names may be of the user's functions."""
-    name, rewards = trainer.args.metric_for_best_model, trainer.given_rewards
-    own = trainer.compute_metrics is not None or not all(isinstance(reward, RuleSet) for reward in rewards)
-    if name is None or own or isinstance(trainer.eval_dataset, dict) or trainer.args.eval_strategy == "no":
-        return
-    scored = [one for rules in rewards for one in (rules.name, *(rule.name for rule in rules.rules))]
-    given = [*_GIVEN[trainer.memory_kind], *(f"rewards/{one}/{what}" for one in scored for what in ("mean", "std"))]
-    short = name.removeprefix(_PREFIX).removeprefix("greedy_")  # PPO's eval_greedy
-    if short not in given and (close := get_close_matches(short, given, n=1, cutoff=0.8)):
-        raise ConfigError(f"metric_for_best_model is {name!r}, which no evaluation gives. Did you mean {close[0]!r}?")
-
-
-def unknown_metric(name: str, metrics: Iterable[str]) -> ConfigError:
-    """Return the error for a name that is not among an evaluation's metrics."""
-    there = [one.removeprefix(_PREFIX) for one in metrics]
-    close = get_close_matches(name.removeprefix(_PREFIX), there, n=1)
-    guess = f"Did you mean {close[0]!r}? " if close else ""
-    return ConfigError(
-        f"metric_for_best_model is {name!r}, which the evaluation does not give. {guess}It gives: {', '.join(there)}."
-    )

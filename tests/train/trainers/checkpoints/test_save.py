@@ -18,9 +18,7 @@ from tests.nightly import daily
 from tests.preferences import pairs
 from tests.reward_trainers import trainer as reward_trainer
 from tests.reward_trainers import warnings_of
-from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, StorageError
-from trl_ext.rewards.rules.length import Length
 from trl_ext.trainers.checkpoints import save
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Manifest
 from trl_ext.trainers.checkpoints.save import is_whole
@@ -274,32 +272,3 @@ def test_a_disk_that_is_full_while_a_run_logs_does_not_end_it_and_other_errors_d
     assert [entry["step"] for entry in subject.state.log_history] == [1, 2, 2]
     with pytest.raises(FileNotFoundError):
         grpo_trainers.trainer(tmp_path, callbacks=[Absent()]).train()
-
-
-# The best ---------------------------------------------------------------------------------------------------------
-
-
-def best_by(folder, name, rewards=None):
-    """A trainer that keeps the checkpoint that is best by this metric, after a step."""
-    settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="best", metric_for_best_model=name, max_steps=1)
-    rewards = rewards or RuleSet([Length(high=4)])
-    settings |= dict(eval_dataset=grpo_trainers.prompts().select(range(4)), per_device_eval_batch_size=4)
-    return grpo_trainers.trained(folder, rewards=rewards, **settings)
-
-
-def test_a_metric_that_no_evaluation_gives_is_a_sentence_a_misspelt_one_before_step_1(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"'bleu', which the evaluation does not give\. It gives: loss, .*reward"):
-        best_by(tmp_path, "bleu")
-    monkeypatch.setattr(GRPOTrainer, "training_step", lambda *args: pytest.fail("took a step"))
-    meant = {"rewrad": "reward", "eval_rewards/lenght/mean": "rewards/length/mean", "lss": "loss"}
-    for name, near in meant.items():
-        with pytest.raises(ConfigError, match=f"metric_for_best_model is '{name}', which no .* Did you mean '{near}'"):
-            best_by(tmp_path, name)
-
-
-def test_a_metric_of_the_users_own_reward_is_no_mistake(tmp_path):
-    def mine(completions, log_metric, **columns):
-        log_metric("rewerd", 0.25)
-        return [0.5] * len(completions)
-
-    assert best_by(tmp_path, "rewerd", mine).state.best_metric == 0.25

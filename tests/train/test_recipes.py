@@ -103,7 +103,7 @@ def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkey
     said = re.search(r"# Memory: ([\d.]+) of ([\d.]+) GiB(?: with prompts of up to (\d+) tokens)? \(estimated", text)
     prompt_tokens = None if recipe.trainer == "reward" else int(said[3])
     run = run_of_recipe(parsed, shape_of(parsed), num_processes, launch, (prompt_tokens, None), num_servers)
-    plans = run.plans(hardware, frozenset())
+    plans = run.plans(hardware)
     assert plans.plans, plans.reasons
     need_gib = gib(plans.best.estimate.need_bytes)
     assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
@@ -120,7 +120,7 @@ def test_a_question_about_the_reward_recipe_has_one_answer(monkeypatch):
     kept = dict(method="lora", dtype="bfloat16", zero_stage=0, checkpoint_every=1, activation_offloading=False)
     planned = plan("reward", "Qwen/Qwen2.5-7B-Instruct", "6x4090", **kept, **settings).best.estimate
     run = run_of_recipe(parsed, shape_of(parsed), 6, check_recipe.read_launch(None, "rm-ultrafeedback-6x4090"))
-    checked = run.plans(parse_gpus("6x4090"), frozenset()).best.estimate
+    checked = run.plans(parse_gpus("6x4090")).best.estimate
     assert planned.memory == checked.memory == "18.9 GiB, 19.4 with slack,"
 
 

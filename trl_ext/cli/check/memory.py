@@ -79,10 +79,10 @@ def check_memory(
 
 def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | None) -> Finding:
     """Report what the run needs; `run_with` makes the run for a launch, None if the launch is known."""
-    plans, file = run.plans(hardware, frozenset()), ""
+    plans, file = run.plans(hardware), ""
     if not plans.plans:
         reasons = plans.reasons.removesuffix(".")
-        otherwise = run.plans(hardware, frozenset(), FREE | OPTED)
+        otherwise = run.plans(hardware, FREE | OPTED)
         if otherwise.plans:
             need = gib(otherwise.best.estimate.need_bytes)
             advice = f"The same optimisation fits as {otherwise.best.label}: {need:.1f} GiB. See `trl-ext plan`."
@@ -93,7 +93,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     if run_with is not None and hardware.num_gpus > 1:
         for one in plans.plans:  # the first that a shipped file launches, with the bucket sizes of that file
             if name := SHIPPED.get((one.job.zero_stage, one.job.offload)):
-                under = run_with(Launch(*read_accelerate(name), is_known=True)).plans(hardware, frozenset())
+                under = run_with(Launch(*read_accelerate(name), is_known=True)).plans(hardware)
                 if under.plans:
                     file, plans = name, under
                     break

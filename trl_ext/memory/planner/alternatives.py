@@ -24,6 +24,7 @@ WORTH_GIB = 0.1  # a setting that saves less is not named
 WORTH_A_SERVER = 1.25  # speed-up of a separate server over vLLM on the training GPUs
 WORTH_A_BUCKET = 1.15  # speed-up of sending gradients during backward; smaller ones are below the clock's precision
 LARGEST_MACHINE = 8  # cards
+_KEYS = {"lora": "LoRA (use_peft)", "qlora": "QLoRA (use_peft, load_in_4bit)"}  # settings of a run, by opt-in
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Alternative:
         search, allow: The changed question; its job is the changed run.
         kind: The first helpful change of a kind is enough; "" for any number.
         option: The option of `trl-ext plan`: "--allow lora"; "" if the planner chooses it.
-        key: The setting of a run: "memory_allow=lora"; "" if a run cannot change it.
+        key: The setting of a run: "LoRA (use_peft)"; "" if a run cannot change it.
         opt_in: The opt-in that it adds, or "".
         worth: Speed-up from which it is named when something fits already.
         saves_gib: GiB saved in the phase that ran out of memory, for a run.
@@ -218,7 +219,7 @@ def _allowed(now: Alternative, *names: str) -> Iterator[Alternative]:
     """Yield the named opt-ins that the question lacks."""
     for name in (name for name in names if name not in now.allow):
         kind = "method" if name in ("lora", "qlora") else ""
-        yield Alternative(now.search, now.allow | {name}, kind, f"--allow {name}", f"memory_allow={name}", name)
+        yield Alternative(now.search, now.allow | {name}, kind, f"--allow {name}", _KEYS.get(name, ""), name)
 
 
 def _divides(job: Job, num_gpus: int) -> bool:

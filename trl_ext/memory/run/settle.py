@@ -1,7 +1,7 @@
 """Choose one run's settings: the plan for `memory`, within the user's settings and the launch.
 
-Settings that the user gave stay, and the launch is fixed. Without an opt-in in `allow` only settings in `choices.FREE`
-change; the global batch never changes.
+Settings that the user gave stay, and the launch is fixed. Only settings in `choices.FREE` change; the global batch
+never changes.
 """
 
 from collections.abc import Callable
@@ -112,24 +112,24 @@ class Run:
         search.check()
         return search
 
-    def plans(self, hardware: Hardware, allow: frozenset[str], also_open: frozenset[str] = frozenset()) -> Plans:
+    def plans(self, hardware: Hardware, also_open: frozenset[str] = frozenset()) -> Plans:
         """Plan the run, with the settings of `search` open."""
-        return plans_of(self.search(hardware, also_open), allow)
+        return plans_of(self.search(hardware, also_open), frozenset())
 
 
-def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Callable[[], Hardware]) -> Plan:
+def settle(run: Run, setting: MemorySetting, machine: Callable[[], Hardware]) -> Plan:
     """Choose the settings for the run; `machine` finds this machine's cards if `setting` names none.
 
     Raises:
         ConfigError: Nothing fits as launched, with the launch that would; the launch or a given setting contradicts
-            the plan; or the plan needs an opt-in.
+            the plan; or the plan's method or optimizer is another.
     """
     hardware = replace(_hardware(run, setting, machine), headroom_frac=setting.kept_free_frac)
     if setting.job is not None:
-        return _as_planned(run, setting, setting.job, allow, hardware)
-    plans = run.plans(hardware, allow)
+        return _as_planned(run, setting, setting.job, hardware)
+    plans = run.plans(hardware)
     if not plans.plans:
-        otherwise = run.plans(hardware, allow, LAUNCHED)
+        otherwise = run.plans(hardware, LAUNCHED)
         instead = otherwise.advice_for_run
         if otherwise.plans:
             best = otherwise.best
@@ -167,11 +167,11 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
     return replace(setting.hardware, num_gpus=trains)
 
 
-def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
+def _as_planned(run: Run, setting: MemorySetting, planned: Job, hardware: Hardware) -> Plan:
     """Return the settings of a preset or a plan's folder where the user gave none, with the run's batch and lengths.
 
     Raises:
-        ConfigError: The run is launched in another way, the plan needs an opt-in, or it does not fit.
+        ConfigError: The run is launched in another way, has another method or optimizer, or does not fit.
     """
     for name in ("trainer", "zero_stage", "offload", "fsdp", "sequence_parallel"):
         theirs, own = getattr(planned, name), getattr(run.job, name)
@@ -181,16 +181,13 @@ def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset
                 f"{planned.trainer} run with {_launch(planned)} and sequence_parallel={planned.sequence_parallel}, or "
                 "set memory=auto."
             )
-    needed = [planned.method] if planned.method not in ("full", run.job.method) else []
-    needed += ["adam8bit"] if planned.optim not in (Job("grpo").optim, run.job.optim) else []
-    if missing := [name for name in needed if name not in allow]:
+    if planned.method not in ("full", run.job.method) or planned.optim not in (Job("grpo").optim, run.job.optim):
         raise ConfigError(
             f"memory={setting.name} is planned with method={planned.method} and optim={planned.optim}, and this run "
-            f"has method={run.job.method} and optim={run.job.optim}. Allow it: memory_allow={','.join(missing)}; or "
-            "set memory=auto."
+            f"has method={run.job.method} and optim={run.job.optim}. Set the same (use_peft, load_in_4bit, "
+            "optim), or memory=auto."
         )
-    names = FREE | SIZES | (OPTED | {"lora_r", "lora_target_modules", "lora_dropout"} if needed else frozenset())
-    changes: dict[str, Any] = {name: getattr(planned, name) for name in names - run.given - LAUNCHED}
+    changes: dict[str, Any] = {name: getattr(planned, name) for name in (FREE | SIZES) - run.given - LAUNCHED}
     if "steps_per_generation" in changes:
         changes["steps_per_generation"] = 0  # the plan's number counts micro-batches of another size
     if MICRO in changes:  # the largest size that divides the run's batch
@@ -204,4 +201,4 @@ def _as_planned(run: Run, setting: MemorySetting, planned: Job, allow: frozenset
             f"{technique(planned)}. With {job.sequence_tokens} tokens of {run.shape.name} and {technique(job)} it "
             f"needs {found.reason()} (estimated). Set memory=auto, or plan again: `trl-ext plan`."
         )
-    return Plan(found, tuple(needed))
+    return Plan(found)

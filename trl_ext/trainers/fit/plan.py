@@ -21,7 +21,7 @@ from trl_ext.memory.files.launch import fsdp_engine
 from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
+from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, settle
@@ -63,8 +63,7 @@ def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, 
     Args:
         trainer: "reward", "grpo" or "ppo".
         args: The trainer's config; changed in place, and `memory_plan` set.
-        options: Keyword arguments of TRL's trainer. Gets adapters and a 4-bit base if `memory_allow` let the plan
-            choose them.
+        options: Keyword arguments of TRL's trainer.
         model, given: Fields of `Inputs`.
 
     Raises:
@@ -77,12 +76,11 @@ def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, 
         return
     inputs = Inputs(model, options.get("peft_config"), options.get("quantization_config"), **given)
     run = describe_run(trainer, args, inputs)
-    plan = settle(run, args.memory_setting, args.memory_opt_ins, cards_here)
+    plan = settle(run, args.memory_setting, cards_here)
     changes = apply(plan.job, args, run)
     args.memory_plan = plan
     if args.process_index == 0:
         print(_summary(plan, changes), file=sys.stderr)
-    options |= _adapters(plan)
 
 
 def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> dict[str, Any]:
@@ -338,31 +336,6 @@ def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
     for name, (old, new) in filled.items():
         if engine.get(name) == old:
             engine[name] = new
-
-
-def _adapters(plan: Plan) -> dict[str, Any]:
-    """Return the trainer's arguments for adapters and a 4-bit base if the plan chose them by an opt-in."""
-    job = plan.job
-    options: dict[str, Any] = {}
-    if "lora" in plan.opt_ins or "qlora" in plan.opt_ins:
-        from peft import LoraConfig
-
-        targets = "all-linear" if job.lora_target_modules == ALL_LINEAR else list(job.lora_target_modules)
-        task = "SEQ_CLS" if job.trainer == "reward" else "CAUSAL_LM"
-        options["peft_config"] = LoraConfig(
-            r=job.lora_r, lora_alpha=2 * job.lora_r, target_modules=targets, task_type=task
-        )
-    if "qlora" in plan.opt_ins:
-        from transformers import BitsAndBytesConfig
-
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype="bfloat16",
-            bnb_4bit_quant_storage="bfloat16" if job.zero_stage == 3 else None,
-        )
-    return options
 
 
 def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]]) -> str:

@@ -11,7 +11,6 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_headroom
 from trl_ext.memory.contradictions import Row, check
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
@@ -59,11 +58,8 @@ class ExtendedConfig(PublicArguments):
     memory: str | None = setting(
         None,
         "Choose the settings that decide memory before the model loads: auto for the cards of this machine, cards "
-        "such as 4xA40-48GB, a preset's name, or a plan's folder. Settings that you give stay. Without memory_allow "
+        "such as 4xA40-48GB, a preset's name, or a plan's folder. Settings that you give stay, and "
         "the optimisation does not change.",
-    )
-    memory_allow: str | None = setting(
-        None, "Further changes that memory may make, with commas between: lora, qlora, adam8bit, shorter, fewer."
     )
     memory_headroom: str | None = setting(
         None, "Share of a card that memory keeps free, such as 0.05. Unset: the share of a plan's folder, else 0.05."
@@ -113,7 +109,7 @@ class ExtendedConfig(PublicArguments):
 
     def __post_init__(self) -> None:
         """Check our settings, and the machine and files that they name, then TRL's. Raises ConfigError for an unknown
-        card, preset or opt-in, a missing plan, or an impossible value."""
+        card or preset, a missing plan, or an impossible value."""
         check_numbers(self)
         check_choices(self, type(self))
         check(self, RUN)
@@ -142,14 +138,12 @@ class ExtendedConfig(PublicArguments):
         for name in ("memory_prompt_length", "global_batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
-        opt_ins = opt_ins_of((self.memory_allow or "").split(","))
         self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
         if self.memory_setting is None:
             return
         self.memory = self.memory_setting.name
         if self.memory_headroom is not None:
             self.memory_setting = replace(self.memory_setting, headroom_frac=parse_headroom(self.memory_headroom))
-        self.memory_opt_ins = opt_ins
         for name, value in ALLOCATOR.items():
             os.environ.setdefault(name, value)  # read when CUDA starts
 

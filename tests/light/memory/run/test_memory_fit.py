@@ -44,8 +44,8 @@ def expandable_segments(monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def settled(one, memory, allow=(), machine=None):
-    return settle(one, parse_memory(memory), frozenset(allow), lambda: machine)
+def settled(one, memory, machine=None):
+    return settle(one, parse_memory(memory), lambda: machine)
 
 
 # Searched ---------------------------------------------------------------------------------------------------------
@@ -80,18 +80,14 @@ def test_where_no_launch_helps_a_word_does():
     with pytest.raises(ConfigError, match=r"files that `trl-ext plan .* --write DIR` makes"):
         settled(one, "4xA100-80GB")
     small = Hardware(4, parse_gpus("A100-80GB").card, host_gib=256.0)  # too little for an optimizer of 70B
-    with pytest.raises(ConfigError, match=r"on a card with 78 GiB.* memory_allow=lora: "):
+    with pytest.raises(ConfigError, match=r"on a card with 78 GiB.* LoRA \(use_peft\): "):
         settled(one, "auto", machine=small)
 
 
-def test_adapters_come_by_the_users_word_only_and_ppos_bring_its_adapter_critic():
+def test_adapters_do_not_come_unasked():
     one = run("reward", num_processes=1)
     with pytest.raises(ConfigError, match="Nothing that keeps the optimisation fits on 1xRTX4090"):
         settled(one, "1x4090")
-    plan = settled(one, "1x4090", allow=["lora"])
-    assert plan.opt_ins == ("lora",) and plan.job.method == "lora" and plan.job.dtype == "bfloat16"
-    job = settled(run("ppo", num_processes=4, engine=ZERO2, num_generations=1), "4xA40-48GB", allow=["lora"]).job
-    assert (job.method, job.critic, job.reward_model) == ("lora", "adapter", "none")  # nothing can conjure one up
 
 
 # The machine ------------------------------------------------------------------------------------------------------
@@ -186,13 +182,11 @@ def test_the_runs_own_settings_stay_beside_a_preset():
     assert plan.job.per_device_train_batch_size == 2 and plan.job.checkpoint_every == 1
 
 
-def test_a_preset_with_adapters_needs_the_word_and_is_held_against_the_runs_own_lengths():
+def test_a_preset_with_adapters_needs_them_and_is_held_against_the_runs_own_lengths():
     name = "grpo-7b-2xa100-40gb"
     one = replace(preset_run(name, use_peft=False), given=LAUNCHED)
-    with pytest.raises(ConfigError, match=r"method=lora and .*, and this run has method=full .*memory_allow=lora"):
+    with pytest.raises(ConfigError, match=r"method=lora and .*, and this run has method=full .*use_peft"):
         settled(one, name)
-    plan = settled(one, name, allow=["lora"])
-    assert plan.opt_ins == ("lora",) and plan.job.lora_r == preset(name).plan().job.lora_r
     with pytest.raises(ConfigError, match=r"made for sequences of 2048 tokens .* With 30720 tokens"):
         settled(preset_run(name, max_completion_length=29696), name)
 
@@ -222,7 +216,7 @@ def test_head_room_of_the_run_goes_before_the_plans_and_five_per_cent_is_its_def
     write_plan(plan("reward", "8B", "4xA40-48GB", headroom="2%", method="lora", zero_stage=1).best, tmp_path / "plan")
     folder = parse_memory(str(tmp_path / "plan"))
     for setting, share in ((folder, 0.02), (replace(folder, headroom_frac=0.1), 0.1)):
-        found = settle(replace(one, job=replace(one.job, zero_stage=1)), setting, frozenset(), lambda: None)
+        found = settle(replace(one, job=replace(one.job, zero_stage=1)), setting, lambda: None)
         assert found.estimate.hardware.headroom_frac == share
 
 

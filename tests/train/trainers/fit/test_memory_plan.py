@@ -158,18 +158,6 @@ def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
     assert {p.dtype for p in full.model.parameters()} == {torch.float32}  # the only master copy
 
 
-def test_adapters_come_by_the_users_word(tmp_path):
-    model = tmp_path / "model"
-    tiny.model("llama").save_pretrained(model)
-    plan = written(tmp_path / "plan", model, method="lora", lora_r=2)
-    settings = dict(memory=plan, memory_allow="lora", global_batch=8)
-    trainer = grpo_trainer(tmp_path, str(model), **settings)
-    lora = trainer.model.peft_config["default"]
-    assert (lora.r, lora.lora_alpha) == (2, 4) and trainer.args.memory_plan.opt_ins == ("lora",)
-    with pytest.raises(ConfigError, match="memory_allow=lora"):
-        grpo_trainer(tmp_path, only_config(tmp_path / "empty"), memory=plan, global_batch=8)
-
-
 def test_ppo_is_planned_before_its_critic(tmp_path):
     args = PPOConfig(str(tmp_path), **QUIET, max_completion_length=4, memory="1xA40-48GB", global_batch=8)
     tokenizer, model = tiny.tokenizer(), tiny.model("llama")
@@ -190,7 +178,6 @@ BEFORE_ANYTHING_LOADS = [
 ]
 BAD_WORDS = [
     (dict(memory="4xA41"), "neither auto, nor cards"),
-    (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
     (dict(memory="auto", global_batch=0), "global_batch is 0"),
 ]
 

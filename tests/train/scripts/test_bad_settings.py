@@ -68,8 +68,6 @@ VALUES = [
 GENERATION = [
     ("reward_weights", [1.0, 2.0], "Number of reward weights (2) must match"),
     ("reward_weights", [NAN], "reward_weights: weight 1 is nan"),
-    ("reward_weights", [0.0], "All rewards have the weight 0"),
-    ("rules", [{"rule": "length", "weight": 0.0}], "All rewards have the weight 0"),
     ("max_completion_length", 1_000_000, "max_completion_length=1000000 is more than the 512 tokens"),
     ("generation_kwargs", {"do_sample": False}, "all completions of a prompt are the same"),
     ("generation_kwargs", {"max_new_tokens": 1}, "Set max_completion_length instead"),

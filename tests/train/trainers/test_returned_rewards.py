@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 
 from tests import grpo_trainers, ppo_trainers
 from trl_ext.errors import DataError, RuleError
@@ -145,21 +144,3 @@ def test_later_steps_and_later_parts_of_the_first_may_go_without(tmp_path, caplo
     # Two batches of generations make one step; the first of them has no reward.
     grpo(tmp_path, half, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=1).train()
     assert not [m for m in caplog.messages if "scored no completion" in m]
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    {
-        "completion": "needs the argument 'completion', and TRL gives it 'completions'. Rename the argument; train",
-        "prompt": "needs the argument 'prompt', and TRL gives it 'prompts'. Rename the argument",
-        "answers": "needs the argument 'answers', and TRL gives it 'answer'. Rename the argument",
-        "solution": "needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
-    }.items(),
-)
-def test_a_function_is_told_trls_word_for_what_it_asks(argument, words, tmp_path):
-    names: dict = {}
-    exec(f"def mine({argument}, **kwargs): return [0.0] * len({argument})", names)
-    data = Dataset.from_dict({"prompt": ["w5"] * 8, "answer": ["w6"] * 8})
-    for made in (grpo, ppo):
-        with pytest.raises(DataError, match=words):
-            made(tmp_path, names["mine"], data=data, rollout_func=None)

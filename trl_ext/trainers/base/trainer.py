@@ -22,7 +22,6 @@ from trl_ext.trainers.forward.gradient_sync import (
     reduce_every_backward,
 )
 from trl_ext.trainers.record.trainer import RunRecords
-from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.settings.checks import (
     check_grad_norm,
     check_launch,
@@ -69,11 +68,6 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         """Overrides transformers.Trainer.get_train_dataloader: refuses too few rows for one step."""
         check_steps(self.train_dataset, self.args)
         return super().get_train_dataloader()
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Overrides transformers.Trainer.get_batch_samples: explains errors of a stream's code."""
-        with stream_read(self.train_dataset, "train_dataset"):
-            return super().get_batch_samples(*args, **kwargs)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Overrides transformers.Trainer._get_grad_norm: a norm that is not finite ends the run before its step."""

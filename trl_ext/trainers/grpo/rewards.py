@@ -221,14 +221,6 @@ def within_bounds(rewards: torch.Tensor, weights: torch.Tensor, names: Sequence[
     return rewards.masked_fill(is_beyond, torch.nan)
 
 
-def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:
-    """Raise ConfigError if all rewards have the weight 0."""
-    is_zero = [isinstance(f, RuleSet) and not any(rule.weight for rule in f.rules) for f in functions]
-    pairs = zip(is_zero, weights or [1.0] * len(functions), strict=False)
-    if functions and all(zero or not weight for zero, weight in pairs):
-        raise ConfigError("All rewards have the weight 0, so that nothing is learnt. Give one of them a weight.")
-
-
 def check_groups(functions: Sequence[Any], args: Any) -> None:
     """Raise ConfigError if a rule that reads groups would see single completions, or a part of a group per process."""
     sets = _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])

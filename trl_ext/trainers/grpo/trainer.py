@@ -42,7 +42,6 @@ from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
     check_groups,
-    check_weights,
     per_rule,
     start_scoring,
     total_rewards,
@@ -95,7 +94,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        check_weights(rewards, reward_weights)
         self._row_checks = PromptChecks(model, rewards, args, kwargs)
         self._row_checks.look_at(train_dataset, "train_dataset")
         self._row_checks.look_at(eval_dataset, "eval_dataset")

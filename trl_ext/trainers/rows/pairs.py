@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.trainers.rows.columns import columns_of_all
-from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, maybe_other_turns, rows_where
+from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, rows_where
 from trl_ext.trainers.rows.sentence import listed, refuse
 from trl_ext.trainers.rows.text import TextCheck, is_blank
 
@@ -26,7 +26,7 @@ _TOKENS = ("chosen_ids", "rejected_ids")
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
-_MIXED, _OTHER_TURNS = "text next to messages", "sides with different user turns"
+_MIXED = "text next to messages"
 _MAX_MARGIN = 1e4  # scores differ by a few units
 
 
@@ -66,7 +66,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
             found.setdefault(problem, []).append(row)
     if found:
         advice = "Drop or mend such rows: dataset.filter(...)."
-        if set(found) <= {_EMPTY, _EQUAL, _OTHER_TURNS}:
+        if set(found) <= {_EMPTY, _EQUAL}:
             advice = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
         elif _MIXED in found:
             advice = "Messages that begin with the prompt need no such column: in a recipe columns: {prompt: null}."
@@ -151,12 +151,7 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
         return _MIXED
     if kinds[0] != _is_chat(first["chosen"]):
         return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
-    turns = []
-    for name in ("chosen", "rejected") if kinds[0] else ():
-        if row[name][-1]["role"] == "user":
-            return f"a {name} side that ends with the user, and so without an answer"
-        turns.append([message.get("content") for message in row[name] if message["role"] == "user"])
-    return _OTHER_TURNS if turns and turns[0] != turns[1] else ""
+    return ""
 
 
 def _is_chat(value: Any) -> bool:
@@ -197,8 +192,6 @@ def _flags(columns: dict[str, pa.Array], check: TextCheck) -> np.ndarray:
             found |= flagged(columns[name], TextCheck(may_be_blank=True) if name == "prompt" else check)
     if len({kind_of(columns[name]) for name in names}) > 1:
         found[:] = True
-    elif kind_of(columns[names[-1]]) == "messages":
-        found |= maybe_other_turns(*(columns[name] for name in names[-2:]))
     if "margin" in columns:
         margin = columns["margin"]
         if not (pa.types.is_floating(margin.type) or pa.types.is_integer(margin.type)):

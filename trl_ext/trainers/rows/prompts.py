@@ -6,7 +6,6 @@ The tokenizer is loaded for it (special tokens, chat template, length), which ta
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +26,8 @@ from trl_ext.trainers.rows.text import TextCheck
 
 logger = logging.get_logger(__name__)
 
-# Arguments that TRL gives a reward function in addition to columns; WITH_ENVIRONMENT if there is an environment.
-ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
-WITH_ENVIRONMENT = ("environments",)
-# Columns that TRL does not pass to reward functions.
-KEPT_BACK = ("prompt", "completion", "completion_ids")
-# Columns that TRL reads when `remove_unused_columns` drops the others.
-USED = ("prompt", "image", "images")
+# Arguments that TRL gives a reward function in addition to columns.
+_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 _ADVICE = "Drop or mend such rows: dataset.filter(...)."
 _ENDS_WITH_ANSWER = (
     "prompt that ends with the assistant's answer: the model reads it before it answers, and rules may pay for a "
@@ -66,7 +60,7 @@ class PromptChecks:
             )
         for name, dataset, columns in columns_of_all(datasets, role):
             self._check_needed(columns, name)
-            self._check_columns(columns, name)
+            self._check_calls(columns, name)
             self.may_hold_images |= may_hold_images(dataset)
             if isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom":  # custom: a transform
                 self.has_late_rows = True
@@ -146,48 +140,32 @@ class PromptChecks:
                     "rule."
                 )
 
-    def _check_columns(self, columns: list[str], role: str) -> None:
-        """Raise for columns that TRL would shadow by arguments of the same name, not pass on, or drop."""
-        dropped = set(columns) - set(USED) if self.args.remove_unused_columns else set()
-        names = (*ARGUMENTS_OF_REWARDS, *(WITH_ENVIRONMENT if self._has_environment else ()))
-        taken = [name for name in names if name in columns and name not in dropped]
-        if taken and any(_takes_columns(function) for function in self.reward_funcs):
-            raise DataError(
-                f"{role} has a column {listed(taken)}, and TRL calls reward functions with an argument of that name. "
-                f"Rename it: dataset.rename_column('{taken[0]}', 'own_{taken[0]}')."
-            )
-        if self.options.get("rollout_func") is None:  # a rollout_func may add arguments
-            given = {"prompts", "completions", "completion_ids", *names, *(set(columns) - set(KEPT_BACK) - dropped)}
-            for function in filter(_takes_columns, self.reward_funcs):
-                check_call(function, given, f"{role} has {listed(columns)}")
-        for rules in self.reward_funcs:
-            read = [column for column in getattr(rules, "columns", ()) if column in columns]
-            name = getattr(rules, "__name__", rules)
-            if kept := [column for column in read if column in KEPT_BACK]:
+    def _check_calls(self, columns: list[str], role: str) -> None:
+        """Raise DataError for a reward function that needs an argument that TRL does not give it."""
+        if self.options.get("rollout_func") is not None:  # it may add arguments
+            return
+        given = {*_ARGUMENTS, *columns, *(["environments"] if self._has_environment else [])}
+        for function in self.reward_funcs:
+            # Reward models (PPO's have an encoder) read text only.
+            if not callable(function) or isinstance(function, nn.Module) or hasattr(function, "encoder"):
+                continue
+            try:
+                parameters = inspect.signature(function).parameters.values()
+            except ValueError:  # some functions in C have no signature
+                continue
+            by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+            if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
                 raise DataError(
-                    f"{name} reads the column {listed(kept)} of {role}, which TRL does not hand on to reward "
-                    "functions. Rename the column, and name it so in the rule."
-                )
-            if gone := [column for column in read if column in dropped]:
-                raise ConfigError(
-                    f"remove_unused_columns=True drops the column {listed(gone)} of {role}, which {name} reads. Set "
-                    "it to False."
+                    f"The reward function {getattr(function, '__name__', type(function).__name__)} needs the argument "
+                    f"{listed(missing)}, which is a column for TRL, and {role} has {listed(columns)}. Rename a column "
+                    "so (columns: in a recipe), or give the argument a default."
                 )
 
     def _check_rows(self, dataset: Dataset, role: str) -> None:
-        """Raise for golds that rules cannot read, damaged images, unknown environments and bad prompts."""
+        """Raise for golds that rules cannot read, damaged images and bad prompts."""
         check_gold(dataset, self.reward_funcs, role)
         if may_hold_images(dataset) and (damaged := unreadable(dataset, self._image_token)):
             refuse(damaged, role, _ADVICE)
-        known, has_names = self.options.get("environment_factory"), "environment" in dataset.column_names
-        if isinstance(known, dict) and (
-            unknown := set(dataset.unique("environment") if has_names else [None]) - set(known)
-        ):
-            found = ", ".join(map(repr, sorted(unknown, key=str))) if has_names else "no such column"
-            raise DataError(
-                f"{role}: the column 'environment' names which of {listed(known)} answers a row; there is {found}. "
-                "Name one in each row."
-            )
         if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
             self._check_prompts(dataset, role)
         elif "prompt" in dataset.column_names and not self._text_check(dataset.column_names).may_be_blank:
@@ -236,37 +214,6 @@ class PromptChecks:
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         images = (problem_of_row(row, self._image_token) for row in rows) if self.may_hold_images else ()
         return next(filter(None, images), "")
-
-
-def _takes_columns(function: Any) -> bool:
-    """Return True for a reward function; reward models (PPO's have an encoder) read text only."""
-    return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
-
-
-def check_call(function: Any, given: set[str], what: str) -> None:
-    """Raise for a reward function that TRL cannot call with the arguments `given`; `what` lists the columns."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some functions in C have no signature
-        return
-    name = getattr(function, "__name__", type(function).__name__)
-    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
-        if near := get_close_matches(missing[0], given, n=1, cutoff=0.8):
-            raise DataError(
-                f"The reward function {name} needs the argument '{missing[0]}', and TRL gives it '{near[0]}'. Rename "
-                f"the argument; {what}."
-            )
-        raise DataError(
-            f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and {what}. "
-            "Rename a column so (columns: in a recipe), or give the argument a default."
-        )
-    unknown = sorted(given - {one.name for one in by_name})
-    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        raise ConfigError(
-            f"The reward function {name} takes no argument {listed(unknown)}, which TRL gives to all of them. Add "
-            "**kwargs to its arguments."
-        )
 
 
 def _problem_of_images(columns: Iterable[str], prompt: Any) -> str:

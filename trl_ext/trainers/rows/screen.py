@@ -135,23 +135,6 @@ def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
     return np.bincount(row, weights=sizes, minlength=len(column)).astype(int) + per_chat + per_message * num_messages
 
 
-def maybe_other_turns(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return False for each pair of lists of messages with equal user turns and no user turn at the end."""
-    found, turns = np.zeros(len(one), dtype=bool), []
-    for side in (one, other):
-        if side.null_count:
-            return np.ones(len(one), dtype=bool)
-        messages, _, row = _unfolded(side)
-        role, content = (pc.struct_field(messages, name) for name in ("role", "content"))
-        is_user = _numpy(pc.fill_null(pc.equal(role, "user"), False))
-        if not _is_text(content.type):
-            return np.ones(len(one), dtype=bool)
-        found[row[is_user & np.append(row[1:] != row[:-1], True)[: len(row)]]] = True
-        ends = np.append(0, np.cumsum(np.bincount(row[is_user], minlength=len(side))))
-        turns.append(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), content.filter(is_user).cast(pa.string())))
-    return found | ~_numpy(pc.fill_null(pc.equal(*(pc.binary_join(side, "\0") for side in turns)), False))
-
-
 def role_sequences(column: pa.Array) -> dict[str, int]:
     """Return each sequence of roles in lists of messages, such as "user, assistant", with its first row."""
     if not _are_messages(column.type):

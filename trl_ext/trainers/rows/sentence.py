@@ -1,8 +1,6 @@
 """Error messages that name bad rows and their problems."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from traceback import walk_tb
 from typing import Any, NoReturn
 
 from datasets import Dataset, IterableDataset
@@ -16,21 +14,6 @@ def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoRetu
     """Raise a DataError that names the rows of each problem (in words that follow "row 7 has") and gives `advice`."""
     parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
     raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
-
-
-@contextmanager
-def stream_read(dataset: Any, role: str) -> Iterator[None]:
-    """Turn an error of the code that makes a stream's rows, raised within the block, into a DataError."""
-    try:
-        yield
-    except Exception as error:  # user code may raise anything
-        modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
-        if not isinstance(dataset, IterableDataset) or "datasets.iterable_dataset" not in modules:
-            raise
-        raise DataError(
-            f"{role}: a row that came along cannot be read: {' '.join(str(error).split()) or 'no reason given'} "
-            f"({type(error).__name__}). Mend what makes the stream's rows."
-        ) from error
 
 
 def named(rows: Sequence[int]) -> str:

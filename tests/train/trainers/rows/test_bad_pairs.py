@@ -69,10 +69,6 @@ CHATS = {
     "a chosen side whose last message is empty": [chat("<eos>")],
     "a message without role": [{"chosen": user("w5", None), "rejected": user("w6")}],
     "a message in its chosen side with the role 'wizard'": [both("w5", "w6", "wizard")],
-    "a rejected side that ends with the user": [chat() | {"rejected": turns("w5", "w6", "w7")}],
-    "sides with different user turns. Drop such pairs: pairs, report = trl_ext.filter_pairs": [
-        chat() | {"rejected": turns("w8", "w7")}
-    ],
 }
 TOKENS = {
     "an empty side": [tokens(())],
@@ -198,15 +194,6 @@ def test_pairs_of_the_same_tokens_are_left_out(model, tmp_path, monkeypatch):
     subject = trainer(tmp_path, pairs(text(chosen="unknown", rejected="words"), text()), model=model)
     assert list(subject.train_dataset["row"]) == [0, 1, 2, 3, 5]
     assert said == ["train_dataset: 1 of 6 pairs have the same tokens on both sides, and are left out."]
-
-
-def test_what_the_code_of_a_stream_raises_is_a_sentence(model, tmp_path):
-    def rows():
-        yield from [text()] * 3
-        raise RuntimeError("the disk is gone")
-
-    with pytest.raises(DataError, match=r"a row that came along cannot be read: the disk is gone \(RuntimeError\)"):
-        trainer(tmp_path, IterableDataset.from_generator(rows), model=model, max_steps=1).train()
 
 
 def test_a_list_is_no_dataset():

@@ -62,10 +62,6 @@ def needs_solution(completions, solution, **_):
     return [0.0] * len(completions)
 
 
-def takes_completions_alone(completions):
-    return [0.0] * len(completions)
-
-
 ANSWER = [RuleSet([Answer()])]
 # What the fifth row holds, by what the sentence says of it.
 TEXTS = {
@@ -112,9 +108,6 @@ WHOLE = {
     "row 1 has messages as prompt, where the first": mixed(GOOD, [user(GOOD)]),
     "row 1 has text as prompt, where the first": mixed([user(GOOD)], GOOD),
     "row 2 has a character that is no Unicode": broken_utf8(),
-    "has a column 'prompts', and TRL calls": texts().add_column("prompts", [1] * 4),
-    "'completions', and TRL calls": texts().add_column("completions", [1] * 4),
-    "'trainer_state', and TRL calls": texts().add_column("trainer_state", [1] * 4),
     "no column 'prompt'": texts().rename_column("prompt", "question"),
     "is empty": texts(good=0),
 }
@@ -135,24 +128,9 @@ BESIDE = [
     (rows(values=[float("nan")] * 8), {"rewards": ANSWER}, "in all 8 of its rows"),
     (NULL_IN_A, {"rewards": [RuleSet([Answer(when={"kind": "a"})])]}, "in all 4 of its rows"),
     (
-        rows("completion", ["1"] * 8),
-        {"rewards": [RuleSet([Answer(gold="completion")])]},
-        "reads the column 'completion' of train_dataset, which TRL does not hand on",
-    ),
-    (
-        rows(values=["1"] * 8),
-        {"rewards": ANSWER, "remove_unused_columns": True},
-        "remove_unused_columns=True drops the column 'answer'",
-    ),
-    (
         texts(),
         {"rewards": [needs_solution]},
         "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
-    ),
-    (
-        rows(values=["1"] * 8),
-        {"rewards": [takes_completions_alone]},
-        "takes_completions_alone takes no argument 'answer', 'completion_ids', .*Add \\*\\*kwargs",
     ),
     (texts(), {"rewards": ANSWER}, "no column 'answer'"),
     (texts(), {"eval_dataset": texts(None, good=1000)}, "eval_dataset: row 1000 has no prompt"),
@@ -293,14 +271,6 @@ def test_a_rollout_func_that_gives_a_row_no_prompt_token_is_refused(tmp_path):
         subject.train()
 
 
-def test_a_row_that_names_no_environment_is_refused(tmp_path):
-    factories = {"a": object, "b": object}
-    for names in (["a", "c"], ["a", None], None):
-        dataset = chats(good=2).add_column("environment", names) if names else chats(good=2)
-        with pytest.raises(DataError, match=r"which of 'a', 'b' answers a row; there is ('c'|None|no such column)"):
-            grpo(tmp_path, dataset, TEMPLATE, model=Untouched(), environment_factory=factories)
-
-
 # Streams ----------------------------------------------------------------------------------------------------------
 
 STREAMS = {
@@ -322,14 +292,9 @@ def test_a_streams_rows_are_looked_at_before_they_are_answered(subtests, tmp_pat
 
 
 def test_what_else_comes_along_with_a_stream_or_is_given_later_is_a_sentence(tmp_path):
-    def broken():
-        yield from [{"prompt": GOOD}] * 3
-        raise RuntimeError("the disk is gone")
-
     images = IterableDataset.from_generator(lambda: ({"prompt": GOOD, "images": None} for _ in range(9)))
     emptied = texts().with_transform(lambda rows: {"prompt": ["" for _ in rows["prompt"]]})
     for dataset, sentence in (
-        (IterableDataset.from_generator(broken), r"came along cannot be read: the disk is gone \(RuntimeError\)"),
         (images, "the column 'images', which TRL takes for images, next to text"),
         (emptied, "On rank 0 a row came with an empty prompt"),
     ):

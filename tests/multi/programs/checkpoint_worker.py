@@ -1,4 +1,4 @@
-"""Worker of test_checkpoints: two processes save, resume, fail to write, have disks or versions of their own, and
+"""Worker of test_checkpoints: two processes save, resume, fail to write, have disks of their own, and
 meet another run.
 
 Each rank leaves `facts-<rank>.json` in the folder that it is given.
@@ -23,7 +23,6 @@ from trl_ext.errors import TrlExtError
 from trl_ext.rewards import Call
 from trl_ext.trainers.checkpoints import folder as folders
 from trl_ext.trainers.checkpoints.folder import LOCK, OWNER
-from trl_ext.trainers.record.recipe import packages
 
 torch.set_num_threads(1)
 folders.PATIENCE_S = 0.5
@@ -92,14 +91,6 @@ def holder(folder: Path):
         process.communicate(b"\n")
 
 
-def pretended_version(folder: Path, package: str, version: str) -> str:
-    """Make a folder that stands on the path as if another version of the package were installed."""
-    info = folder / "site" / f"{package}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    return str(info.parent)
-
-
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
 
@@ -134,10 +125,6 @@ def main(folder: Path, of_one_process: str) -> None:
     with holder(folder / "run") if rank == 0 else nullcontext():
         facts["in use"] = refusal(folder / "run", point=None)
 
-    if rank == 1:
-        sys.path.insert(0, pretended_version(folder, "transformers", "5.99.0"))
-        packages.cache_clear()
-    facts["other versions"] = refusal(folder / "versions", point=None)
     (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
     state.wait_for_everyone()
     state.destroy_process_group()

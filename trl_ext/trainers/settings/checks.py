@@ -2,7 +2,6 @@
 
 import math
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,19 +12,15 @@ from datasets import Dataset
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
-from trl_ext.errors import ConfigError, DataError, GradientError, SupportError
+from trl_ext.errors import ConfigError, DataError, GradientError
 from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.memory.run.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
-from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import newest_whole
-from trl_ext.trainers.record.recipe import packages
 from trl_ext.trainers.step.sequence_parallel import check_processes, size_of_groups
 
 # Enough to find the longest prompt of most datasets in seconds; a longer prompt gets a separate forward.
 MAX_PROMPTS_MEASURED = 20_000
-# Packages whose versions decide what a process computes and sends to other processes.
-_SAME_VERSIONS = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "peft")
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
@@ -85,8 +80,7 @@ def check_moving(args: Any, model: Any, peft_config: Any) -> None:
 def check_launch(args: Any) -> None:
     """Raise ConfigError unless the launched processes form one group, and set the group's timeout.
 
-    Separate processes would silently train several models. Processes with different versions of a package may compute
-    different numbers; they raise SupportError.
+    Separate processes would silently train several models.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started < 1:
@@ -101,14 +95,6 @@ def check_launch(args: Any) -> None:
     _check_fsdp(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
-        told = gathered(args, (socket.gethostname(), {name: packages().get(name, "") for name in _SAME_VERSIONS}))
-        (first_host, first), *others = told
-        for rank, (host, found) in enumerate(others, 1):
-            if different := [name for name in _SAME_VERSIONS if found[name] != first[name]]:
-                raise SupportError(
-                    f"Process {rank} on {host} has {_versions(found, different)}, process 0 on {first_host} has "
-                    f"{_versions(first, different)}. Install the same versions on all machines."
-                )
         check_seen_by_all(args)
 
 
@@ -201,7 +187,3 @@ def check_steps(dataset: Any, args: Any) -> None:
             f"train_dataset has {num_rows} rows; over {processes} {needs}. No step would be taken. Give more rows, "
             f"or lower {advice}."
         )
-
-
-def _versions(found: dict[str, str], names: list[str]) -> str:
-    return ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in names)

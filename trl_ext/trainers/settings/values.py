@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
@@ -274,11 +273,6 @@ def _check_options(args: Any) -> None:
             f"generation_kwargs has {name}={generation[name]}, which would overrule {_SET_ELSEWHERE[name]}. Set "
             f"{_SET_ELSEWHERE[name]} instead."
         )
-    if generation.get("do_sample") is False:
-        raise ConfigError(
-            "generation_kwargs has do_sample=False, with which all completions of a prompt are the same and nothing "
-            "is learnt. Leave it out; eval_temperature=0 evaluates greedily."
-        )
     if mode := getattr(args, "torch_compile_mode", None):
         from torch._inductor import list_mode_options
 
@@ -303,17 +297,6 @@ def _check_without_effect(args: Any) -> None:
         if name.startswith("vllm_") and is_given(args, name):
             value = getattr(args, name)
             raise ConfigError(f"{name}={value!r} has no effect without use_vllm=True. Set both, or leave it out.")
-    if getattr(args, "optim_args", None):
-        from transformers import Trainer
-
-        try:
-            with swapped(args, optim_args=None):
-                plain = Trainer.get_optimizer_cls_and_kwargs(args)
-            is_read = Trainer.get_optimizer_cls_and_kwargs(args) != plain
-        except (ValueError, ImportError):  # transformers reports it later
-            return
-        if not is_read:
-            raise ConfigError(f"optim_args={args.optim_args!r} has no effect with optim={args.optim!s}. Leave it out.")
 
 
 def check_deepspeed_file(name: Any) -> None:

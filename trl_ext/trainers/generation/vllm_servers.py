@@ -18,7 +18,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import starts
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError
 
 _HEALTH_S = 5.0  # timeout of a server's health check
 _POLL_S = 0.5
@@ -152,28 +152,9 @@ class VLLMClients(VLLMClient):
         """Overrides trl.generation.vllm_client.VLLMClient.generate: returns the request ahead if it matches."""
         asked, self._sampling, self.last_result = self.pending, sampling, None
         if asked is None or not self.takes_pending or not asked.is_for(prompts, sampling):
-            answers = super().generate(prompts, features, **sampling)
-        else:
-            self.pending, self.last_result = None, asked
-            answers = asked.answers.result()
-        if features is None and not isinstance(prompts[0], str):
-            self._check_answers(prompts, answers, sampling)
-        return answers
-
-    def _check_answers(
-        self, prompts: Sequence[Sequence[int]], answers: Mapping[str, Any], sampling: Mapping[str, Any]
-    ) -> None:
-        """Raise DataError if completions have other prompts, another number, or lack their log-probabilities."""
-        asked, got = len(prompts) * sampling.get("n", 1), len(answers["completion_ids"])
-        problem = ""
-        if got != asked:
-            problem = f"{got} completions where {asked} were asked for: something on the way to it drops some"
-        elif list(map(list, answers["prompt_ids"])) != list(map(list, prompts)):
-            problem = "completions of other prompts than were asked: something on the way to it mixes requests"
-        elif answers["logprobs"] is None and sampling.get("logprobs") is not None:
-            problem = "no log-probabilities of its completions, which correct the loss: take a vLLM that TRL supports"
-        if problem:
-            raise DataError(f"vLLM at {' or '.join(self.base_urls)} gave {problem}.")
+            return super().generate(prompts, features, **sampling)
+        self.pending, self.last_result = None, asked
+        return asked.answers.result()
 
     def submit(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
         """Start generating for these prompts, with the sampling of the last `generate`.

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
@@ -219,20 +220,8 @@ def packages() -> dict[str, str]:
 
 @cache
 def commit_of(folder: Path) -> str | None:
-    """Return the current git commit of a folder, read from git's files; None if it is not known."""
-    git = next((parent / ".git" for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
-    if git is None:
-        return None
-    with suppress(OSError, UnicodeDecodeError):
-        if git.is_file():  # a work tree has a file with `gitdir: <folder>`
-            git = git.parent / git.read_text().removeprefix("gitdir:").strip()
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head
-        name, shared = head.removeprefix("ref: "), git / "commondir"
-        common = git / shared.read_text().strip() if shared.is_file() else git
-        if (common / name).is_file():
-            return (common / name).read_text().strip()
-        lines = (common / "packed-refs").read_text().splitlines()
-        return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
+    """Return the current git commit of a folder; None without git or outside a repository."""
+    with suppress(OSError):
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+        return found.stdout.strip() if found.returncode == 0 else None
     return None

@@ -12,7 +12,7 @@ from trl.generation.vllm_client import VLLMClient
 import trl_ext
 from tests import grpo_trainers, sampling_servers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE, prompts, reward
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError
 from trl_ext.rewards import Length, RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.scripts.grpo import make_parser
@@ -164,27 +164,6 @@ def test_a_mode_that_is_given_stays_also_where_it_is_trls_default(words, servers
     trainer = trl_ext.GRPOTrainer(tiny.model("llama"), reward, args, prompts(), processing_class=tiny.tokenizer())
     assert trainer.vllm_importance_sampling_mode == (words[1] if words else "token_truncate")
     assert trainer.args.vllm_importance_sampling_clip_max == (3.0 if words else 2.0)
-
-
-def test_servers_that_answer_for_other_prompts_are_a_sentence(servers, tmp_path, monkeypatch):
-    plain = servers._choice
-    monkeypatch.setattr(servers, "_choice", lambda self, prompt, *rest: plain(self, [*prompt, 5], *rest))
-    with pytest.raises(DataError, match="other prompts than were asked"):
-        made(trl_ext, tmp_path, generation_ahead=1).train()
-
-
-def test_servers_that_give_another_number_of_completions_are_a_sentence(servers, tmp_path, monkeypatch):
-    plain = servers._post
-    monkeypatch.setattr(servers, "_post", lambda *a, json: {"choices": plain(*a, json=json | {"n": 1})["choices"]})
-    with pytest.raises(DataError, match="2 completions where 8 were asked for"):
-        made(trl_ext, tmp_path, generation_ahead=1).train()
-
-
-def test_servers_that_give_no_log_probabilities_are_a_sentence(servers, tmp_path, monkeypatch):
-    plain = servers._choice
-    monkeypatch.setattr(servers, "_choice", lambda *given: plain(*given) | {"logprobs": None})
-    with pytest.raises(DataError, match="no log-probabilities of its completions"):
-        made(trl_ext, tmp_path, generation_ahead=1).train()
 
 
 def test_servers_of_another_model_refuse_the_weights_in_a_sentence(servers, tmp_path, monkeypatch):

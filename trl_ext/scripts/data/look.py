@@ -18,8 +18,8 @@ def look_at_prompts(
     `parts` are training rows, and held-out rows or None; rows of token ids, for PPO, are not checked here. The model
     is not loaded; its tokenizer is, if it is None.
     """
-    from trl_ext.trainers.rows.columns import columns_of
     from trl_ext.trainers.rows.prompts import PromptChecks
+    from trl_ext.trainers.rows.sentence import columns_of
 
     checks = PromptChecks(model_name, list(rewards), training_args, {"processing_class": tokenizer})
     for part, role in zip(parts, ROLES, strict=True):

@@ -108,7 +108,7 @@ class RowMapping:
         """
         from datasets import ClassLabel, IterableDataset, Value
 
-        from trl_ext.trainers.rows.columns import columns_of
+        from trl_ext.trainers.rows.sentence import columns_of
 
         if dataset is None or not (self.columns or self.makes_prompts or self._makes_answers):
             return dataset

@@ -1,21 +1,27 @@
-"""Rollouts and sampler state in a checkpoint, so that a resumed run equals an uninterrupted run.
+"""Rollouts, sampler state and a moving reference in a checkpoint, so that a resumed run equals an uninterrupted run.
 
 TRL generates once for several optimizer steps and keeps the rollouts in memory only: a run that resumes between these
 steps generates again, with newer weights. And TRL's sampler repeats the first epoch's order.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import Sampler
 
-from trl_ext.trainers.checkpoints import moving_reference
+from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.grpo.rewards import load_statistics, save_statistics
+
+REFERENCE_FILE = "reference.safetensors"
 
 
 @dataclass(eq=False)
@@ -56,7 +62,7 @@ def save(
         reference: A reference that moves, or None.
     """
     if reference is not None:
-        moving_reference.save(reference, folder, is_writer=args.should_save)
+        save_reference(reference, folder, is_writer=args.should_save)
     state = {"step": step, "rollouts": rollouts, "processes": args.world_size, "corrects": corrects(args)}
     torch.save(state, _file(folder, args.process_index))
     if args.should_save:
@@ -70,8 +76,11 @@ def corrects(args: Any) -> bool:
 
 def check(folder: str, args: Any) -> None:
     """Raise ConfigError for a checkpoint that lacks a reference that moves."""
-    if args.sync_ref_model:
-        moving_reference.check_saved(folder)
+    if args.sync_ref_model and Path(folder).is_dir() and not Path(folder, REFERENCE_FILE).is_file():
+        raise ConfigError(
+            f"{folder} has no {REFERENCE_FILE}, from which sync_ref_model=True goes on: TRL's and runs without it "
+            "save none. Give the folder as the model of a new run."
+        )
 
 
 def load(
@@ -83,7 +92,7 @@ def load(
     other batches, or vLLM's correction in only one of the two runs. The run then generates again, as TRL does.
     """
     if reference is not None:
-        moving_reference.load(reference, folder)
+        load_reference(reference, folder)
     load_statistics(reward_funcs, folder)
     path, state = _file(folder, args.process_index), None
     if path.is_file():
@@ -101,3 +110,38 @@ def load(
 
 def _file(folder: str, rank: int) -> Path:
     return Path(folder) / f"rollouts_{rank}.pt"
+
+
+# A reference that moves (`sync_ref_model`) ---------------------------------------------------------------------------
+
+
+def save_reference(model: nn.Module, folder: str, *, is_writer: bool) -> None:
+    """Write the reference's full weights. Collective if they are sharded."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        with _gathered(parameter):
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if is_writer:
+                weights[name] = whole.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if is_writer:
+        save_file(weights, Path(folder) / REFERENCE_FILE)
+
+
+def load_reference(model: nn.Module, checkpoint: str) -> None:
+    """Load into the reference what `save_reference` wrote; every process reads the file. Collective if sharded."""
+    with safe_open(Path(checkpoint) / REFERENCE_FILE, "pt") as file, torch.no_grad():
+        for name, parameter in model.named_parameters():
+            saved = file.get_tensor(name)
+            if isinstance(parameter, DTensor):
+                saved = distribute_tensor(saved.to(parameter.device), parameter.device_mesh, parameter.placements)
+            with _gathered(parameter):
+                parameter.copy_(saved)
+
+
+def _gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
+    """Gather a parameter that ZeRO-3 has sharded within the context, and write changes back after it."""
+    if not hasattr(parameter, "ds_id"):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)

@@ -14,8 +14,8 @@ from transformers.utils import logging
 from trl_ext.errors import DataError
 from trl_ext.rewards.preference.gaps import rule_gaps
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
-from trl_ext.trainers.rows.columns import columns_of
 from trl_ext.trainers.rows.screen import maybe_equal, rows_where
+from trl_ext.trainers.rows.sentence import columns_of
 
 logger = logging.get_logger(__name__)
 

@@ -14,9 +14,8 @@ from jinja2 import TemplateError
 from transformers.utils import logging
 
 from trl_ext.errors import DataError
-from trl_ext.trainers.rows.columns import columns_of_all
 from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, rows_where
-from trl_ext.trainers.rows.sentence import listed, refuse
+from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
 from trl_ext.trainers.rows.text import TextCheck, is_blank
 
 logger = logging.get_logger(__name__)

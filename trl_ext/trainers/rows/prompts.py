@@ -16,12 +16,11 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.rows.columns import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where, suspects
-from trl_ext.trainers.rows.sentence import listed, refuse
+from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
 logger = logging.get_logger(__name__)

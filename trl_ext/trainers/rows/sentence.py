@@ -1,4 +1,4 @@
-"""Error messages that name bad rows and their problems."""
+"""Columns of datasets, and error messages that name bad rows and their problems."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -34,3 +34,28 @@ def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDat
             yield from parts(part, f"{role}['{name}']")
     elif isinstance(datasets, Dataset | IterableDataset):
         yield role, datasets
+
+
+def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield (name for messages, dataset, columns) for a dataset, or for each dataset of a dict."""
+    if isinstance(dataset, dict) and role == "train_dataset":
+        raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
+    if isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # a DataFrame has iloc
+        maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
+        raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
+    for name, part in parts(dataset, role):  # none of an argument that TRL refuses
+        yield name, part, columns_of(part, name)
+
+
+def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
+    """Return the column names; raise DataError if there is no row."""
+    if isinstance(dataset, Dataset):
+        if len(dataset) == 0:
+            raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")
+        return dataset.column_names
+    if dataset.column_names is not None:
+        return dataset.column_names
+    first = next(iter(dataset), None)
+    if first is None:
+        raise DataError(f"{role} is empty: the stream ended before its first row.")
+    return list(first)

@@ -5,7 +5,6 @@ Until the first failure this costs nothing with one process, and two small integ
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +14,8 @@ from transformers import Trainer
 
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
-from trl_ext.trainers.step.agreement import Agreement, SplitNeeded
 from trl_ext.trainers.step.forward import Forward, running
-from trl_ext.trainers.step.halving import Halving
+from trl_ext.trainers.step.halving import Agreement, Halving, SplitNeeded
 from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
 
@@ -92,24 +90,6 @@ class ForwardLoop:
         raise SplitNeeded
 
 
-@dataclass(frozen=True, slots=True)
-class InnerStep:
-    """Replacements for methods that Trainer's `training_step` calls, for one forward within a larger step.
-
-    `loss_of_forward` returns the loss of the forward.
-    """
-
-    loss_of_forward: Callable[[], torch.Tensor]
-
-    def prepared(self, batch: Any) -> Any:
-        """Replace `Trainer._prepare_inputs`: a forward's batch is on the device already."""
-        return batch
-
-    def loss(self, model: Any, batch: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Replace `Trainer.compute_loss`: return the loss of this forward, not of the whole micro-step."""
-        return self.loss_of_forward()
-
-
 class RunsForwards(Trainer):
     """A mixin for trainers that plan the forwards of a step and compute their loss through `_one_by_one`."""
 
@@ -150,8 +130,8 @@ class RunsForwards(Trainer):
                 losses.append(forward.loss(loss_of))
                 return losses[-1]
 
-            inner = InnerStep(kept_loss)
-            asked = swapped(self, _prepare_inputs=inner.prepared, compute_loss=inner.loss)
+            # A forward's batch is on the device already, and its loss is not that of the whole micro-step.
+            asked = swapped(self, _prepare_inputs=lambda batch: batch, compute_loss=lambda *_, **__: kept_loss())
             with gradients_unsynced(self.accelerator, model), asked:
                 # Plain Trainer's step: loss, scaling and backward, without generation and step counters.
                 Trainer.training_step(self, model, {}, num_items_in_batch)

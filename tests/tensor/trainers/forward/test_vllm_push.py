@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests import tiny
-from trl_ext.trainers.generation.vllm_push import merged_layers, push_by_layers
+from trl_ext.trainers.generation.sampling import merged_layers, push_by_layers
 
 OPTIONS = {
     "all-linear": dict(target_modules="all-linear"),

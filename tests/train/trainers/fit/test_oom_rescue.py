@@ -17,7 +17,7 @@ from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.step.agreement import Agreement
+from trl_ext.trainers.step.halving import Agreement
 
 LORA = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
 

@@ -22,7 +22,7 @@ from trl_ext.compat import deepspeed
 from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.checkpoints.weights import all_loaded, load_pretrained
+from trl_ext.trainers.checkpoints.trainer import all_loaded, load_pretrained
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced

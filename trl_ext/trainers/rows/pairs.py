@@ -3,18 +3,14 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from jinja2 import TemplateError
 from transformers.utils import logging
 
 from trl_ext.errors import DataError
-from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, rows_where
+from trl_ext.trainers.rows.screen import rows_where
 from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
 from trl_ext.trainers.rows.text import TextCheck, is_blank
 
@@ -54,13 +50,11 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
     check_columns(dataset, role)
     check = TextCheck.of(tokenizer, is_answer=True)
     is_stream = isinstance(dataset, IterableDataset)
-    rows: Any = (
-        [(0, next(iter(dataset)))] if is_stream else rows_where(dataset, _read(dataset), partial(_flags, check=check))
-    )
+    rows: Any = [(0, next(iter(dataset)))] if is_stream else rows_where(dataset, _read(dataset))
     found: dict[str, list[int]] = {}
     first = None
     for row, pair in rows:
-        first = first or pair  # Only JSON columns can hold both kinds, and all of their rows are checked.
+        first = first or pair
         for problem in problems(pair, check, first):
             found.setdefault(problem, []).append(row)
     if found:
@@ -178,23 +172,3 @@ def token_columns(columns: Iterable[str]) -> tuple[str, ...]:
 def _read(dataset: Dataset) -> list[str]:
     names = token_columns(dataset.column_names) or ("prompt", "chosen", "rejected")
     return [name for name in (*names, "margin") if name in dataset.column_names]
-
-
-def _flags(columns: dict[str, pa.Array], check: TextCheck) -> np.ndarray:
-    """Return True for each pair that may be bad."""
-    names = [name for name in columns if name != "margin"]
-    found = maybe_equal(*(columns[name] for name in names[-2:]))
-    for name in names:
-        if name in (*_TOKENS, *_LEGACY):
-            found |= have_no_tokens(columns[name])
-        else:
-            found |= flagged(columns[name], TextCheck(may_be_blank=True) if name == "prompt" else check)
-    if len({kind_of(columns[name]) for name in names}) > 1:
-        found[:] = True
-    if "margin" in columns:
-        margin = columns["margin"]
-        if not (pa.types.is_floating(margin.type) or pa.types.is_integer(margin.type)):
-            return np.ones(len(found), dtype=bool)
-        fine = pc.fill_null(pc.and_(pc.greater_equal(margin, 0), pc.less_equal(margin, _MAX_MARGIN)), False)
-        found |= ~fine.to_numpy(zero_copy_only=False)
-    return found

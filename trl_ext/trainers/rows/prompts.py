@@ -19,7 +19,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
-from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where, suspects
+from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where
 from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
@@ -176,9 +176,9 @@ class PromptChecks:
         check = self._text_check(dataset.column_names)
         found: dict[str, list[int]] = {}
         first = None
-        for row, prompt in suspects(dataset, "prompt", check):
-            problem = check.problem(prompt, "prompt")
-            if not problem:  # Only a JSON column can hold both kinds, and all of its rows are suspects.
+        for row, cells in rows_where(dataset, ["prompt"]):
+            problem = check.problem(prompt := cells["prompt"], "prompt")
+            if not problem:
                 first = prompt if first is None else first
                 problem = _other_kind(prompt, first)
             if problem:

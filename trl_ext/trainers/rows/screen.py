@@ -1,7 +1,4 @@
-"""Finds rows that may be bad in Arrow's columns, so that a million rows take seconds.
-
-A screen may flag a good row, but never misses a bad row. `TextCheck` decides on flagged rows.
-"""
+"""Rows and columns of datasets, read from Arrow many at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,25 +8,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from trl_ext.trainers.rows.text import INSTEAD_OF_CONTENT, TextCheck
-
 _ROWS_AT_ONCE = 20_000
 
 
-def suspects(dataset: Dataset, column: str, check: TextCheck) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of the rows of a column that may be bad."""
-    for row, cells in rows_where(dataset, [column], lambda columns: flagged(columns[column], check)):
-        yield row, cells[column]
-
-
 def rows_where(
-    dataset: Dataset, columns: list[str], flags: Callable[[dict[str, pa.Array]], np.ndarray]
+    dataset: Dataset, columns: list[str], flags: Callable[[dict[str, pa.Array]], np.ndarray] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and cells of the rows for which `flags`, called on many rows at a time, returns True."""
+    """Yield number and cells of the rows for which `flags`, called on many rows at a time, returns True; of all rows
+    without `flags`."""
     plain = dataset.select_columns(columns).with_format(None)
     start = 0
     for table in plain.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        found = (np.flatnonzero(flags({name: table[name].combine_chunks() for name in columns})) + start).tolist()
+        is_found = np.ones(len(table)) if flags is None else flags({n: table[n].combine_chunks() for n in columns})
+        found = (np.flatnonzero(is_found) + start).tolist()
         start += len(table)
         for part in (found[i : i + 1000] for i in range(0, len(found), 1000)):
             cells = [_values(plain.select_columns([name]), part, name) for name in columns]
@@ -51,18 +42,6 @@ def batches(dataset: Dataset, column: str) -> Iterator[tuple[int, pa.Array]]:
     for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         yield start, table[column].combine_chunks()
         start += len(table)
-
-
-def flagged(column: pa.Array, check: TextCheck) -> np.ndarray:
-    """Return True for each row that may be bad; for all rows of a type that TRL does not read."""
-    found = np.ones(len(column), dtype=bool)
-    given = np.flatnonzero(_numpy(column.is_valid()))
-    column = column.drop_null()
-    if _is_text(column.type):
-        found[given] = _unreadable(column) | (_says_nothing(column, check) & (not check.may_be_blank))
-    elif _are_messages(column.type) and len(column):
-        found[given] = _flagged_messages(column, check)
-    return found
 
 
 def have_no_tokens(column: pa.Array) -> np.ndarray:
@@ -88,39 +67,6 @@ def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
     elif all(_are_tokens(side.type) for side in (one, other)):
         found[given] = _numpy(pc.equal(pc.list_value_length(one), pc.list_value_length(other)))
     return found
-
-
-def kind_of(column: pa.Array) -> str:
-    """Return "text", "messages" or "tokens"; empty for any other type."""
-    if _is_text(column.type):
-        return "text"
-    return "messages" if _are_messages(column.type) else "tokens" if _are_tokens(column.type) else ""
-
-
-def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
-    """Return the flags of lists of messages, none of which is null."""
-    messages, num_messages, row = _unfolded(column)
-    role, content = (pc.struct_field(messages, name) for name in ("role", "content"))
-    stands_in = np.zeros(len(messages), dtype=bool)
-    for name in INSTEAD_OF_CONTENT:
-        if messages.type.get_field_index(name) >= 0:
-            stands_in |= _is_filled(pc.struct_field(messages, name))
-    is_given = _numpy(content.is_valid())
-    if _is_text(content.type):
-        text = pc.fill_null(content, "")
-        is_bad, says_nothing = _unreadable(text), _says_nothing(text, check)
-    else:
-        is_bad, says_nothing = np.zeros(len(messages), dtype=bool), ~_is_filled(content)
-    is_bad |= ~(is_given | stands_in) | ~_is_filled(pc.utf8_trim_whitespace(role))
-    if check.roles:
-        is_bad |= ~_numpy(pc.is_in(role, pa.array(check.roles, role.type)))
-    speaks = stands_in | ~says_nothing
-    found: np.ndarray = num_messages == 0
-    found |= np.bincount(row, weights=is_bad, minlength=len(column)) > 0
-    if check.is_answer:
-        is_last = np.append(row[1:] != row[:-1], True)[: len(row)]
-        found[row[is_last]] |= ~speaks[is_last]
-    return found if check.may_be_blank else found | (np.bincount(row, weights=speaks, minlength=len(column)) == 0)
 
 
 def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
@@ -150,19 +96,6 @@ def _unfolded(column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """Return the messages of all rows, the number of messages of each row, and the row of each message."""
     num_messages = _numpy(pc.list_value_length(column))
     return column.flatten(), num_messages, np.repeat(np.arange(len(column)), num_messages)
-
-
-def _unreadable(texts: pa.Array) -> np.ndarray:
-    """Return True for texts with a NUL; for all texts if any of them is invalid UTF-8."""
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        return np.ones(len(texts), dtype=bool)
-    return _numpy(pc.match_substring(texts, "\0"))
-
-
-def _says_nothing(texts: pa.Array, check: TextCheck) -> np.ndarray:
-    return _numpy(pc.match_substring_regex(texts, check.nothing_said()))
 
 
 def _is_text(kind: pa.DataType) -> bool:

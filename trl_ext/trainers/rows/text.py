@@ -10,8 +10,6 @@ from typing import Any
 INSTEAD_OF_CONTENT = ("tool_calls", "thinking", "reasoning_content")
 # Invisible letters and marks. Control and format characters (BOM, zero-width, soft hyphen, bidi) have a category.
 _INVISIBLE = "".join(map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10))))
-# Blank characters, for Arrow's regular expressions; the same set as in `is_blank`.
-_BLANK = r"\s\p{Z}\p{Cc}\p{Cf}" + _INVISIBLE
 # Roles that any chat may have; a template may name more.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -52,11 +50,6 @@ class TextCheck:
         if not value:
             return f"a {what} without messages"
         return self._problem_of_messages(value, what)
-
-    def nothing_said(self) -> str:
-        """Return a regular expression (Arrow's dialect) for texts of blanks and special tokens only."""
-        marks = "".join(f"|{re.escape(token)}" for token in self.special_tokens)
-        return rf"\A(?:[{_BLANK}]{marks})*\z"
 
     def says_something(self, text: str) -> bool:
         """Return True for a text with more than blanks and special tokens, and for the BOS token alone."""

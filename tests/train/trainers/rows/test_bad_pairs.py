@@ -1,7 +1,6 @@
 """Forty kinds of bad data for the RewardTrainer: one sentence with row numbers before the first step."""
 
 import math
-import random
 from functools import partial
 
 import pytest
@@ -11,9 +10,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, trainer
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.rows.pairs import _flags, _read, check_columns, check_pairs, problems
-from trl_ext.trainers.rows.screen import rows_where
-from trl_ext.trainers.rows.text import TextCheck
+from trl_ext.trainers.rows.pairs import check_columns, check_pairs
 
 
 def text(prompt="w5 ", chosen="w6", rejected="w7", **more):
@@ -252,30 +249,3 @@ def test_what_trl_takes_is_not_refused(subtests):
     for kind, dataset in GOOD.items():
         with subtests.test(kind):
             check_pairs(dataset, "train_dataset", chat_tokenizer())
-
-
-# The screen -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["text", "messages", "tokens"])
-def test_the_screen_lets_no_bad_pair_through(form):
-    draw = random.Random(0)
-
-    def some_text():
-        return draw.choices(["w5", "w6", "w5 w6", "", " ", "<eos>", "w5\0", None], [9, 9, 9, 1, 1, 1, 1, 1])[0]
-
-    def some_side():
-        if form == "text":
-            return some_text()
-        if form == "tokens":
-            return draw.choices([[5, 6], [5, 7], [5], [], None], [9, 9, 9, 1, 1])[0]
-        return draw.choices([turns(*[some_text() for _ in range(draw.randrange(1, 4))]), [], None], [20, 1, 1])[0]
-
-    names = ("chosen_ids", "rejected_ids") if form == "tokens" else ("prompt", "chosen", "rejected")
-    rows = [{name: some_side() for name in names} | {"margin": draw.choice([1.0, 2.0])} for _ in range(2000)]
-    check = TextCheck(("<eos>",), is_answer=True)
-    dataset = Dataset.from_list(rows)
-    bad = {row for row, pair in enumerate(rows) if list(problems(pair, check))}
-    flagged = dict(rows_where(dataset, _read(dataset), lambda columns: _flags(columns, check)))
-    assert 200 < len(bad) and bad <= set(flagged)
-    assert len(flagged) < 2000 if form == "tokens" else len(flagged) < 1.5 * len(bad)

@@ -1,7 +1,6 @@
 """Forty kinds of bad data for GRPO and PPO: one sentence with row numbers, before a model is touched."""
 
 import datetime
-import random
 from functools import partial
 from itertools import product
 from unittest.mock import patch
@@ -17,8 +16,6 @@ from tests.rollouts import rollout
 from trl_ext import RuleSet
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Call, Code, Math
-from trl_ext.trainers.rows.screen import suspects
-from trl_ext.trainers.rows.text import TextCheck
 
 TEMPLATE = "{% for m in messages %}<bos> {{ m['role'] }} {{ m['content'] }} {% endfor %}"
 STRICT = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
@@ -374,36 +371,3 @@ def test_prompts_and_golds_that_may_be_a_mistake_are_told_with_their_rows(tmp_pa
     assert "in row 4 the prompt (at most 508 tokens) and max_completion_length=8 together go beyond the 512" in long
     assert "which is null or NaN in 2 of its 4 rows (rows 1, 3)" in null
     assert "cannot read the gold of 1 of the 4 rows that it was tried on (row 1): gold_invalid" in unread
-
-
-# The screen -------------------------------------------------------------------------------------------------------
-
-
-def some_texts(draw):
-    return "".join(draw.choices(["w5", " ", "\n", "<eos>", "<bos>", "\0", "\u00a0", "é", ""], k=draw.randrange(4)))
-
-
-def some_message(draw):
-    role = draw.choices(["user", "assistant", " ", None], [8, 8, 1, 1])[0]
-    content = draw.choices([some_texts(draw), "w5", None], [4, 8, 1])[0]
-    calls = draw.choices([None, [], [{"name": "f"}]], [8, 1, 1])[0]
-    return {"role": role, "content": content, "tool_calls": calls}
-
-
-@pytest.mark.parametrize("form", ["text", "messages"])
-@pytest.mark.parametrize("may_be_blank", [False, True])
-def test_the_screen_lets_no_bad_row_through(form, may_be_blank):
-    draw = random.Random(0)
-    make = {
-        "text": lambda: draw.choices([some_texts(draw), None], [9, 1])[0],
-        "messages": lambda: draw.choices([[some_message(draw) for _ in range(draw.randrange(4))], None], [9, 1])[0],
-    }[form]
-    values = [make() for _ in range(2000)]
-    features = Features({"prompt": Value("string") if form == "text" else CALLS})
-    dataset = Dataset.from_dict({"prompt": values}, features=features).select(range(1, 1999))
-    check = TextCheck(("<bos>", "<eos>"), "<bos>", may_be_blank)
-    bad = [row for row, value in enumerate(values[1:1999]) if check.problem(value, "prompt")]
-    flagged = dict(suspects(dataset, "prompt", check))
-    assert 100 < len(bad) and set(bad) <= set(flagged)
-    assert len(flagged) < 1.2 * len(bad) + 200
-    assert all(flagged[row] == values[row + 1] for row in bad)

@@ -362,8 +362,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         rows to generate for and the rollouts to train on."""
         for part in self._parts:
             inputs = part.before_generation(self, inputs)
-        is_first = self.model.training and self.state.global_step == 0
-        self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
+        self._row_checks.look_at_batch(inputs, self.accelerator)
         metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)

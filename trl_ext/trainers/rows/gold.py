@@ -41,35 +41,18 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
             said = unread_golds(rules, rule, list(rows.values()))
             unread = [row for row, why in zip(rows, said, strict=False) if why]
             if unread and len(unread) == len(rows) and _is_fatal(rules):
-                raise DataError(f"{role}: {_none_read(rule, said)}")
+                raise DataError(
+                    f"{role}: rule '{rule.name}' can read the gold of none of the {len(said)} rows that it was tried "
+                    f"on; the first: {said[0]}. Only the other rewards would be learned. Mend the column (a recipe "
+                    "reads a value within it by columns: {answer: column.key}, numbers of options by first_option) or "
+                    "the rule, or give the rule `when`; where this is meant, set on_unscored='warn' for the RuleSet."
+                )
             if unread:
                 logger.warning(
                     f"{role}: rule '{rule.name}' cannot read the gold of {len(unread)} of the {len(rows)} rows that "
                     f"it was tried on ({named(unread)}): {next(filter(None, said))}. There it scores nothing. Mend or "
                     "drop such rows; trl-ext score audit names all of them."
                 )
-
-
-def unread_in_batch(rows: Sequence[Mapping[str, Any]], reward_funcs: Sequence[Any]) -> str:
-    """Return the problem if a rule can read no gold of a stream's rows; "" if a rule of correctness can read any."""
-    problem = ""
-    for rules in reward_funcs:
-        for rule in _rules_of(rules):
-            said = unread_golds(rules, rule, [row for row in rows if _is_for(rule, row)])
-            if rule.judges_correctness and "" in said:
-                return ""
-            if said and all(said) and _is_fatal(rules):
-                problem = problem or _none_read(rule, said)
-    return problem
-
-
-def _none_read(rule: Rule, said: Sequence[str]) -> str:
-    return (
-        f"rule '{rule.name}' can read the gold of none of the {len(said)} rows that it was tried on; the first: "
-        f"{said[0]}. Only the other rewards would be learned. Mend the column (a recipe reads a value within it by "
-        "columns: {answer: column.key}, numbers of options by first_option) or the rule, or give the rule `when`; "
-        "where this is meant, set on_unscored='warn' for the RuleSet."
-    )
 
 
 def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal: bool) -> None:

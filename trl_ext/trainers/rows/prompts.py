@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
+from trl_ext.trainers.rows.gold import check_gold
 from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where
@@ -66,24 +66,16 @@ class PromptChecks:
             else:
                 self._check_rows(dataset, name)
 
-    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
-        """Raise DataError on all ranks if any of them has bad rows of a stream. Collective.
-
-        `is_first` is True in a run's first step: rules must be able to read some of its golds.
-        """
+    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any) -> None:
+        """Raise DataError on all ranks if any of them has bad rows of a stream. Collective."""
         if not self.has_late_rows or self.options.get("rollout_func") is not None:
             return
-        found = [(self._problem_of_batch(rows), unread_in_batch(rows, self.reward_funcs) if is_first else "")]
+        found = [self._problem_of_batch(rows)]
         if accelerator.num_processes > 1:
             found = gather_object(found)
-        for rank, (problem, _) in enumerate(found):
+        for rank, problem in enumerate(found):
             if problem:
                 raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
-        chats = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
-        if is_first and any(chat[-1]["role"] == "assistant" for chat in chats):
-            logger.warning(f"The stream has a {_ENDS_WITH_ANSWER}")
-        if all(problem for _, problem in found):
-            raise DataError(f"The first rows of the stream: {found[0][1]}")
 
     # Inside ---------------------------------------------------------------------------------------------------------
 

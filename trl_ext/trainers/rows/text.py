@@ -18,20 +18,16 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 class TextCheck:
     """Finds texts and messages that a model cannot be trained on."""
 
-    special_tokens: tuple[str, ...] = ()  # a text of nothing else is refused
-    bos_token: str | None = None  # accepted as a whole text, from which the model continues
     may_be_blank: bool = False  # True if something else fills a prompt: an image, an environment
     is_answer: bool = False  # True if the last message must have content
     roles: tuple[str, ...] = ()  # roles that a message may have; empty for any
 
     @classmethod
     def of(cls, processor: Any, **options: bool) -> "TextCheck":
-        """Return the check for a tokenizer or processor; None has no special tokens."""
-        tokenizer = getattr(processor, "tokenizer", processor)
-        tokens = tuple(sorted(getattr(tokenizer, "all_special_tokens", ())))
+        """Return the check for a tokenizer or processor; None has no chat template."""
         template = getattr(processor, "chat_template", None)
         named = re.findall(r"""['"](\w+)['"]""", str(template)) if template else ()
-        return cls(tokens, getattr(tokenizer, "bos_token", None), roles=(*_ROLES, *named) if named else (), **options)
+        return cls(roles=(*_ROLES, *named) if named else (), **options)
 
     def problem(self, value: Any, what: str) -> str:
         """Return the problem of a text or list of messages called `what`, in words that follow "row 7 has", or ""."""
@@ -40,22 +36,13 @@ class TextCheck:
         if isinstance(value, str):
             if found := _unreadable(value):
                 return f"{found} in its {what}"
-            if self.may_be_blank or self.says_something(value):
-                return ""
-            if is_blank(value):
-                return f"{'a blank' if value else 'an empty'} {what}"
-            return f"a {what} of special tokens only"
+            is_bad = not self.may_be_blank and is_blank(value)
+            return f"{'a blank' if value else 'an empty'} {what}" if is_bad else ""
         if not isinstance(value, list):
             return f"a {what} of type {type(value).__name__}, which is neither text nor a list of messages"
         if not value:
             return f"a {what} without messages"
         return self._problem_of_messages(value, what)
-
-    def says_something(self, text: str) -> bool:
-        """Return True for a text with more than blanks and special tokens, and for the BOS token alone."""
-        marks = "|".join(map(re.escape, self.special_tokens))
-        rest = re.sub(marks, "", text) if marks else text
-        return not is_blank(rest) or (bool(text) and text == self.bos_token)
 
     def _problem_of_messages(self, messages: list[Any], what: str) -> str:
         says_something = self.may_be_blank
@@ -76,8 +63,7 @@ class TextCheck:
                 return f"a message in its {what} whose content is of type {type(content).__name__}"
             if isinstance(content, str) and (found := _unreadable(content)):
                 return f"{found} in its {what}"
-            has_text = self.says_something(content) if isinstance(content, str) else bool(content)
-            speaks = stands_in or has_text
+            speaks = stands_in or (not is_blank(content) if isinstance(content, str) else bool(content))
             says_something = says_something or speaks
         if self.is_answer and not speaks:
             return f"a {what} whose last message is empty"

@@ -55,7 +55,6 @@ TEXTS = {
     "no prompt": [dict(prompt=None)],
     "a NUL character in its chosen side": [dict(chosen="w5\0")],
     "a NUL character in its prompt": [dict(prompt="w5\0")],
-    "a chosen side of special tokens only": [dict(chosen="<eos>")],
     "a margin that is no finite number": [dict(margin=nothing) for nothing in (math.nan, math.inf, None)],
     "a margin that is not from 0": [dict(margin=-5.0), dict(margin=1e308)],
 }
@@ -63,7 +62,6 @@ CHATS = {
     "an empty side": [chat() | {"rejected": []}, chat(None), chat("  "), chat("\u2060")],
     "a chosen side that equals": [chat("w7")],
     "a message without content in its chosen side": [{"chosen": turns(None, "w6"), "rejected": turns("w5", "w7")}],
-    "a chosen side whose last message is empty": [chat("<eos>")],
     "a message without role": [{"chosen": user("w5", None), "rejected": user("w6")}],
     "a message in its chosen side with the role 'wizard'": [both("w5", "w6", "wizard")],
 }

@@ -65,7 +65,6 @@ TEXTS = {
     "row 4 has an empty prompt": [""],
     "row 4 has a blank prompt": [" \n\t", "\u00a0\u3000", "\ufeff\u200b\u00ad\u202e\u2066\x01\u3164"],
     "row 4 has a NUL character in its prompt": ["w5\0w6"],
-    "row 4 has a prompt of special tokens only": ["<eos>", "<pad> <pad>\n<eos>"],
     "row 4 has a prompt that leaves no room .* 512 tokens": ["w5 " * 600],
 }
 CHATS = {
@@ -143,7 +142,6 @@ BAD_TOKENS = {
     "row 1 has no input_ids": [[[5, 6], None], [[5, 6], []]],
     "row 1 has input_ids outside the 199 tokens": [[[5, 6], [5, -100]], [[5, 6], [5, 199]]],
     "rows 0, 1 have no input_ids": [["w5", "w6"]],
-    "row 1 has a prompt of special tokens only": [[[5, 6], [0, 2]]],
 }
 
 

@@ -159,17 +159,12 @@ def test_a_dead_process_is_named_where_the_launcher_ends_the_others_before_they_
     assert run.text.count(f"process id {run.pid(1)}) has ended") == 1
 
 
-def test_slow_storage_is_said_and_storage_that_hangs_ends_the_run_which_names_the_process(start, tmp_path):
+def test_storage_that_hangs_ends_the_run_which_names_the_process(start, tmp_path):
     hang = tmp_path / "hang-1"
     hang.touch()
     run = start(launched("cpu", 2), "--save_steps", 3, "--ddp_timeout", 12)
-    run.until(lambda: "still writes the checkpoint of step 3 after 6 s: the storage of" in run.text)
-    hang.unlink()
-    run.until(lambda: (run.folder / "out" / "checkpoint-3").is_dir())
-    hang.touch()
     run.until(lambda: f"process id {run.pid(1)}) does not answer" in run.text)
     named = run.text.partition("error: ")[2]
     assert re.match(r"Process 1 \(.*The checkpoint of step \d+ was being written; its storage may be slow\.", named)
     os.kill(run.pid(1), signal.SIGKILL)  # PyTorch's launcher does so, too, after 30 seconds
     assert run.code() != 0
-    assert run.text.count("still writes the checkpoint of step 3") == 1

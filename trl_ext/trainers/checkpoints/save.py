@@ -7,14 +7,11 @@ import errno
 import os
 import re
 import shutil
-import socket
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from safetensors import SafetensorError
@@ -36,8 +33,6 @@ from trl_ext.trainers.checkpoints.manifest import (
 )
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 
-# Time after which a process warns that it is still writing.
-SLOW_S = 60.0
 _NUM_THREADS = 4
 # Errors that stay until somebody changes mounts or permissions. A full disk is not among them.
 _LASTING = (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM)
@@ -119,7 +114,7 @@ class Saver:
                 raise ConfigError(f"The checkpoint of step {step} could not be written: {error}.") from error
 
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
-            with errors.kept(), self._told_if_slow(step):
+            with errors.kept():
                 stage()
             said = errors.error and f"process {self._rank}: {errors.error}"
             told = gathered(self.trainer.args, (said, _is_lasting(errors.error), entries))
@@ -138,23 +133,6 @@ class Saver:
     @property
     def _rank(self) -> int:
         return self.trainer.args.process_index
-
-    @contextmanager
-    def _told_if_slow(self, step: int) -> Iterator[None]:
-        """Print a warning if this process writes for long, while the others can only wait."""
-        limit_s = self.trainer.args.ddp_timeout
-        slow_s = min(SLOW_S, limit_s / 2)
-        sentence = (
-            f"Process {self._rank} on {socket.gethostname()} still writes the checkpoint of step {step} after "
-            f"{slow_s:g} s: the storage of {self.run_dir} is slow or hangs. Others wait {limit_s} s: ddp_timeout."
-        )
-        timer = Timer(slow_s, lambda: print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     # Stages ---------------------------------------------------------------------------------------------------------
 

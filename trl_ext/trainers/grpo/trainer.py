@@ -90,7 +90,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     ):
         args = self._checked(args, GRPOConfig, model)
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
-        check_moving(args, model, kwargs.get("peft_config"))
+        check_moving(args)
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate.utils import is_peft_model
 from datasets import Dataset
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
@@ -61,16 +60,9 @@ def longest_prompt_tokens(
     return max(map(len, tokenize(prompts)[0])) if prompts else None
 
 
-def check_moving(args: Any, model: Any, peft_config: Any) -> None:
-    """Raise ConfigError for `sync_ref_model` if the reference cannot move, or checkpoints could not hold it."""
-    if not args.sync_ref_model:
-        return
-    if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
-        raise ConfigError(
-            "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "
-            "which stays. Leave sync_ref_model out, or train all weights."
-        )
-    if is_fsdp(args) and fsdp_plugin(args).fsdp_version == 1:
+def check_moving(args: Any) -> None:
+    """Raise ConfigError for `sync_ref_model` where checkpoints could not hold the reference."""
+    if args.sync_ref_model and is_fsdp(args) and fsdp_plugin(args).fsdp_version == 1:
         raise ConfigError(
             "sync_ref_model=True needs the reference's weights in every checkpoint, and FSDP1 flattens them. Launch "
             "with fsdp_version: 2, or with --config_file zero3."

@@ -7,7 +7,6 @@ many), so that a step takes a known time; the update has the size it always had.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.generation.parts import RolloutPart
 from trl_ext.trainers.step.exchange import redistribute
 
-# A share such as 1.333 is meant to be 4/3.
-_TOLERANCE = 1e-3
-
 
 def check_oversample(args: Any) -> None:
     """Raise ConfigError where `oversample` cannot be what is asked for.
@@ -27,19 +23,12 @@ def check_oversample(args: Any) -> None:
     Args:
         args: The trainer's config, with batch and processes as they will be.
     """
-    oversample = getattr(args, "oversample", 1.0)
-    if oversample == 1.0:
-        return
-    num_groups = args.generation_batch_size // args.num_generations
-    if num_sampled_groups(args) == num_groups or abs(oversample - num_sampled_groups(args) / num_groups) > _TOLERANCE:
-        unit = _unit(args)
-        below, above = (unit * rounded(oversample * num_groups / unit) for rounded in (math.floor, math.ceil))
-        near = [f"{groups / num_groups:.4g}" for groups in sorted({below, max(above, num_groups + unit)})]
-        near = [value for value in near if float(value) > 1]
+    oversample, num_groups = getattr(args, "oversample", 1.0), args.generation_batch_size // args.num_generations
+    if oversample != 1.0 and num_sampled_groups(args) == num_groups:
         raise ConfigError(
-            f"oversample={oversample} gives {oversample * num_groups:.4g} groups of num_generations="
-            f"{args.num_generations} where an update has {num_groups}, to be sampled by {args.world_size} "
-            f"process{'es' if args.world_size > 1 else ''} in equal shares. Set it to {' or '.join(near)}."
+            f"oversample={oversample} gives no spare group of num_generations={args.num_generations} where an update "
+            f"has {num_groups}, and {args.world_size} process{'es' if args.world_size > 1 else ''} sample equal "
+            f"shares. Set it to {(num_groups + _unit(args)) / num_groups:.4g} or more."
         )
 
 
@@ -55,33 +44,15 @@ def _unit(args: Any) -> int:
     return args.world_size // math.gcd(args.num_generations, args.world_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The groups that an update takes, out of those that were sampled.
-
-    Args:
-        kept: Their numbers; a spare stands in the place of the group that it replaces.
-        num_replaced: How many of them are spares.
-        num_without_variance: How many of them have no variance, for want of spares.
-    """
-
-    kept: tuple[int, ...]
-    num_replaced: int
-    num_without_variance: int
-
-
-def choose(has_variance: Sequence[bool], num_kept: int) -> Choice:
-    """Replace groups without variance by spares with variance, in the order in which they were sampled.
+def choose(has_variance: Sequence[bool], num_kept: int) -> list[int]:
+    """Return the groups that an update takes; spares with variance, in their order, replace groups without.
 
     Args:
         has_variance: Of every sampled group. The first `num_kept` are the update's own, the others its spares.
         num_kept: Groups of an update.
     """
     spares = [group for group in range(num_kept, len(has_variance)) if has_variance[group]]
-    kept = [group if has_variance[group] or not spares else spares.pop(0) for group in range(num_kept)]
-    return Choice(
-        tuple(kept), sum(group >= num_kept for group in kept), sum(not has_variance[group] for group in kept)
-    )
+    return [group if has_variance[group] or not spares else spares.pop(0) for group in range(num_kept)]
 
 
 class Oversampling(RolloutPart):
@@ -127,12 +98,12 @@ class Oversampling(RolloutPart):
         Collective."""
         if not trainer.model.training:
             return rollouts
-        choice, size, accelerator = (
+        groups, size, accelerator = (
             choose(self._has_variance, self.num_groups),
             self._args.num_generations,
             trainer.accelerator,
         )
-        rows = [group * size + place for group in choice.kept for place in range(size)]
+        rows = [group * size + place for group in groups for place in range(size)]
         per_rank = len(rows) // accelerator.num_processes
         kept = redistribute(
             rollouts, [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)], accelerator
@@ -140,6 +111,7 @@ class Oversampling(RolloutPart):
         num_tokens = (kept["completion_mask"] * kept.get("tool_mask", 1)).sum()
         kept["num_items_in_batch"] = accelerator.gather(num_tokens).sum()
         trainer.add_metric("oversample/groups_sampled", float(self.num_sampled))
-        trainer.add_metric("oversample/groups_replaced", float(choice.num_replaced))
-        trainer.add_metric("oversample/groups_without_variance_kept", float(choice.num_without_variance))
+        trainer.add_metric("oversample/groups_replaced", float(sum(group >= self.num_groups for group in groups)))
+        num_without = sum(not self._has_variance[group] for group in groups)
+        trainer.add_metric("oversample/groups_without_variance_kept", float(num_without))
         return kept

@@ -26,7 +26,6 @@ OF_A_RUN = [
     dict(layer_kernels=True, packing=False),
     dict(use_liger_kernel=True, layer_kernels=False),
     dict(use_liger_kernel=True, liger_kernel_config={"cross_entropy": True}),
-    dict(memory_headroom="0.1"),
     dict(global_batch=64),
     dict(AHEAD, vllm_importance_sampling_correction=False),
     dict(use_transformers_continuous_batching=True, repetition_penalty=1.2),

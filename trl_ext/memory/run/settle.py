@@ -41,19 +41,16 @@ class MemorySetting:
         name: As the user wrote it.
         hardware: The cards; None for this machine's.
         job: The plan's; None to search.
-        headroom_frac: Share of a card that stays free; None for the cards' or the plan's.
     """
 
     name: str
     hardware: Hardware | None = None
     job: Job | None = None
-    headroom_frac: float | None = None
 
     @property
     def kept_free_frac(self) -> float:
-        """Share of a card that stays free."""
-        planned = self.hardware.headroom_frac if self.hardware else HEADROOM_FRAC
-        return planned if self.headroom_frac is None else self.headroom_frac
+        """Share of a card that stays free: the plan's, or the default."""
+        return self.hardware.headroom_frac if self.hardware else HEADROOM_FRAC
 
 
 def parse_memory(memory: Any) -> MemorySetting:

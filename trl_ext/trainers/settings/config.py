@@ -1,14 +1,13 @@
 """Settings that our configs add to TRL's: packing, memory, the end of a run and its resume."""
 
 import os
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from trl_ext.compat.deepspeed import announce_builds, make_groups_once
 from trl_ext.compat.liger import HEADS
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import parse_headroom
 from trl_ext.memory.contradictions import Row, check
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
@@ -60,9 +59,6 @@ class ExtendedConfig(PublicArguments):
         "Choose the settings that decide memory before the model loads: auto for the cards of this machine, cards "
         "such as 4xA40-48GB, a preset's name, or a plan's folder. Settings that you give stay, and "
         "the optimisation does not change.",
-    )
-    memory_headroom: str | None = setting(
-        None, "Share of a card that memory keeps free, such as 0.05. Unset: the share of a plan's folder, else 0.05."
     )
     memory_prompt_length: int | None = setting(
         None, "Tokens of the longest prompt, for memory. Unset: measured on the training rows."
@@ -142,8 +138,6 @@ class ExtendedConfig(PublicArguments):
         if self.memory_setting is None:
             return
         self.memory = self.memory_setting.name
-        if self.memory_headroom is not None:
-            self.memory_setting = replace(self.memory_setting, headroom_frac=parse_headroom(self.memory_headroom))
         for name, value in ALLOCATOR.items():
             os.environ.setdefault(name, value)  # read when CUDA starts
 

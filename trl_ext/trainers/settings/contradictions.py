@@ -17,8 +17,6 @@ RUN: tuple[Row, ...] = (
     (lambda use_liger_kernel, liger_kernel_config, layer_kernels:
         use_liger_kernel and any((liger_kernel_config or {}).get(name) for name in HEADS),
      f"layers are replaced and no head. Leave {', '.join(HEADS)} out of liger_kernel_config."),
-    (lambda memory_headroom, memory: memory_headroom and memory is None,
-     "it has no effect without memory. Set memory='auto', or remove it."),
     (lambda global_batch, memory: global_batch and memory is None,
      "it has no effect without memory. Set memory='auto', or remove it."),
     (lambda generation_ahead, vllm_importance_sampling_correction:

@@ -129,7 +129,7 @@ OTHERS = {
         cast_lm_head_to_fp32 pad_to_multiple_of cache_implementation use_transformers_continuous_batching
         transformers_continuous_batching_config use_transformers_paged packing share_prompt max_tokens_per_forward
         local_rollout_forward_batch_size reward_tokens_per_forward ds3_gather_for_generation memory
-        sequence_parallel memory_headroom memory_prompt_length global_batch memory_rehearsal memory_on_oom
+        sequence_parallel memory_prompt_length global_batch memory_rehearsal memory_on_oom
         skip_zero_advantage layer_kernels""",
     "the processes and how rows reach them": """
         use_cpu accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from trl_ext.compat.distributed import greatest, meet, side_group
-from trl_ext.trainers.ending.watch import rounds_of
+from trl_ext.trainers.ending.run_end import rounds_of
 
 DDP_TIMEOUT_S = 1800.0  # transformers' default
 

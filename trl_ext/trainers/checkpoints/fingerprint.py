@@ -66,7 +66,11 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
         "processes": trainer.args.world_size,
         "seed": {"seed": trainer.args.seed, "data_seed": trainer.args.data_seed},
         "settings": {name: described(value) for name, value in settings_of(trainer.args).items()},
-        "restored": {name: described(value) for name, value in restored_settings(trainer.args).items()},
+        "restored": {
+            name: described(getattr(trainer.args, name))
+            for name in (*RESTORED, *REDRAWN)
+            if hasattr(trainer.args, name)
+        },
     }
     return public(json.loads(json.dumps(found, sort_keys=True)))
 
@@ -197,11 +201,6 @@ def settings_of(args: Any) -> dict[str, Any]:
         return found | {"per_device_train_batch_size": per_forward, "gradient_accumulation_steps": forwards}
     # How the samples of an optimizer step are split into forwards changes rounding only.
     return found | {"per_device_train_batch_size x gradient_accumulation_steps": per_forward * forwards}
-
-
-def restored_settings(args: Any) -> dict[str, Any]:
-    """Return the settings whose change is reported and not refused, by name."""
-    return {name: getattr(args, name) for name in (*RESTORED, *REDRAWN) if hasattr(args, name)}
 
 
 def _as_json(rows: Any) -> str:

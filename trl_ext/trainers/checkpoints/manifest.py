@@ -24,11 +24,6 @@ LAYOUT = 1
 _BLOCK_BYTES = 1 << 20
 # Names of files that each process writes for itself, from transformers, DeepSpeed, FSDP and us.
 _RANK = re.compile(r"(?:^rng_state_|^rollouts_|rank_|^__)(\d+)[_.]")
-# Files that transformers, PEFT, DeepSpeed, accelerate and our trainers read if they are there.
-_READ = re.compile(
-    r"(adapter_|config\.json$|critic/|global_step|latest$|(pytorch_)?model|optimizer|ppo\.json$|rng_state|rollouts_"
-    r"|rules\.json$|scaler|scheduler|trainer_state|[^/]+/adapter_|curriculum\.npz$|ahead\.json$|reference\.safetensors$)"
-)
 
 
 class Damaged(ValueError):
@@ -91,7 +86,7 @@ class Manifest:
             raise Damaged(f"its {MANIFEST} cannot be read: {error.strerror}") from error
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise Damaged if a file is missing, has another size, or would be read but is not listed."""
+        """Raise Damaged if a file is missing or has another size."""
         for name, entry in self.files.items():
             try:
                 size = (folder / name).stat().st_size
@@ -99,9 +94,6 @@ class Manifest:
                 raise Damaged(f"{name} is missing") from None
             if size != entry.size_bytes:
                 raise Damaged(f"{name} has {size} bytes, not {entry.size_bytes}")
-        for name in files_in(folder):
-            if name not in self.files and _READ.match(name):
-                raise Damaged(f"{name} came later, as its {MANIFEST} does not name it: remove it")
 
     def check_files(self, folder: Path, names: Iterable[str]) -> None:
         """Raise Damaged if the content of one of these files has changed."""

@@ -39,19 +39,6 @@ def test_what_was_written_is_read_and_a_file_that_came_later_is_no_damage(checkp
     assert problem(checkpoint) == ""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("scaler.pt", "critic/critic.json", "adapter_extra.safetensors", "rules.json", "lora/adapter_model.bin"),
-        *("curriculum.npz", "ahead.json", "reference.safetensors"),
-    ],
-)
-def test_a_file_that_came_later_and_would_be_read_is_damage(checkpoint, name):
-    (checkpoint / name).parent.mkdir(exist_ok=True)
-    (checkpoint / name).write_text("anything")
-    assert problem(checkpoint) == f"{name} came later, as its {MANIFEST} does not name it: remove it"
-
-
 def test_a_folder_with_the_name_of_another_step_is_damage(checkpoint):
     exchanged = checkpoint.rename(checkpoint.with_name("checkpoint-5"))
     assert problem(exchanged) == f"its {MANIFEST} is of step 3: the folder was renamed or copied"

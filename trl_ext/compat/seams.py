@@ -111,7 +111,6 @@ trl.trainer.utils
     split_pixel_values_by_grid(batch): the patches and grids of each row
     is_async_callable(): guards asynchronous reward functions as such
     disable_dropout_in_model(model): the value model, where the policy has none either
-    print_prompt_completions_sample(prompts, completions, rewards, advantages, step): PPO's samples
 trl.trainer.reward_config
     RewardConfig.__post_init__(): checks our own fields after TRL's
 trl.trainer.grpo_config

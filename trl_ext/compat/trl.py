@@ -1,7 +1,6 @@
 """TRL: temporary changes to its trainers and its config."""
 
 import copy
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import version
@@ -79,16 +78,6 @@ def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> Abstract
     else:
         changed.update(do_sample=True, temperature=temperature)
     return swapped(trainer, generation_config=changed)
-
-
-def print_samples(rows: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Print completions as TRL's table; rows have prompt, completion, score, decoding and `rewards/<name>`."""
-    from trl.trainer.utils import print_prompt_completions_sample
-
-    names = [name for name in rows[0] if name == "score" or name.startswith("rewards/")] if rows else []
-    rewards = {name: [row[name] for row in rows] for name in names}
-    prompts, completions, decoding = ([row[name] for row in rows] for name in ("prompt", "completion", "decoding"))
-    print_prompt_completions_sample(prompts, completions, rewards, None, step, extra={"decoding": decoding})
 
 
 class _NoGroup(int):

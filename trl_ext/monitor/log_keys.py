@@ -20,7 +20,6 @@ from typing import Any
 Entry = Mapping[str, Any]
 
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
-HELD_OUT_GREEDY = "eval_greedy_"  # of PPO's metrics of greedy completions, in the same entry
 WHY_PADDED, KERNELS = "packing/why_off", "packing/kernels"
 ERROR = "ended_by_error"
 EVALUATE = "evaluate"  # This phase is not part of a step, though its seconds are logged with the next step.

@@ -18,7 +18,7 @@ from rich.text import Text
 from trl_ext.errors import DataError
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry, read_series
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_held_out, read_samples
+from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
@@ -92,9 +92,9 @@ def run_facts(
     tables = _of_run(folder, COMPLETIONS_FOLDER).parent
     keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
     names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
-    samples, held_out = read_samples(tables, names, weights), read_held_out(tables)
+    samples = read_samples(tables, names, weights)
     if record is None:
-        return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples, held_out=held_out)
+        return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
     model, data, versions = record.model, record.dataset, record.versions
     number = versions.get("num_processes") or 1
     processes = "" if len(versions.get("cards") or ()) == number else f"{number} process{'es' if number != 1 else ''}"
@@ -116,7 +116,6 @@ def run_facts(
         max_steps=max_steps,
         measures=record.measures,
         samples=samples,
-        held_out=held_out,
     )
 
 

@@ -97,9 +97,7 @@ def main(model: str, folder: str, kind: str, *options: str) -> None:
         # One pass over the episodes of a generation: each step then begins with a push and a generation.
         estimator = next((name for name in ADVANTAGES if name in options), "gae")
         critic = {"critic": "adapter" if lora else "head"} if estimator == "gae" else {}
-        args = PPOConfig(
-            folder, advantage_estimator=estimator, num_iterations=1, eval_greedy=True, **critic, **SETTINGS
-        )
+        args = PPOConfig(folder, advantage_estimator=estimator, num_iterations=1, **critic, **SETTINGS)
         trainer = PPOTrainer(
             args,
             model=model,
@@ -112,7 +110,9 @@ def main(model: str, folder: str, kind: str, *options: str) -> None:
     found = {"steps": [entry for entry in trainer.state.log_history if "grad_norm" in entry]}
     found |= {"pushes": push.number, "packs": trainer._packs}
     if "evaluate" in options:
-        found |= {"evaluations": [trainer.evaluate() for _ in range(2)]}
+        found |= {"sampled": trainer.evaluate()["eval_objective/scores"]}
+        trainer.args.eval_temperature = 0.0
+        found |= {"greedy": [trainer.evaluate()["eval_objective/scores"] for _ in range(2)]}
         found |= {"greedy_score": greedy_score(trainer, trainer.eval_dataset)}
     Path(folder, "logs.json").write_text(json.dumps(found))
 

@@ -1,14 +1,12 @@
 """The report of a PPO run: the score with its rules, KL, value loss and explained variance."""
 
-import json
 import re
 
 import pytest
 
 from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import GRPO, HELD_OUT, HELD_OUT_GREEDY, PPO
-from trl_ext.monitor.pages.samples import read_held_out
+from trl_ext.monitor.log_keys import GRPO, HELD_OUT, PPO
 from trl_ext.monitor.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 
@@ -60,10 +58,6 @@ def held_out(step, score):
         "eval_ppo/explained_variance": 0.5 * score,
         "eval_ppo/unscored_frac": 0.0,
         "eval_completions/mean_length": 31.5,
-        "eval_greedy_objective/scores": score + 0.2,
-        "eval_greedy_rewards/answer/mean": score + 0.2,
-        "eval_greedy_completions/mean_length": 21.5,
-        "eval_greedy_ppo/unscored_frac": 0.0,
     }
 
 
@@ -89,7 +83,6 @@ def test_the_table_shows_score_kl_and_critic_in_the_order_of_the_curves(history)
     assert [curve.name for curve in log_keys.values(history[1])] == names
     assert [curve.name for curve in log_keys.values(history[2])] == ["value loss"]
     assert [curve.name for curve in log_keys.values(history[0], HELD_OUT)] == names[:5]
-    assert [curve.name for curve in log_keys.values(history[0], HELD_OUT_GREEDY)] == ["score", "answer"]
     text = text_of(summarize(history))
     assert "16 steps in 1:20" in text and "first 4 steps" in text
     assert re.search(r"score +0\.15 +0\.75 +0\.10 +0\.70", text)
@@ -120,73 +113,4 @@ def test_the_report_has_a_panel_for_each_axis(tmp_path, history):
     assert headings == ["Scores", *others]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
     assert panels == ["Mean score", "KL", "Value loss", "Explained variance"]
-    greedy = html[html.index("<h3>Greedy</h3>") :]
-    rows = re.findall(r"<tr>(.*?)</tr>", greedy[: greedy.index("</table>")])
-    assert [re.findall(r"<t[dh].*?>(.*?)</t[dh]>", row) for row in rows] == [
-        ["step", "score", "answer", "completion tokens"], ["0", "0.30", "0.30", "21.5"], ["16", "0.90", "0.90", "21.5"]
-    ]  # fmt: skip
     assert "<h1>PPO run</h1>" in html
-
-
-# Completions of held-out prompts ----------------------------------------------------------------------------------
-
-
-def answer(decoding, completion, score, prompt="What is 2 + 2?"):
-    return {
-        "step": 16,
-        "decoding": decoding,
-        "prompt": prompt,
-        "completion": completion,
-        "score": score,
-        "rewards/rules": score,
-        "rewards/judge": 0.125,
-        "rule_trace": json.dumps({"answer": [score, "ok", score, "read <4>"]}),
-        "rule_columns": json.dumps({"gold": "4"}),
-    }
-
-
-def write_table(folder, name, rows):
-    (folder / "completions").mkdir(exist_ok=True)
-    (folder / "completions" / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def test_the_last_evaluations_completions_stand_side_by_side(tmp_path):
-    rows = [answer("sampled", f"It is {n}.", n / 10) for n in range(4)] + [answer("greedy", "It is 4.", 1.0)]
-    write_table(tmp_path, "held_out_00016.jsonl", rows)
-    write_table(tmp_path, "held_out_00008.jsonl", [answer("sampled", "Earlier.", 0.0)])
-    table = read_held_out(tmp_path)
-    (prompt,) = table.prompts
-    assert (table.step, table.num_prompts, table.damaged) == (16, 1, ())
-    assert (prompt.prompt, prompt.gold) == ("What is 2 + 2?", {"gold": "4"})
-    shown = [(one.decoding, one.completion, one.score) for one in prompt.answers]
-    assert shown == [("sampled", "It is 0.", 0.0), ("sampled", "It is 1.", 0.1), ("greedy", "It is 4.", 1.0)]
-    # The rules one by one instead of their sum, then reward models.
-    assert [(part.rule, part.value) for part in prompt.answers[-1].parts] == [("answer", 1.0), ("judge", 0.125)]
-
-
-def test_of_many_prompts_some_are_shown(tmp_path):
-    for which in ("easy", "hard"):
-        rows = [answer("sampled", "4", 1.0, prompt=f"{which} {number}") for number in range(20)]
-        write_table(tmp_path, f"held_out_00016_{which}.jsonl", rows)
-    table = read_held_out(tmp_path)
-    assert (len(table.prompts), table.num_prompts) == (12, 40)
-    assert (table.prompts[0].prompt, table.prompts[-1].prompt) == ("easy 0", "hard 19")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{", "[1]\n", '{"step": 1}\n', '{"prompt": ["x"], "score": "high", "decoding": 7}\n', "[" * 100_000, "\x00"],
-)
-def test_a_table_of_another_kind_does_not_stop_the_report(text, history, tmp_path):
-    write_table(tmp_path, "held_out_00016.jsonl", [answer("sampled", "It is 4.", 1.0)])
-    (tmp_path / "completions" / "held_out_00016_b.jsonl").write_text(text)
-    write_report(tmp_path, history)
-    assert "It is 4." in (tmp_path / "report.html").read_text()
-
-
-def test_the_report_escapes_them(history, tmp_path):
-    write_table(tmp_path, "held_out_00016.jsonl", [answer("<b>", "<script>alert(1)</script>\u202e", None)])
-    write_report(tmp_path, history)
-    html = (tmp_path / "report.html").read_text()
-    assert "Held-out completions" in html and "no score" in html and "After step 16: 1 of 1 prompts." in html
-    assert "<script" not in html and "\u202e" not in html and "read &lt;4&gt;" in html

@@ -145,8 +145,6 @@ def test_a_reward_that_rises_while_a_held_out_measure_falls_is_told():
         "policy learns what pays and not what is measured: take the model of step 8, and mend the reward."
     ]
     assert parted([0.62, 0.50]) and parted([0.4, 0.6, 0.5, 0.5], name="reward", measures=())
-    greedy = "greedy_rewards/truth/mean"
-    assert "Held-out greedy truth fell" in parted([0.6, 0.5], measures=[greedy], name=greedy)[0]
     assert not parted([0.40, 0.62, 0.60, 0.61])  # within 0.05
     assert not parted([0.40, 0.50, 0.62])
     assert not parted([0.40, 0.62, 0.58, 0.50], training=[0.5] * 24)

@@ -193,10 +193,6 @@ def train(critic: str, options: argparse.Namespace) -> dict:
     found = facts(trainer, rollout, forwards)
     evaluated = trainer.evaluate()
     found["evaluated"] = {name: evaluated[f"eval_{name}"] for name in EVALUATED if f"eval_{name}" in evaluated}
-    trainer.generate_completions(sampling=True)
-    trainer.accelerator.wait_for_everyone()
-    table = folder / "completions" / f"held_out_{NUM_STEPS:05d}.jsonl"
-    found["shown"] = [json.loads(line) for line in table.read_text().splitlines()]
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.free_memory()
     return found

@@ -153,9 +153,6 @@ def test_two_processes_log_what_one_does(name, critic, plain, run_under):
     assert facts["unscored"] == expected["unscored"]
     assert facts["kl_coef"] == pytest.approx(expected["kl_coef"])
     assert facts["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-5, abs=1e-5)
-    for ours, theirs in zip(facts["shown"], expected["shown"], strict=True):
-        assert [ours["prompt"], ours["completion"]] == [theirs["prompt"], theirs["completion"]]
-        assert ours["score"] == pytest.approx(theirs["score"], rel=1e-5, abs=1e-5)
 
 
 def test_an_actor_saved_under_zero_3_is_a_plain_model_with_the_value_head_beside_it(run_under):

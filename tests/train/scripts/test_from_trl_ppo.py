@@ -65,11 +65,10 @@ def script(*argv):
     )
     trainer.train()
     trainer.save_model(args.output_dir)
-    trainer.generate_completions()
     return trainer
 
 
-def test_trls_script_trains_saves_and_shows_completions(tmp_path, monkeypatch, capfd):
+def test_trls_script_trains_and_saves(tmp_path, monkeypatch):
     asked = []
     plain = RewardEncoder.__call__
     monkeypatch.setattr(RewardEncoder, "__call__", lambda *both: asked.extend(plain(*both)) or plain(*both))
@@ -87,5 +86,4 @@ def test_trls_script_trains_saves_and_shows_completions(tmp_path, monkeypatch, c
     )
     assert trainer.state.global_step == 2
     assert (tmp_path / "out" / "critic").is_dir() and (tmp_path / "out" / "model.safetensors").is_file()
-    assert tiny.words(3) in capfd.readouterr().out
-    assert len(asked) > 8 and {ids[-1] for ids in asked} == {2}, "the reward model reads EOS behind every answer"
+    assert len(asked) == 8 and {ids[-1] for ids in asked} == {2}, "the reward model reads EOS behind every answer"

@@ -56,7 +56,7 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, assets, tmp_path,
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
     judge = ["--reward_model", str(assets / "judge")]
     table = dict(log_completions=True, num_completions_to_print=0)
-    run(*LORA, *judge, eval_greedy=True, learning_rate=0.01, **table, **EVALUATED)
+    run(*LORA, *judge, learning_rate=0.01, **table, **EVALUATED)
     captured = capfd.readouterr()
     written = files(tmp_path / "out")
     assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
@@ -85,8 +85,7 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, assets, tmp_path,
     assert record.recipe["lora_r"] == 4
     html = (tmp_path / "out" / "report.html").read_text()
     assert "<h3>Best</h3>" in html and "Column answer</span>" in html
-    assert "After step 4: 12 of 16 prompts." in html and "Sampled: score " in html and "Greedy: score " in html
-    assert "<td>judge</td>" in html and "<h3>Greedy</h3>" in html and "Scale of the critic" in html
+    assert "Held-out prompts" in html and "<td>judge</td>" in html and "Scale of the critic" in html
 
 
 def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path):

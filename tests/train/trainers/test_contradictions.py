@@ -41,7 +41,6 @@ OF_A_PPO_RUN = [
     dict(kl_term="loss"),
     dict(stop_token="eos", stop_token_id=3),
     dict(score_mean=0.0),
-    dict(eval_greedy=True, eval_temperature=0.0),
     dict(GROUPS, loss_type="vespo", importance_sampling_level="sequence"),
     dict(importance_sampling_level="sequence"),
     dict(loss_type="luspo"),

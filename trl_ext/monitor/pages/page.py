@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, HELD_OUT_GREEDY, REWARD_MODEL, Entry, RunKind, Series
+from trl_ext.monitor.log_keys import HELD_OUT, REWARD_MODEL, Entry, RunKind, Series
 from trl_ext.monitor.pages.charts import Line, Picture, line_chart
-from trl_ext.monitor.pages.samples import HeldOutAnswer, HeldOutTable, Samples, ShownCompletion, evenly
+from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.summary import (
     Change,
@@ -54,7 +54,6 @@ class RunFacts:
     max_steps: int | None = None
     measures: Sequence[str] = ()
     samples: Samples = field(default_factory=lambda: Samples({}))
-    held_out: HeldOutTable = field(default_factory=HeldOutTable)
 
 
 def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSummary | None = None) -> str:
@@ -63,7 +62,6 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
     kind = summary.kind
     training = training_entries(log_history)
     held_out = evenly(held_out_entries(log_history), MOST_ROWS)
-    greedy = [entry for entry in held_out if kind.is_logged_in(entry, HELD_OUT_GREEDY)]
     return render(
         "report.html.jinja",
         title=facts.title,
@@ -81,9 +79,7 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         plan=facts.plan,
         planned=facts.planned,
         launch=facts.launch,
-        held_out_completions=facts.held_out,
         held_out=entry_rows(kind, held_out, HELD_OUT),
-        held_out_greedy=entry_rows(kind, greedy, HELD_OUT_GREEDY),
         steps=entry_rows(kind, evenly(training, MOST_ROWS), ""),
         num_logged=len(training),
         rules=facts.rules,
@@ -164,7 +160,7 @@ def _templates() -> Any:
     return templates
 
 
-def _explained(one: ShownCompletion | HeldOutAnswer) -> list[list[str]]:
+def _explained(one: ShownCompletion) -> list[list[str]]:
     """Return the rules' lines of a completion as rows of a table."""
     rows = [["rule", "value", "status", "adds", "detail"]]
     for part in one.parts:

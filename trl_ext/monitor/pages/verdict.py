@@ -191,7 +191,7 @@ def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequen
     """Warn of held-out metrics that fall after their best value while the reward in training rises."""
     reward = summary.kind.curves[0]
     training = series.get(reward.key, Series())
-    for name in dict.fromkeys([reward.key, f"greedy_{reward.key}", *measures]):
+    for name in dict.fromkeys([reward.key, *measures]):
         held_out = series.get(HELD_OUT + name, Series())
         if summary.kind is REWARD_MODEL or not held_out.values:
             continue

@@ -170,7 +170,7 @@ _OPERATIONAL = frozenset(
     "vllm_max_model_length vllm_tensor_parallel_size vllm_server_options log_completions log_multimodal "
     "num_completions_to_print log_unique_prompts log_completions_hub_repo use_transformers_continuous_batching "
     "transformers_continuous_batching_config use_transformers_paged dataset_num_proc activation_offloading "
-    "packing share_prompt max_tokens_per_forward sequence_parallel eval_temperature eval_greedy memory "
+    "packing share_prompt max_tokens_per_forward sequence_parallel eval_temperature memory "
     "memory_prompt_length global_batch memory_rehearsal memory_on_oom resume_despite save_on_signal "
     "remove_unused_columns local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations "
     "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate value_weight_decay "

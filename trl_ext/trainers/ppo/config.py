@@ -151,14 +151,7 @@ class PPOConfig(GRPOConfig):
         None, "The model's adapter that is the reference. Unset: the model without adapter."
     )
     model_adapter_name: str | None = setting(None, "The model's adapter that is trained. Unset: the active adapter.")
-    eval_greedy: bool = setting(
-        False,
-        "Evaluate with a greedy completion of each prompt in addition to the sampled ones; its metrics begin with "
-        "eval_greedy_.",
-    )
-    num_sample_generations: int = setting(
-        10, "TRL 1.12's; no effect. To see completions use log_completions or generate_completions()."
-    )
+    num_sample_generations: int = setting(10, "TRL 1.12's; no effect. To see completions use log_completions.")
     sft_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the policy.")
     reward_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the reward model.")
     dataset_num_proc: int | None = setting(None, "For scripts: processes that tokenize.")

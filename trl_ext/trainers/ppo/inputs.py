@@ -68,10 +68,6 @@ def check_models(
             "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples. Take another "
             "estimator, or leave rollout_func out."
         )
-    if args.eval_greedy and rollout_func is not None:
-        raise ConfigError(
-            "eval_greedy=True asks for greedy completions, and a rollout_func samples. Leave one of the two out."
-        )
     if any(_is_one_object(reward, value_model) for reward in reward_models):
         raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
     if not reward_models and not reward_funcs:

@@ -3,6 +3,7 @@
 Legend: B rows, T completion tokens.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,10 +12,10 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.errors import ConfigError
+from trl_ext.rewards.totals.moments import Moments
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.held_out import HeldOut, ValueErrors
 from trl_ext.trainers.ppo.objective.advantages import (
     less_the_others,
     rewards_to_come,
@@ -22,14 +23,72 @@ from trl_ext.trainers.ppo.objective.advantages import (
     standardised,
 )
 from trl_ext.trainers.ppo.objective.equations import (
+    LEAST_SPREAD,
     AdaptiveKL,
+    Total,
     generalized_advantages,
     kl_estimate,
+    moments,
     shaped_rewards,
     whiten,
     wide,
 )
 from trl_ext.trainers.step.rows import counted_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ValueErrors:
+    """Moments of the returns, and of the returns less the values; several batches can be merged."""
+
+    returns: Moments
+    errors: Moments
+
+    @classmethod
+    def of(cls, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total) -> "ValueErrors":
+        """Measure a batch of values and returns, [B, T] each, over the counted tokens of all ranks. Collective.
+
+        `total` sums a tensor over ranks, and is called twice.
+        """
+        pair = torch.stack([wide(returns), wide(returns) - wide(values)])
+        count, means, squares = moments(pair, wide(mask).bool(), total)
+        pairs = zip(means.nan_to_num().tolist(), squares.tolist(), strict=True)
+        return cls(*(Moments(count.item(), mean, square) for mean, square in pairs))
+
+    def merged(self, other: "ValueErrors") -> "ValueErrors":
+        """Return the moments of both together."""
+        return ValueErrors(self.returns.merged(other.returns), self.errors.merged(other.errors))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the explained variance: 1 - Var(return - value) / Var(return).
+
+        It is 1 for a perfect critic, 0 for a constant or if returns do not vary, and below 0 for a worse critic.
+        """
+        returns = self.returns
+        varies = returns.squares > returns.count * (LEAST_SPREAD * returns.mean) ** 2
+        return {"ppo/explained_variance": 1 - self.errors.squares / returns.squares if varies else 0.0}
+
+    def mean_square(self) -> float:
+        """Return the mean squared error over all tokens; 0 without a token."""
+        errors = self.errors
+        return errors.squares / errors.count + errors.mean**2 if errors.count else 0.0
+
+
+class HeldOut:
+    """The critic's errors in an evaluation while it runs; it uses a copy of the critic's scale in training."""
+
+    def __init__(self, scale: ValueScale):
+        self.scale = copy.copy(scale)
+        self._errors: ValueErrors | None = None
+
+    def add(self, errors: ValueErrors) -> None:
+        """Add a batch's errors of the critic."""
+        self._errors = errors if self._errors is None else self._errors.merged(errors)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the critic's metrics over all batches; none without a batch."""
+        if self._errors is None:
+            return {}
+        return self._errors.metrics() | {"loss/value_avg": 0.5 * self._errors.mean_square() / self.scale.std**2}
 
 
 @dataclass(frozen=True)

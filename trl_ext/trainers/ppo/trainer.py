@@ -4,12 +4,10 @@ GRPOTrainer generates, scores and computes the clipped policy loss. PPO adds a c
 generalized advantages and a value loss. This file has the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
+import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,7 +17,6 @@ from transformers import PreTrainedModel
 
 from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.trl import print_samples
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
@@ -37,7 +34,6 @@ from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticSta
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.held_out import GREEDY, SAMPLED, HeldOut, empty_logs, extend_logs
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
     check_arguments,
@@ -49,7 +45,7 @@ from trl_ext.trainers.ppo.inputs import (
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.objective.advantages import moved_to_turns
 from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate
-from trl_ext.trainers.ppo.targets import PPOTargets
+from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets
 from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
@@ -107,7 +103,7 @@ class PPOTrainer(GRPOTrainer):
     _targets: PPOTargets
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
-    _held_out: HeldOut | None = None  # the evaluation that runs
+    _held_out: HeldOut | None = None  # the critic's errors in the evaluation that runs
 
     def __init__(
         self,
@@ -301,9 +297,6 @@ class PPOTrainer(GRPOTrainer):
             metrics[name].append(value)
         if is_training:
             self._show_advantages(output)
-        if held_out is not None and held_out.keeps_rows:
-            scores = self.accelerator.gather(own - self._targets.missing_eos_penalty(output)).tolist()
-            held_out.add_rows(self._logs, scores, self.state.global_step)
         return output
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
@@ -323,20 +316,12 @@ class PPOTrainer(GRPOTrainer):
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
         return moved
 
-    @contextmanager
-    def _greedily(self, **attributes: Any) -> Iterator[dict[str, list[float]]]:
-        """Generate greedily inside the block; metrics go to the yielded dict only. `attributes` are set meanwhile."""
-        metrics: dict[str, list[float]] = defaultdict(list)
-        with (
-            swapped(self, _metrics={"eval": metrics}, _logs=empty_logs(), **attributes),
-            swapped(self.args, eval_temperature=0.0),
-        ):
-            yield metrics
-
     def _greedy_scores(self, inputs: Any) -> torch.Tensor:
         """Return [B] the score of each prompt's greedy completion; logs and metrics stay unchanged."""
+        changes = {"beta": 0.0, "num_generations_eval": self.num_generations}
+        changes |= {"_metrics": {"eval": defaultdict(list)}, "_logs": copy.deepcopy(self._logs)}
         self.model.eval()
-        with self._greedily(beta=0.0, num_generations_eval=self.num_generations):
+        with swapped(self, **changes), swapped(self.args, eval_temperature=0.0):
             output = self._generate_and_score_completions(inputs)
         self.model.train()
         scores = self._scores.split(len(inputs))[self.accelerator.process_index]
@@ -353,45 +338,14 @@ class PPOTrainer(GRPOTrainer):
 
     # Evaluation ---------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _evaluation(self, keeps_rows: bool) -> Iterator[HeldOut]:
-        """Evaluate inside the block: with the same random numbers at every step, and training's restored after it."""
-        held_out = HeldOut(self._scale, GREEDY if self.args.eval_temperature == 0 else SAMPLED, keeps_rows=keeps_rows)
-        with random_numbers_restored(), swapped(self, _held_out=held_out):
-            set_seed(self.args.seed, device_specific=True)
-            yield held_out
-
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Overrides trl_ext.GRPOTrainer.evaluate: collects the critic's errors and the completions for the report."""
-        with self._evaluation(keeps_rows=self.log_completions) as held_out:
-            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        self._write_completions(held_out, metric_key_prefix)
-        return metrics
-
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Overrides trl.GRPOTrainer.prediction_step: answers prompts greedily, too, with `eval_greedy`."""
-        if self._held_out is None:
-            return super().prediction_step(model, inputs, *args, **options)
-        if self.args.eval_greedy:
-            self._answer_greedily(inputs, self._held_out)
-        logs = empty_logs()
-        with swapped(self, _logs=logs):
-            result = super().prediction_step(model, inputs, *args, **options)
-        extend_logs(self._logs, logs)
-        return result
-
-    def _answer_greedily(self, inputs: Any, held_out: HeldOut) -> None:
-        """Answer each prompt of the evaluation's rows once more, greedily."""
-        size, rows = cast(int, self.num_generations_eval), inputs
-        if self.args.per_device_eval_batch_size % size == 0 and len(rows) % size == 0:
-            size, rows = 1, rows[::size]  # whole groups: one greedy completion per group is enough
-        with held_out.greedily(), self._greedily(num_generations_eval=size) as metrics:
-            self._generate_and_score_completions(rows)
-        for name, values in metrics.items():
-            if name.startswith(("reward", "objective/", "completions/", "ppo/")):
-                self._metrics["eval"][f"{GREEDY}_{name}"] += values
+        """Overrides trl_ext.GRPOTrainer.evaluate: with the same random numbers at every step, and training's restored
+        afterwards; collects the critic's errors."""
+        with random_numbers_restored(), swapped(self, _held_out=HeldOut(self._scale)):
+            set_seed(self.args.seed, device_specific=True)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides trl_ext.GRPOTrainer.log: adds the critic's errors over all batches of an evaluation."""
@@ -399,32 +353,6 @@ class PPOTrainer(GRPOTrainer):
             for name, value in self._held_out.metrics().items():
                 self._metrics["eval"][name].append(value)
         super().log(logs, start_time)
-
-    def _write_completions(self, held_out: HeldOut, name: str) -> None:
-        """Write an evaluation's completions where the report reads them, with the name of the dataset."""
-        if held_out.rows and self.accelerator.is_main_process:
-            which = name.removeprefix("eval").replace("/", "_")
-            file = f"held_out_{self.state.global_step:05d}{which}.jsonl"
-            held_out.write(Path(str(self.args.output_dir)) / "completions" / file)
-
-    def generate_completions(self, sampling: bool = False) -> None:
-        """Show completions of the evaluation set and scores; `sampling`: only the first batch, as in TRL 1.12."""
-        if self.eval_dataset is None:
-            return
-        self.model.eval()
-        is_sampled = self.args.eval_temperature != 0 and self.rollout_func is None
-        names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else [None]
-        with self._evaluation(keeps_rows=True) as held_out, swapped(self, _metrics={"eval": defaultdict(list)}):
-            for batch in chain.from_iterable(map(self.get_eval_dataloader, names)):
-                with swapped(self, _logs=empty_logs()):
-                    self._generate_and_score_completions(batch)
-                if is_sampled:
-                    self._answer_greedily(batch, held_out)
-                if sampling:
-                    break
-        self._write_completions(held_out, "eval")
-        if self.accelerator.is_main_process:
-            print_samples(held_out.rows, self.state.global_step)
 
     # Training -----------------------------------------------------------------------------------------------------
 

@@ -43,8 +43,7 @@ REASONS = {
     "batch_eval_metrics": _PREDICTIONS,
     "include_for_metrics": _PREDICTIONS,
     "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
-    "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
-    "trainer.generate_completions()",
+    "num_sample_generations": "nothing is sampled for show. Set log_completions=True",
 }
 # Values that describe PPO's behaviour, and so are not refused: no samples are shown, TRL's old spelling of "group",
 # scores of reward models stay unchanged if there is no reward model.
@@ -114,8 +113,6 @@ OF_PPO: tuple[Row, ...] = (
     (lambda score_normalisation, score_mean, score_std:
         2 - [score_mean, score_std].count(None) != (2 if score_normalisation == "fixed" else 0),
      "fixed needs both numbers, and the others take neither. Give both, or none."),
-    (lambda eval_greedy, eval_temperature: eval_greedy and eval_temperature == 0,
-     "greedy completions are added to sampled ones, and there are none. Leave one of the two out."),
     (lambda importance_sampling_level, loss_type: importance_sampling_level == "sequence" and loss_type == "vespo",
      "vespo's weight is that of the whole completion in any case. Leave importance_sampling_level out."),
     (lambda importance_sampling_level, advantage_estimator:

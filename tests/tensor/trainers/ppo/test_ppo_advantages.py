@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.held_out import ValueErrors
 from trl_ext.trainers.ppo.objective.equations import generalized_advantages, shaped_rewards, whiten
+from trl_ext.trainers.ppo.targets import ValueErrors
 
 torch.set_num_threads(1)
 

@@ -121,7 +121,7 @@ OTHERS = {
     "when and how an evaluation runs": """
         eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps bf16_full_eval fp16_full_eval
-        num_generations_eval eval_temperature eval_greedy""",
+        num_generations_eval eval_temperature""",
     "precision, memory and speed: the same numbers up to rounding": """
         bf16 fp16 tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
         gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel

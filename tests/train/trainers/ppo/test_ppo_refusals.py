@@ -91,7 +91,6 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
         ("none", dict(value_model=scorer, advantage_estimator="reinforce_pp"), "value_model has no use"),
         ("none", remax, "compares with greedy completions"),
         ("head", dict(max_tokens_per_forward=13), "tokens and a completion of up to 12 make 21. Set it to"),
-        ("head", dict(eval_greedy=True), "eval_greedy=True asks for greedy completions, and a rollout_func samples"),
         ("adapter", dict(peft_config=None), "the actor has none"),
         ("adapter", dict(model=with_adapter, peft_config=None, ref_adapter_name="first"), "'first' is none of"),
         ("head", dict(ref_adapter_name="start"), "has no effect: the model has no adapters yet"),

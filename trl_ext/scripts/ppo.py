@@ -28,7 +28,7 @@ Train a language model with PPO on rules, reward models, or both.
 {PROMPT_HELP}\
   model_name_or_path     policy: hub name or folder
   reward_model           reward models with one output, in addition to rules or instead of them
-  score_mode             add, gate (reward models only score completions that pass the rules), or rules_only
+  score_mode             add, or gate (reward models only score completions that pass the rules)
   output_dir             folder for the policy, critic/ and report.html
   use_peft, lora_r, lora_target_modules
                          LoRA: policy, critic and reference model share one backbone

@@ -82,7 +82,7 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
     if critic in CRITICS:
         own |= dict(critic=critic, value_learning_rate=5e-3, vf_coef=0.5)
     if critic == "adapter" and options.reward_adapters:
-        own |= dict(score_ensemble="cautious", score_normalisation="running")
+        own |= dict(score_normalisation="running")
     if critic == "separate":
         own |= dict(score_normalisation="running", value_max_grad_norm=options.max_grad_norm)
     if own.get("kl_term") != "loss":

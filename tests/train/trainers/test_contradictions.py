@@ -40,7 +40,6 @@ OF_A_PPO_RUN = [
     dict(advantage_estimator="rloo"),
     dict(kl_term="loss"),
     dict(stop_token="eos", stop_token_id=3),
-    dict(score_mean=0.0),
     dict(GROUPS, loss_type="vespo", importance_sampling_level="sequence"),
     dict(importance_sampling_level="sequence"),
     dict(loss_type="luspo"),

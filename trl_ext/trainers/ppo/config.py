@@ -11,7 +11,7 @@ from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES
 from trl_ext.trainers.ppo.objective.equations import ESTIMATORS
-from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
+from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import OF_PPO, refuse_without_effect, refuse_without_kl
 from trl_ext.trainers.settings.values import check_numbers, setting
 
@@ -126,21 +126,14 @@ class PPOConfig(GRPOConfig):
     score_mode: str = setting(
         "add",
         "add: weighted sum of rules and reward models. gate: reward models only score completions that pass the "
-        "rules. rules_only: reward models are not used.",
+        "rules.",
     )
     gate_above: float = setting(0.0, "With score_mode='gate': the sum of rules that a completion must exceed to pass.")
-    score_ensemble: str = setting(
-        "sum",
-        "Combination of several reward models. sum: weighted sum. mean: weighted mean. min: the lowest score. "
-        "cautious: the mean less the standard deviation over the models.",
-    )
     score_normalisation: str = setting(
         "running",
-        "Normalisation of a reward model's scores. running: by the moments of all scores so far. fixed: by score_mean "
-        "and score_std. none: unchanged. Rules are never normalised here.",
+        "Normalisation of a reward model's scores. running: by the moments of all scores so far. none: unchanged. "
+        "Rules are never normalised here.",
     )
-    score_mean: float | None = setting(None, "Mean of the scores, for score_normalisation='fixed'.")
-    score_std: float | None = setting(None, "Standard deviation of the scores, for score_normalisation='fixed'.")
     score_clip: float | None = setting(
         10.0, "Largest absolute value of a reward model's normalised score. Unset: no limit."
     )
@@ -163,7 +156,6 @@ class PPOConfig(GRPOConfig):
         "kl_estimator": ESTIMATORS,
         "kl_term": ("reward", "loss"),
         "score_mode": MODES,
-        "score_ensemble": ENSEMBLES,
         "score_normalisation": KINDS,
         "stop_token": ("eos",),
     }

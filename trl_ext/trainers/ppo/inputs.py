@@ -74,12 +74,8 @@ def check_models(
         raise ConfigError("Nothing scores the completions. Give reward_funcs, such as a RuleSet, or a reward_model.")
     if args.score_mode == "gate" and not (reward_models and reward_funcs):
         raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
-    if args.score_mode == "rules_only" and not reward_funcs:
-        raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
-    if not reward_models or args.score_mode == "rules_only":
+    if not reward_models:
         refuse_without_reward_models(args)
-    if len(reward_models) == 1 and args.score_ensemble != "sum":
-        raise ConfigError(f"score_ensemble='{args.score_ensemble}' needs several reward models. Leave it out.")
 
 
 def _is_one_object(a: Any, b: Any) -> bool:

@@ -84,7 +84,7 @@ class PPOModels:
         if self._kind == "separate" and self.value_model is None:  # critic_init="reward"
             start = given.rewards[0]
             self.value_model = load_classifier(start, args) if isinstance(start, str) else copy.deepcopy(start)
-        self.rewards = [] if args.score_mode == "rules_only" else self._load_rewards()
+        self.rewards = self._load_rewards()
         self.reference: Any = None
 
     def _load_rewards(self) -> list[CompletionScorer]:
@@ -115,9 +115,8 @@ class PPOModels:
     def scoring(self, num_rules: int) -> Scoring:
         """Return the scoring of completions by `num_rules` rules and the reward models."""
         args = self._args
-        normaliser = ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
-        how = args.score_mode, args.gate_above, args.score_ensemble
-        return Scoring(num_rules, self.rewards, normaliser, *how)
+        normaliser = ScoreNormaliser(args.score_normalisation, args.score_clip)
+        return Scoring(num_rules, self.rewards, normaliser, args.score_mode, args.gate_above)
 
     def choose_reference(self) -> None:
         """Choose the trained adapter and the reference of the KL; this may change adapters of the actor."""
@@ -156,11 +155,8 @@ class PPOModels:
         # Fixed in: not yet.
         # Remove when: TRL leaves `use_reentrant` alone.
         args.gradient_checkpointing_kwargs = self._checkpointing
-        # With score_mode="rules_only" the reward adapters are not used.
-        reward_adapters = self._given.reward_adapters if self.rewards or from_reward else []
-        return AdapterCritic(
-            trainer, reward_adapters, disable_dropout=args.disable_dropout, starts_from_reward=from_reward
-        )
+        options = {"disable_dropout": args.disable_dropout, "starts_from_reward": from_reward}
+        return AdapterCritic(trainer, self._given.reward_adapters, **options)
 
     def prepare_rewards(self) -> None:
         """Wrap the reward models and move them to their devices; after the critic was made."""

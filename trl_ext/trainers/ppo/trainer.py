@@ -132,8 +132,7 @@ class PPOTrainer(GRPOTrainer):
         check_models(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
         inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
-        if args.score_mode != "rules_only":
-            inputs |= {"num_reward_models": len(models), "num_reward_adapters": len(adapters)}
+        inputs |= {"num_reward_models": len(models), "num_reward_adapters": len(adapters)}
         settle_memory("ppo", args, grpo_options, model, has_value_model=value_model is not None, **inputs)
         scorers = (models, reward_processing_classes, adapters)
         given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])

@@ -92,7 +92,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 _OF_THE_KL = ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
 _LEAST_WEIGHT = 1.0  # below it, cispo's bound cuts the ratio of a policy that has not moved
 # Settings of reward models.
-_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "score_ensemble", "reward_tokens_per_forward")
+_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "reward_tokens_per_forward")
 
 
 # Policy losses and the advantages that they allow:
@@ -110,9 +110,6 @@ OF_PPO: tuple[Row, ...] = (
      "k1 has no gradient as a loss: its mean over the policy's own samples is 0. Take kl_estimator='k2', whose "
      "gradient is the KL's, or kl_term='reward'."),
     (lambda stop_token, stop_token_id: stop_token is not None and stop_token_id is not None, "give one of the two."),
-    (lambda score_normalisation, score_mean, score_std:
-        2 - [score_mean, score_std].count(None) != (2 if score_normalisation == "fixed" else 0),
-     "fixed needs both numbers, and the others take neither. Give both, or none."),
     (lambda importance_sampling_level, loss_type: importance_sampling_level == "sequence" and loss_type == "vespo",
      "vespo's weight is that of the whole completion in any case. Leave importance_sampling_level out."),
     (lambda importance_sampling_level, advantage_estimator:
@@ -154,13 +151,10 @@ def refuse_without_kl(config: Any) -> None:
 
 def refuse_without_reward_models(config: Any) -> None:
     """Raise ConfigError for a setting of reward models if no reward model is used."""
-    why, instead = "without a reward model: it is about reward models' scores", "Give a reward_model"
-    if config.score_mode == "rules_only":
-        why, instead = "with score_mode='rules_only': no reward model is asked", "Take another score_mode"
     for name, value in _news(config, _OF_REWARD_MODELS):
         raise ConfigError(
-            f"{name}={value!r} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and normalise "
-            "of its own)."
+            f"{name}={value!r} has no effect without a reward model: it is about reward models' scores. Give a "
+            f"reward_model, or leave {name} out (a RuleSet has clip and normalise of its own)."
         )
 
 

@@ -68,7 +68,7 @@ RANGES = {
     ),
     **dict.fromkeys(
         "adam_epsilon num_train_epochs logging_steps ddp_timeout sapo_temperature_neg sapo_temperature_pos kl_target "
-        "kl_horizon value_learning_rate value_max_grad_norm score_std".split(),
+        "kl_horizon value_learning_rate value_max_grad_norm".split(),
         POSITIVE,
     ),
     **dict.fromkeys(
@@ -81,7 +81,7 @@ RANGES = {
     ),
     **dict.fromkeys(
         "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg entropy_coef entropy_coef_min entropy_coef_max "
-        "entropy_target router_aux_loss_coef gate_above score_mean".split(),
+        "entropy_target router_aux_loss_coef gate_above".split(),
         FINITE,
     ),
     **dict.fromkeys("min_p ref_model_mixup_alpha gamma lam".split(), FRACTION),

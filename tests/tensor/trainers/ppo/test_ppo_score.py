@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.scores.combine import MODES, ScoreNormaliser, combine, one_of_ensemble, passing
+from trl_ext.trainers.ppo.scores.combine import MODES, ScoreNormaliser, combine, passing
 
 torch.set_num_threads(1)
 
@@ -32,8 +32,6 @@ def weighted(values, weights) -> float:
 
 def reference(rules, models, mode, gate_above) -> float:
     rule, model = weighted(rules, RULE_WEIGHTS), weighted(models, MODEL_WEIGHTS)
-    if mode == "rules_only":
-        return rule
     if mode == "add":
         known = [part for part in (rule, model) if not math.isnan(part)]
         return sum(known) if known else NAN
@@ -79,8 +77,8 @@ def test_without_reward_models_the_rules_are_the_score(mode):
     assert combine(torch.ones(1, 1), torch.ones(1), torch.zeros(1, 0), torch.zeros(0), mode).tolist() == [1.0]
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("rules_only", NAN), ("add", 2.0), ("gate", NAN)])
-def test_without_rules_only_a_sum_has_a_score(mode, expected):
+@pytest.mark.parametrize(("mode", "expected"), [("add", 2.0), ("gate", NAN)])
+def test_without_rules_a_sum_has_a_score_and_a_gate_none(mode, expected):
     found = combine(torch.zeros(1, 0), torch.zeros(0), torch.full((1, 1), 2.0), torch.ones(1), mode)
     np.testing.assert_equal(found.numpy(), [expected])
 
@@ -130,21 +128,14 @@ def test_scores_that_are_no_numbers_do_not_enter_the_moments(bad):
     np.testing.assert_equal(found[1], bad)
 
 
-def test_fixed_scores_are_normalised_by_what_was_given():
-    normaliser = ScoreNormaliser("fixed", mean=2.0, std=4.0)
-    np.testing.assert_equal(normaliser(torch.tensor([2.0, 10.0, NAN])).numpy(), [0.0, 2.0, NAN])
+def test_scores_are_clipped():
+    found = ScoreNormaliser("none", clip=3.0)(torch.tensor([-8.0, 0.5, math.inf, NAN]))
+    np.testing.assert_equal(found.numpy(), [-3.0, 0.5, 3.0, NAN])
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"kind": "none"}, [-3.0, 0.5, 3.0, NAN]),
-        ({"kind": "fixed", "mean": 0.0, "std": 0.5}, [-3.0, 1.0, 3.0, NAN]),
-    ],
-)
-def test_clipping_comes_last(settings, expected):
-    found = ScoreNormaliser(**settings, clip=3.0)(torch.tensor([-8.0, 0.5, math.inf, NAN]))
-    np.testing.assert_equal(found.numpy(), expected)
+def test_clipping_comes_after_the_normalisation():
+    scores = torch.tensor([0.0, 0.0, 0.0, 100.0])
+    assert ScoreNormaliser("running", clip=1.0)(scores).tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.0])
 
 
 def test_a_resumed_normaliser_goes_on_as_if_uninterrupted():
@@ -158,33 +149,3 @@ def test_a_resumed_normaliser_goes_on_as_if_uninterrupted():
 
 def test_half_precision_scores_become_float32():
     assert ScoreNormaliser()(torch.tensor([1.5], dtype=torch.bfloat16)).dtype == torch.float32
-
-
-# Ensembles -----------------------------------------------------------------------------------------------------------
-
-SCORES = torch.tensor([[1.0, 3.0, 5.0], [2.0, math.nan, 4.0], [math.nan] * 3])
-
-
-@pytest.mark.parametrize(
-    ("ensemble", "expected"),
-    [("mean", [3.0, 3.0]), ("min", [1.0, 2.0]), ("cautious", [3.0 - 2.0, 3.0 - math.sqrt(2)])],
-)
-def test_an_ensemble_is_one_reward_model(ensemble, expected):
-    models, weights = one_of_ensemble(SCORES, torch.full((3,), 0.5), ensemble)
-    assert weights.tolist() == [0.5]
-    assert models[:2, 0].tolist() == pytest.approx(expected)
-    assert models[2].isnan().all()
-
-
-def test_a_mean_is_weighted_and_a_sum_leaves_the_models_as_they_are():
-    weights = torch.tensor([1.0, 2.0, 1.0])
-    models, weight = one_of_ensemble(SCORES, weights, "mean")
-    assert models[:2, 0].tolist() == pytest.approx([3.0, 3.0])
-    assert weight.item() == pytest.approx(4 / 3)
-    assert one_of_ensemble(SCORES, weights, "sum")[0] is SCORES
-
-
-@pytest.mark.parametrize("ensemble", ["min", "cautious"])
-def test_scores_of_other_weights_cannot_be_compared(ensemble):
-    with pytest.raises(ConfigError, match="Give them equal ones"):
-        one_of_ensemble(SCORES, torch.tensor([1.0, 2.0, 1.0]), ensemble)

@@ -20,7 +20,6 @@ from trl_ext.trainers.ppo.without_effect import REASONS
 BASE = dict(max_steps=3, num_ppo_epochs=2, num_generations=2, kl_coef=0.1, learning_rate=1e-2, packing=False)
 SAMPLED = dict(rollout_func=None)
 MODEL = dict(reward_model=partial(ppo_trainers.classifier, 9))
-TWO_MODELS = dict(reward_model=lambda: [ppo_trainers.classifier(seed) for seed in (9, 10)])
 GROUPS = dict(advantage_estimator="rloo", critic="none")
 ADAPTIVE = dict(use_adaptive_entropy=True, entropy_target=9.0)
 
@@ -77,11 +76,8 @@ ACTS = {
     "sapo_temperature_neg": (0.5, dict(loss_type="sapo")),
     "sapo_temperature_pos": (0.5, dict(loss_type="sapo")),
     "score_clip": (0.01, MODEL),
-    "score_ensemble": ("min", TWO_MODELS),
-    "score_mean": (1.0, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
     "score_mode": ("gate", MODEL),
     "score_normalisation": ("running", MODEL),
-    "score_std": (0.1, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
     "seed": (7, {}),
     "shuffle_dataset": (False, {}),
     "stop_token_id": (7, SAMPLED),

@@ -18,42 +18,8 @@ from trl_ext.trainers.forward.reward_input import is_main_process
 
 logger = logging.get_logger(__name__)
 
-MODES = ("rules_only", "add", "gate")
-ENSEMBLES = ("sum", "mean", "min", "cautious")
-KINDS = ("none", "running", "fixed")
-
-
-def one_of_ensemble(models: torch.Tensor, weights: torch.Tensor, ensemble: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an ensemble's scores [B, 1] and weight [1], as of a single reward model.
-
-    Args:
-        models: [B, M] normalised scores; NaN, for no score, is left out.
-        weights: [M]; must be equal for "min" and "cautious".
-        ensemble: "sum": the models unchanged, [B, M] and [M]. "mean": their weighted mean. "min": the lowest.
-            "cautious": the mean less the standard deviation over the models, which is large if they disagree.
-
-    Raises:
-        ConfigError: for weights that "min" or "cautious" cannot use.
-
-    Source: arXiv:2310.02743 (mean, worst case and uncertainty-weighted ensembles of reward models).
-    """
-    if ensemble == "sum" or models.shape[1] == 0:
-        return models, weights
-    if ensemble != "mean" and (weights != weights[0]).any():
-        raise ConfigError(
-            f"score_ensemble='{ensemble}' compares scores, and the reward models have the weights {weights.tolist()}. "
-            "Give them equal ones, or take 'mean'."
-        )
-    known = ~models.isnan()
-    share = torch.where(known, weights, 0.0)
-    mean = (share * models.nan_to_num(nan=0.0)).sum(1) / share.sum(1)
-    if ensemble == "min":
-        lowest = models.masked_fill(~known, torch.inf).amin(1)
-        return lowest.masked_fill(~known.any(1), torch.nan)[:, None], weights[:1]
-    if ensemble == "cautious":
-        deviations = torch.where(known, models - mean[:, None], 0.0)
-        mean = mean - (deviations.square().sum(1) / (known.sum(1) - 1).clamp(min=1)).sqrt()
-    return mean[:, None], weights.mean()[None]
+MODES = ("add", "gate")
+KINDS = ("none", "running")
 
 
 def combine(
@@ -69,16 +35,14 @@ def combine(
     Args:
         rules, models: [B, R] and [B, M] values; NaN is left out of the sums.
         rule_weights, model_weights: [R] and [M].
-        mode: "rules_only": models are ignored. "add": weighted sum of rules and models. "gate": the weighted sum of
-            the rules; if it exceeds `gate_above`, each model adds its weight times the sigmoid of its value. So with
-            "gate" a completion that fails the rules never scores above a completion that passes them.
+        mode: "add": weighted sum of rules and models. "gate": the weighted sum of the rules; if it exceeds
+            `gate_above`, each model adds its weight times the sigmoid of its value. So with "gate" a completion that
+            fails the rules never scores above a completion that passes them.
         gate_above: Sum of the rules that a completion has to exceed.
 
     Raises:
         ConfigError: for a wrong number of weights, or a negative model weight with "gate".
     """
-    if mode == "rules_only":
-        return _weighted(rules, rule_weights, "rules")
     if mode == "add":
         both = [_weighted(rules, rule_weights, "rules"), _weighted(models, model_weights, "reward models")]
         return _sum(torch.stack(both, dim=1))
@@ -114,14 +78,11 @@ class ScoreNormaliser:
     """Normalises a reward model's scores.
 
     Args:
-        kind: "none"; "running": by mean and standard deviation of all scores so far, this batch included; "fixed".
-        mean, std: For "fixed".
+        kind: "none"; "running": by mean and standard deviation of all scores so far, this batch included.
         clip: Largest absolute value of the result; None for no bound.
     """
 
     kind: str = "none"
-    mean: float | None = None
-    std: float | None = None
     clip: float | None = None
     _moments: Moments = field(init=False, repr=False, default_factory=Moments)
 
@@ -134,8 +95,6 @@ class ScoreNormaliser:
         if self.kind == "running":
             self._moments = self._moments.merged(Moments.of(filter(isfinite, values)))
             values = [self._moments.normalised(value) for value in values]
-        elif self.kind == "fixed":
-            values = [(value - self.mean) / self.std for value in values]
         result = torch.tensor(values, dtype=torch.float32, device=scores.device)
         return result if self.clip is None else result.clamp(-self.clip, self.clip)
 
@@ -154,7 +113,6 @@ class Scoring:
         models: Called with prompts, completions and a mask [B] of completions to score; return [B].
         normaliser: Copied for each model.
         mode, gate_above: As in `combine`.
-        ensemble: As in `one_of_ensemble`.
     """
 
     def __init__(
@@ -164,13 +122,12 @@ class Scoring:
         normaliser: ScoreNormaliser,
         mode: str,
         gate_above: float,
-        ensemble: str = "sum",
     ):
         self.num_rules = num_rules
         self._models = models
         self._normalisers = [copy.deepcopy(normaliser) for _ in models]
         self._warned: set[int] = set()
-        self._mode, self._gate_above, self._ensemble = mode, gate_above, ensemble
+        self._mode, self._gate_above = mode, gate_above
 
     def ask_models(
         self, prompts: Sequence[Any], completions: Sequence[Any], rules: torch.Tensor, weights: torch.Tensor
@@ -193,7 +150,6 @@ class Scoring:
             columns = zip(normalisers, models.unbind(1), strict=True)
             models = torch.stack([normalise(column) for normalise, column in columns], dim=1)
         own, others = weights[: self.num_rules], weights[self.num_rules :]
-        models, others = one_of_ensemble(models, others, self._ensemble)
         return combine(rules, own, models, others, self._mode, self._gate_above)
 
     def _warn_of_constants(self, models: torch.Tensor) -> None:

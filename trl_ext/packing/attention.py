@@ -172,7 +172,13 @@ def attend(
         PackingError: The layer uses something that segments do not cover (another mask, soft-capping, sinks, position
             bias).
     """
-    _refuse_extras(module, kwargs)
+    for extra in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(extra) is not None:
+            raise PackingError(
+                f"{type(module).__name__} uses {extra}, which packed attention does not compute. Set packing=False."
+            )
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+        raise PackingError(f"{type(module).__name__} is not causal. Packing is for causal models: set packing=False.")
     group, num_heads = segments.group, query.shape[1]
     if group is not None:
         key, value = (keys_to_heads(x, group, num_heads) for x in (key, value))
@@ -205,16 +211,6 @@ def _fitted(x: torch.Tensor, size: int) -> torch.Tensor:
 def in_packed_forward() -> bool:
     """Return True inside `packed_forward`."""
     return _packed.get()
-
-
-def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    for extra in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(extra) is not None:
-            raise PackingError(
-                f"{type(module).__name__} uses {extra}, which packed attention does not compute. Set packing=False."
-            )
-    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
-        raise PackingError(f"{type(module).__name__} is not causal. Packing is for causal models: set packing=False.")
 
 
 def _window(

@@ -109,6 +109,8 @@ def plan_rows(
         PackingError: An item has `own` < 1, or disagrees with its group about the number of shared tokens.
     """
     _check(items)
+    if shareable is None:  # one number for all tokens of a group, which no other group has
+        shareable = [np.full(item.shared, item.group) for item in items]
     if max_tokens is None:
         return [_lay(items, range(len(items)), shareable)]
     plan = plan_step(items, 1, max_tokens, math.inf, caches=prefix_multiple is not None)
@@ -138,7 +140,7 @@ def _check(items: Sequence[RowSize]) -> None:
             )
 
 
-def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.ndarray] | None) -> PlannedRow:
+def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.ndarray]) -> PlannedRow:
     """Lay items into one row: prefixes by level, then sequences with a prefix, then the others."""
     prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
     leaves: list[tuple[int, Node | None]] = []  # sequence, parent

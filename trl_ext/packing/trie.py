@@ -32,36 +32,24 @@ class Node:
     is_of_group: bool = False
 
 
-def prefix_tree(
-    rows: Sequence[RowSize], members: Sequence[int], shareable: Sequence[np.ndarray] | None = None
-) -> Node:
+def prefix_tree(rows: Sequence[RowSize], members: Sequence[int], shareable: Sequence[np.ndarray]) -> Node:
     """Return the root of the tree of common prefixes, with the nodes that are worth a segment.
 
     Args:
         rows: Sizes of all rows.
         members: Ascending numbers of the rows in the tree.
         shareable: For every row the tokens that it may share, fewer than its length and at least its group's shared
-            tokens. None: rows share with their group only.
+            tokens.
     """
     root = Node(0, -1)
-    if shareable is None:
-        _add_groups(root, rows, members)
-    else:
-        _add_tokens(root, members, shareable)
-    _order(root)
+    _add_tokens(root, members, shareable)
+    for node in reversed(_walk(root)):  # rows by number, and nodes by their first rows
+        node.members.sort()
+        node.children.sort(key=lambda child: child.first)
+        node.first = min([*node.members[:1], *(child.first for child in node.children[:1])], default=-1)
     _mark_groups(root, rows, members)
     _prune(root)
     return root
-
-
-def _add_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> None:
-    nodes: dict[int, Node] = {}
-    for i in members:
-        node = root
-        if rows[i].shared:
-            node = nodes.setdefault(rows[i].group, Node(rows[i].shared, i))
-        node.members.append(i)
-    root.children += nodes.values()
 
 
 def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarray]) -> None:
@@ -69,7 +57,9 @@ def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarr
     # As big-endian bytes tokens sort in numeric order, so that rows with common prefixes are adjacent.
     for row in sorted(members, key=lambda i: shareable[i].astype(">i8").tobytes()):
         tokens = shareable[row]
-        common, below = _num_common(before, tokens), None
+        both = min(len(before), len(tokens))
+        different = np.flatnonzero(before[:both] != tokens[:both])
+        common, below = int(different[0]) if len(different) else both, None
         while path[-1].depth > common:
             below = path.pop()
         if below is not None and path[-1].depth < common:  # only the beginning of the last node is common
@@ -83,26 +73,12 @@ def _add_tokens(root: Node, members: Iterable[int], shareable: Sequence[np.ndarr
         before = tokens
 
 
-def _num_common(one: np.ndarray, other: np.ndarray) -> int:
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
-
-
 def _walk(root: Node) -> list[Node]:
     """Return all nodes, each before the nodes below it."""
     nodes = [root]
     for node in nodes:
         nodes += node.children
     return nodes
-
-
-def _order(root: Node) -> None:
-    """Sort rows by number, and nodes by their first rows."""
-    for node in reversed(_walk(root)):
-        node.members.sort()
-        node.children.sort(key=lambda child: child.first)
-        node.first = min([*node.members[:1], *(child.first for child in node.children[:1])], default=-1)
 
 
 def _mark_groups(root: Node, rows: Sequence[RowSize], members: Iterable[int]) -> None:

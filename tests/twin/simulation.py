@@ -22,7 +22,7 @@ _DROPPED_KEYS = frozenset(
     "num_generations_eval oversample generation_ahead curriculum "
     "output_dir run_name report_to save_strategy save_steps logging_steps deepspeed resume_from_checkpoint "
     "load_best_model_at_end push_to_hub hub_model_id hub_token log_completions logging_strategy save_total_limit "
-    "use_cpu model_init_kwargs chat_template_path reward_weights max_length_policy".split()
+    "use_cpu model_init_kwargs chat_template_path reward_weights".split()
 )
 
 

@@ -43,8 +43,7 @@ key or flag is an error. The keys that most runs set:
   per_device_train_batch_size, gradient_accumulation_steps
                          pairs of a micro-batch on each process; micro-batches of an optimizer step
   max_tokens_per_forward bounds memory: the pairs of a step fill micro-batches of at most this number of tokens
-  max_length, max_length_policy
-                         most tokens of a prompt with its answer; drop longer pairs, or truncate_prompt
+  max_length             most tokens of a prompt with its answer; longer pairs are dropped
   learning_rate          step size; 1e-5 for all weights, 1e-4 for LoRA
   packing                compute real tokens only, and a prompt once for both answers (default: on where the result is
                          exact)

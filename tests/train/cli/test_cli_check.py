@@ -255,7 +255,6 @@ SAID = [
     ({**GRPO, "rules": [RULES[1]]}, [], {}, 0, "rules", "ok", "Empty completions earn"),
     ({**PPO, "critic": "adapter"}, ["--trainer", "ppo"], {}, 1, "rewards", "problem", "the actor has none"),
     (TOO_LONG, [], PAIRS, 1, "lengths", "problem", "8 of 8 pairs are dropped"),
-    ({**TOO_LONG, "max_length_policy": "truncate_prompt"}, [], PAIRS, 0, "lengths", "note", "lose the start of their"),
     ({**REWARD, **LORA}, ["--gpus", "2x4090"], PAIRS, 0, "lengths", None, "The longest of 16 sides has"),
     ({**REWARD, **LORA}, ["--gpus", "2x4090"], PAIRS, 0, "memory", None, "LoRA r=16"),
     (GRPO, [], {}, 0, "memory", "note", "--gpus 4xA40-48GB"),

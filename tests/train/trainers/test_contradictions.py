@@ -50,7 +50,7 @@ OF_A_PPO_RUN = [
 VALUES = [
     *(("grpo", settings) for settings in (dict(num_generations=0), dict(loss_type="grop"), dict(top_k=-5))),
     *(("ppo", settings) for settings in (dict(lam=1.5), dict(critic="shared"), dict(total_episodes=0))),
-    *(("reward", settings) for settings in (dict(max_length=0), dict(max_length_policy="cut"), dict(adam_beta2=1.5))),
+    *(("reward", settings) for settings in (dict(max_length=0), dict(adam_beta2=1.5))),
     *(("reward", settings) for settings in (dict(memory_on_oom="pray"), dict(per_device_train_batch_size=0))),
     *(("grpo", settings) for settings in (dict(scale_rewards="grup"), dict(eval_temperature=-1.0))),
 ]

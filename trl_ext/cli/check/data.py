@@ -185,15 +185,12 @@ def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
     if lengths is None or not lengths.num_rows:
         return []
     if parsed.trainer == "reward":
-        policy = parsed.training_args.max_length_policy
         what = f"The longest of {2 * lengths.num_rows} sides has {lengths.side} tokens; max_length is "
         what += f"{parsed.training_args.max_length}."
         if not lengths.num_long:
             return [ok("lengths", what)]
-        fate = "are dropped" if policy == "drop" else "lose the start of their prompt"
-        advice = f"{lengths.num_long} of {lengths.num_rows} pairs {fate}: raise max_length to keep them whole."
-        is_empty = lengths.num_long == lengths.num_rows and policy == "drop"
-        return [(problem if is_empty else note)("lengths", what, advice)]
+        advice = f"{lengths.num_long} of {lengths.num_rows} pairs are dropped: raise max_length to keep them."
+        return [(problem if lengths.num_long == lengths.num_rows else note)("lengths", what, advice)]
     from trl_ext.trainers.settings.checks import check_budget
 
     completion, limit = parsed.training_args.max_completion_length, parsed.training_args.max_tokens_per_forward

@@ -22,12 +22,6 @@ class RewardConfig(ExtendedConfig, TRLRewardConfig):
         "of at most this many tokens as possible, balanced over all processes. The loss stays TRL's. "
         "Unset: one forward per micro-batch of per_device_train_batch_size pairs.",
     )
-    max_length_policy: str = setting(
-        "drop",
-        "How to treat a pair with a side longer than max_length. drop: leave it out, as in TRL, and report how "
-        "many. truncate_prompt: cut off the oldest tokens that both sides share.",
-        choices=("drop", "truncate_prompt"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

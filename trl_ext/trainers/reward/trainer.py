@@ -3,7 +3,6 @@
 TRL prepares the data and runs the loop. Ranks may hold different numbers of pairs.
 """
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -129,7 +128,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         args: TRLRewardConfig,
         dataset_name: str,
     ) -> Dataset | IterableDataset:
-        """Overrides trl.RewardTrainer._prepare_dataset: checks pairs before, limits length and measures after."""
+        """Overrides trl.RewardTrainer._prepare_dataset: checks pairs before, and measures and counts them after."""
         role = f"{dataset_name}_dataset"
         # TRL prepares the training pairs first; an evaluation dataset may also be called "train".
         is_train, self._has_train_dataset = not self._has_train_dataset, True
@@ -140,17 +139,12 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self._input_record = training_record(dataset, processing_class, args.max_length)
         if self._rules is not None and not is_train:
             dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
-        unlimited = copy.copy(args)
-        unlimited.max_length = None
+        num_pairs = len(dataset) if isinstance(dataset, Dataset) else None
         with pair_rows.refused_by_template(dataset, role, processing_class):
-            dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
-        policy = getattr(args, "max_length_policy", "drop")
+            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        preference_data.report_dropped(dataset, num_pairs, args.max_length, role)
         with args.main_process_first(desc=f"measuring {role}"):
-            dataset = preference_data.without_equal_tokens(dataset, role)
-            dataset = preference_data.fit_to_length(
-                dataset, args.max_length, policy, processing_class.bos_token_id, role
-            )
-            return preference_data.add_shared_tokens(dataset)
+            return preference_data.add_shared_tokens(preference_data.without_equal_tokens(dataset, role))
 
     def _set_signature_columns_if_needed(self) -> None:
         """Overrides trl.RewardTrainer._set_signature_columns_if_needed: keeps our columns for the collator."""

@@ -3,7 +3,6 @@
 import logging
 import random
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
@@ -126,61 +125,12 @@ def test_dropped_pairs_are_counted_in_one_warning_for_each_dataset(tmp_path, cap
     of_train, of_eval = warnings_of(caplog)
     assert f"train_dataset: {dropped[0]} of 32 pairs have a side longer than max_length=30 tokens" in of_train
     assert f"eval_dataset: {dropped[1]} of 16 pairs have a side longer than max_length=30 tokens" in of_eval
-    assert 'max_length_policy="truncate_prompt"' in of_train
 
 
 def test_pairs_that_fit_are_no_warning(tmp_path, caplog):
-    for policy, max_length in product(("drop", "truncate_prompt"), (None, 60)):
-        trainer(tmp_path, pretokenised(32), max_length=max_length, max_length_policy=policy)
+    for max_length in (None, 60):
+        trainer(tmp_path, pretokenised(32), max_length=max_length)
     assert warnings_of(caplog) == []
-
-
-def test_a_shortened_prompt_loses_its_oldest_tokens_but_a_leading_bos_and_the_answers_none(tmp_path):
-    prompts = ([5, 6, 7, 8], [BOS, 6, 7, 8], [6, BOS, 7, 8])
-    rows = [{"chosen_ids": [*prompt, 3, 9, EOS], "rejected_ids": [*prompt, 4, EOS]} for prompt in prompts]
-    subject = trainer(tmp_path, rows, max_length=5, max_length_policy="truncate_prompt")
-    left = ([7, 8], [BOS, 8], [7, 8])
-    assert ids_of(subject.train_dataset) == [([*prompt, 3, 9, EOS], [*prompt, 4, EOS]) for prompt in left]
-    assert list(subject.train_dataset[SHARED]) == [2] * 3
-
-
-def answers(chosen, rejected) -> tuple[tuple[int, ...], ...]:
-    """What the sides do not share."""
-    shared = num_shared_tokens(chosen, rejected)
-    return tuple(chosen[shared:]), tuple(rejected[shared:])
-
-
-@pytest.mark.parametrize("max_length", [12, 30, 50])
-def test_shortening_cuts_shared_tokens_only_and_no_more_than_needed(max_length, tmp_path):
-    dataset = pretokenised(64)
-    subject = trainer(tmp_path, dataset, max_length=max_length, max_length_policy="truncate_prompt")
-    kept = {answers(*sides): sides for sides in ids_of(subject.train_dataset)}
-    assert 0 < len(kept) == len(subject.train_dataset), "the answers tell the pairs apart"
-    for sides in ids_of(dataset):
-        surplus = max(map(len, sides)) - max_length
-        # BOS stays, and one token of the prompt.
-        can_be_cut = len(sides[0]) - len(answers(*sides)[0]) - 2
-        if surplus <= 0:
-            expected = sides
-        elif surplus <= can_be_cut:
-            expected = tuple([BOS, *side[1 + surplus :]] for side in sides)
-        else:
-            expected = None
-        assert kept.get(answers(*sides)) == expected
-
-
-def test_a_pair_whose_answer_alone_is_too_long_is_dropped_and_counted(tmp_path, caplog):
-    answer = list(range(5, 25))
-    long = {"chosen_ids": [BOS, 6, 7, 3, *answer], "rejected_ids": [BOS, 6, 7, 4]}
-    short = {"chosen_ids": [BOS, *answer, 3], "rejected_ids": [BOS, *answer, 4]}
-    fits = {"chosen_ids": [BOS, 6, 3], "rejected_ids": [BOS, 6, 4]}
-    subject = trainer(tmp_path, [long, short, fits, long], max_length=10, max_length_policy="truncate_prompt")
-    cut = [BOS, *answer[-8:]]
-    assert ids_of(subject.train_dataset) == [([*cut, 3], [*cut, 4]), ([BOS, 6, 3], [BOS, 6, 4])]
-    shortened, dropped = warnings_of(caplog)
-    assert "train_dataset: the prompts of 1 of 4 pairs are cut to max_length=10" in shortened
-    words = "train_dataset: 2 of 4 pairs have a side longer than max_length=10 tokens, although their prompts"
-    assert words in dropped
 
 
 # Streams ----------------------------------------------------------------------------------------------------------
@@ -223,11 +173,10 @@ def test_a_bad_pair_of_a_stream_is_left_out_with_one_warning(changes, tmp_path, 
     assert torch.equal(left, trained(tmp_path, Dataset.from_list(good).to_iterable_dataset(), **changes))
 
 
-@pytest.mark.parametrize("policy", ["drop", "truncate_prompt"])
-def test_a_stream_is_fitted_to_length_as_a_dataset_is(policy, tmp_path):
+def test_a_stream_is_fitted_to_length_as_a_dataset_is(tmp_path):
     dataset = pretokenised(32)
     found = [
-        ids_of(trainer(tmp_path, d, max_length=30, max_length_policy=policy, max_steps=1).train_dataset)
+        ids_of(trainer(tmp_path, d, max_length=30, max_steps=1).train_dataset)
         for d in (dataset, dataset.to_iterable_dataset())
     ]
     assert found[0] == found[1]

@@ -133,10 +133,9 @@ def test_a_raw_or_a_prepared_dataset_can_be_given_to_evaluate(way, tmp_path):
     assert other.evaluate({"a": HELD_OUT})["eval_a_loss"] == pytest.approx(expected, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("policy", ["drop", "truncate_prompt"])
-def test_a_dataset_given_to_evaluate_is_fitted_to_length(policy, tmp_path, caplog):
+def test_a_dataset_given_to_evaluate_is_fitted_to_length(tmp_path, caplog):
     # HELD_OUT has sides of up to 40 tokens.
-    subject = trainer(tmp_path, max_length=30, max_length_policy=policy)
+    subject = trainer(tmp_path, max_length=30)
     caplog.clear()
     subject.evaluate(HELD_OUT)
     (warning,) = warnings_of(caplog)

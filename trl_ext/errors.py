@@ -15,7 +15,11 @@
 Each message gives the problem, with its value, and then the remedy. Any other exception is a bug of ours.
 
 Trainers end a process themselves with two exit codes: LOST_PROCESS, and SAVED_ON_SIGNAL after SIGTERM or Ctrl-C.
+`did_you_mean` is the hint of a message about an unknown name.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 LOST_PROCESS = 6
 CANNOT_SAVE = 73  # EX_CANTCREAT of sysexits.h
@@ -88,3 +92,14 @@ class LostProcessError(TrlExtError, RuntimeError):
     def __init__(self, message: str, says: bool = True, has_ended: bool = False):
         super().__init__(message)
         self.says, self.has_ended = says, has_ended
+
+
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
+    """Return a hint with the choice that is most like an unknown word, or "" if none is like it.
+
+    Example:
+        >>> did_you_mean("golden", ["kind", "gold"])
+        "Did you mean 'gold'?"
+    """
+    close = get_close_matches(str(word), list(choices), n=1)
+    return f"Did you mean '{close[0]}'?" if close else ""

@@ -12,7 +12,6 @@ A rule's keys are the fields of its class. A dotted name is imported, which runs
 """
 
 import dataclasses
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from trl_ext.errors import ConfigError, RuleError, SupportError
+from trl_ext.errors import ConfigError, RuleError, SupportError, did_you_mean
 from trl_ext.rewards.base.rule import Rule, place_of, snake_case
 from trl_ext.rewards.instruction_kinds.instructions import Instructions
 from trl_ext.rewards.isolation.workers.limits import Limits
@@ -178,9 +177,7 @@ def _imported(name: str, where: str) -> Any:
 def nearest(key: object, valid: Iterable[str]) -> str:
     """Return the hint for an unknown key: `Did you mean 'gold'? There are: gold, kind, ...`"""
     valid = list(valid)
-    close = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
-    guess = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{guess}There are: {', '.join(valid)}."
+    return f"{did_you_mean(key, valid)} There are: {', '.join(valid)}.".lstrip()
 
 
 def describe_rules(rules: Any) -> dict[str, Any]:

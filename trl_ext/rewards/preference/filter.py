@@ -1,19 +1,21 @@
 """Drop preference pairs that teach a reward model nothing, or something wrong."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.base.rows import completion_text
-from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, counts, falls_short
-from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, bare, gaps_of_rows, split_batch
+from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, Scorer, bare, checked_pairs, chunks, rule_gaps, split_batch
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _REASONS = ("empty", "identical", "different_prompt", "contradicted")
 _MAX_ROWS_NAMED = 3
+# Totals are sums of weighted values: 0.7 - 0.2 is slightly below 0.5, and equal verdicts may differ in the last bit.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class FilterReport:
         first = {reason: tuple(found[:_MAX_ROWS_NAMED]) for reason, found in rows.items()}
         return cls(total=len(reasons), kept=reasons.count(None), first_rows=first, **counts)
 
-    __str__ = counts
+    def __str__(self) -> str:
+        return "\n".join(f"{field.name:24} {getattr(self, field.name)}" for field in fields(self))
 
 
 def filter_pairs(
@@ -76,15 +79,16 @@ def filter_pairs(
     Examples:
         `pairs, report = filter_pairs(dataset, RuleSet([Answer()]))`, then `report.kept, report.contradicted`.
     """
-    check_number_from("min_gap", min_gap, 0.0)
+    if isinstance(min_gap, bool) or not isinstance(min_gap, int | float) or not isfinite(min_gap) or min_gap < 0:
+        raise ConfigError(f"min_gap is {min_gap!r}. Give a finite number of at least 0.")
     if rules is None and (margin or min_gap > 0):
         raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")
-    dataset = checked_dataset(dataset, PAIR_COLUMNS)
+    dataset = checked_pairs(dataset)
     reasons = pair_faults(dataset)
     sound = [row for row, reason in enumerate(reasons) if reason is None]
-    gaps = {} if rules is None else dict(zip(sound, gaps_of_rows(dataset, rules, sound), strict=True))
+    gaps = {} if rules is None else dict(zip(sound, rule_gaps(dataset, rules, sound), strict=True))
     for row, gap in gaps.items():
-        if gap is not None and falls_short(gap, min_gap):
+        if gap is not None and gap < min_gap - _ROUNDING:
             reasons[row] = "contradicted"
     report = FilterReport.of(reasons, [row for row, gap in gaps.items() if gap is None])
     kept = [row for row, reason in enumerate(reasons) if reason is None]

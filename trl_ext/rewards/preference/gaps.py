@@ -9,18 +9,26 @@ Rules read a prompt and a completion. If both sides hold the whole text (implici
 A single line in a script without spaces has no whole word: the whole text is then the completion.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.errors import DataError
-from trl_ext.rewards.preference.data import Scorer, checked_dataset, chunks, rule_columns, scores
+from trl_ext.errors import ConfigError, DataError, RuleError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+# A RuleSet, one column of `RuleSet.split()`, or any other callable that returns one total per completion.
+Scorer = Callable[..., list[float | None]]
+
 PAIR_COLUMNS = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 
+_CHUNK_ROWS = 256  # in memory as Python objects at one time, and one step of the progress bar
+_BAR_DELAY_S = 2.0
+# Keyword arguments of TRL's call, and columns that would show a rule the answer. TRL, too, withholds the first three.
+_NOT_FOR_RULES = frozenset(
+    {"prompt", "completion", "completion_ids", "prompts", "completions", "chosen", "rejected", "log_metric"}
+)
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 _TURN_ROLES = ("assistant", "tool")
 
@@ -37,25 +45,54 @@ class SplitPair:
     same_prompt: bool = True
 
 
-def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
+def checked_pairs(dataset: Any) -> "Dataset":
+    """Return a dataset of pairs with plain Python values; DataError without rows or without the columns of pairs."""
+    from datasets import Dataset  # Here, so that rules do not need it.
+
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"The dataset is a {type(dataset).__name__}. Give a datasets.Dataset: one split, no stream.")
+    if not any(set(columns) <= set(dataset.column_names) for columns in PAIR_COLUMNS):
+        wanted = " or ".join(f"({', '.join(columns)})" for columns in PAIR_COLUMNS)
+        there = ", ".join(dataset.column_names) or "none"
+        raise DataError(f"The dataset needs the columns {wanted}; its columns are: {there}. Rename its columns.")
+    if len(dataset) == 0:
+        raise DataError("The dataset has no rows. Give at least one row.")
+    return dataset.with_format(None)
+
+
+def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]]:
+    """Yield slices of `items`, with a progress bar that appears only if the work takes long."""
+    from datasets.utils.tqdm import tqdm
+
+    with tqdm(total=len(items), desc=task, unit=unit, delay=_BAR_DELAY_S) as bar:
+        for start in range(0, len(items), _CHUNK_ROWS):
+            chunk = items[start : start + _CHUNK_ROWS]
+            yield chunk
+            bar.update(len(chunk))
+
+
+def rule_gaps(dataset: "Dataset", rules: Scorer, rows: Sequence[int] | None = None) -> list[float | None]:
     """Return the total of the chosen side minus the total of the rejected side per row; None if a total is missing.
 
-    `dataset` has explicit or implicit prompts, text or messages, and the columns that rules read.
+    `dataset` has explicit or implicit prompts, text or messages, and the columns that rules read. `rows` are the
+    numbers of the rows to score, by default all. An error names the rows where it arose.
     """
-    dataset = checked_dataset(dataset, PAIR_COLUMNS)
-    return gaps_of_rows(dataset, rules, range(len(dataset)))
-
-
-def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list[float | None]:
-    """Return the gaps of some rows of a checked dataset, as `rule_gaps` does for all rows."""
+    dataset = checked_pairs(dataset)
+    if not callable(rules):
+        raise ConfigError(f"rules is {rules!r}. Give a RuleSet, such as RuleSet([Answer()]).")
     gaps: list[float | None] = []
-    for part in chunks(rows, "Scoring pairs", " pairs"):
+    for part in chunks(range(len(dataset)) if rows is None else rows, "Scoring pairs", " pairs"):
         batch = dataset[list(part)]
         pairs = split_batch(batch)
         # One call of the rules: all chosen sides, then all rejected sides.
         prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
         completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
-        totals = scores(rules, prompts, completions, rule_columns(batch, [*range(len(pairs))] * 2), part)
+        columns = {name: [*cells, *cells] for name, cells in batch.items() if name not in _NOT_FOR_RULES}
+        try:
+            totals = rules(prompts=prompts, completions=completions, **columns)
+        except RuleError as error:
+            where = f"rows {min(part)} to {max(part)} of the dataset (the samples counted from there)"
+            raise RuleError(f"While scoring {where}: {error}") from error
         sides = zip(totals[: len(pairs)], totals[len(pairs) :], strict=True)
         gaps += [None if best is None or worst is None else best - worst for best, worst in sides]
     return gaps

@@ -11,7 +11,6 @@ from tests.documents import BLOCKS
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, RuleSet, filter_pairs
-from trl_ext.rewards.preference.data import falls_short
 from trl_ext.rewards.preference.gaps import rule_gaps, split_implicit
 
 pytestmark = pytest.mark.slow
@@ -84,8 +83,8 @@ def gsm8k_samples(gsm8k) -> datasets.Dataset:
 
 def test_a_gap_of_just_the_least_counts_in_spite_of_rounding():
     assert 0.7 - 0.2 < 0.5
-    assert not falls_short(0.7 - 0.2, 0.5)
-    assert falls_short(0.49, 0.5)
+    pairs = dataset([pair("*" * 7, "**"), pair("*" * 7, "***")])
+    assert texts(filter_pairs(pairs, STARS, min_gap=0.5)[0]) == [("*" * 7, "**")]
 
 
 # filter_pairs: why a row is dropped

@@ -98,8 +98,6 @@ def _add_audit(parser: CommandParser) -> None:
         "--others", type=int, default=3, help="gold answers of other rows to try on each row (default 3)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed for the choice of those other rows (default 0)")
-    purpose = "rows of a training step, to estimate what the rules cost it (default 512)"
-    parser.add_argument("--step_rows", type=int, default=512, help=purpose)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -156,8 +154,7 @@ def run_audit(rules: Any, arguments: argparse.Namespace) -> int:
     from trl_ext.rewards.auditing.audit import audit
 
     data = read_data(arguments.data, arguments.split, arguments.limit)
-    report = audit(rules, data, arguments.others, arguments.seed, arguments.step_rows)
-    return _printed(report, arguments.json)
+    return _printed(audit(rules, data, arguments.others, arguments.seed), arguments.json)
 
 
 def run_redteam(rules: Any, arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ answer. The audit finds both before a model is loaded.
 
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ _MAX_FAILURES = 100  # kept per rule; all are counted
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
-def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_rows: int = 512) -> AuditReport:
+def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0) -> AuditReport:
     """Judge the gold of each row, and golds of other rows, on that row, with every rule that judges correctness.
 
     Args:
@@ -33,16 +32,14 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
         others: Number of golds of other rows that each row must refuse. Golds that are equal as texts or plain numbers
             are left out. Two golds that accept each other may mean the same: a fault only if it happens often.
         seed: Seed of the choice of others.
-        step_rows: Rows of a training step, for the report's figures.
 
     Raises:
         ConfigError: No rule judges correctness, or none can name a right completion.
         DataError: The data has no rows, or lacks a column.
         RuleError: A rule raised.
     """
-    for key, value, least in (("others", others, 0), ("step_rows", step_rows, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{key} is {value!r}. Give a whole number of at least {least}.")
+    if isinstance(others, bool) or not isinstance(others, int) or others < 0:
+        raise ConfigError(f"others is {others!r}. Give a whole number of at least 0.")
     judging = [rule for rule in rules.rules if rule.judges_correctness]
     if not judging:
         names = ", ".join(f"'{rule.name}'" for rule in rules.rules)
@@ -62,15 +59,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
             f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot name which "
             "completion would be right. In your rule, override ideal(self, columns)."
         )
-    rate = run.num_verdicts / max(run.seconds, 1e-9)
-    return AuditReport(found, len(rows), rate, step_rows, worst_step_s(rules, step_rows))
-
-
-def worst_step_s(rules: RuleSet, num_rows: int) -> float:
-    """Return the seconds until workers have given up every row of a step; 0 without rules that run in workers."""
-    isolated = [rule for rule in rules.rules if rules.isolate and rule.tier != "inline"]
-    limits = rules.limits
-    return min(len(isolated) * num_rows * limits.cpu_s / limits.num_workers, limits.batch_s) if isolated else 0.0
+    return AuditReport(found, len(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +79,6 @@ class _Run:
         self.rows = rows
         self.others = others
         self.seed = seed
-        self.num_verdicts = 0
-        self.seconds = 0.0
         self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
 
     def audit(self, rule: Rule) -> RuleAudit:
@@ -128,14 +115,11 @@ class _Run:
             return []
         pairs = [(self.rows[entry.row], entry.completion or entry.instead) for entry in entries]
         rows = [Row(columns.get("prompt"), text, None, columns) for columns, text in pairs]
-        start = time.perf_counter()
         try:
             (column,) = self._scorer.columns([rule], rows)
         except RuleError as error:
             first, last = entries[0].row, entries[-1].row
             raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
-        self.seconds += time.perf_counter() - start
-        self.num_verdicts += len(rows)
         for criterion, is_met, _ in (part for verdict in column.verdicts for part in verdict.parts):
             self.tally.met.setdefault(criterion, []).append(is_met)
         return column.verdicts

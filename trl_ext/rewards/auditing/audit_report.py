@@ -114,17 +114,10 @@ class AuditReport:
 
     Args:
         rules: One entry per rule that judges correctness.
-        rows_per_s: Rows per second that such a rule judged, on this machine and in this run.
-        step_rows: Rows of a training step, for the next figure.
-        worst_step_s: Seconds until workers have given up a step in which every row uses the processor time
-            `Limits.cpu_s`, at most `Limits.batch_s`. 0 without workers.
     """
 
     rules: tuple[RuleAudit, ...]
     num_rows: int
-    rows_per_s: float
-    step_rows: int
-    worst_step_s: float
 
     @property
     def ok(self) -> bool:
@@ -144,10 +137,7 @@ class AuditReport:
             remarks += rule.first_failures()
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
-        step_s = self.step_rows / self.rows_per_s
-        worst = f", at worst {self.worst_step_s:.3g} s in workers" if self.worst_step_s else ""
-        speed = f"{self.rows_per_s:,.0f} rows/s: {step_s:.2g} s for a rule in a step of {self.step_rows} rows{worst}"
-        return "\n".join([table(lines), "", speed, verdict, *remarks])
+        return "\n".join([table(lines), "", verdict, *remarks])
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:

@@ -1,6 +1,5 @@
 """Judge how much the completion repeats itself."""
 
-import re
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_whole
-from trl_ext.rewards.text.prose import MAX_CHARS, refusal, words
+from trl_ext.rewards.text.prose import refusal, words
 
 _MIN_SORTED = 64  # Below this many ids a set is as fast.
-_NUMBER = re.compile("([0-9]{1,15})")  # Python's `int` refuses thousands of digits.
-_BEFORE_CHARS = 6  # Numbers after the same characters, such as "step ", belong to one counter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +19,6 @@ class Repetition(Rule):
     The n-grams are of token ids, or of words if the row has no ids; without ids a text above `prose.MAX_CHARS` earns
     0.0 with status `too_long`. A text too short for an n-gram repeats nothing (1.0); a blank text earns 0.0 with
     status `no_answer`.
-
-    A counter does not hide a loop. Its numbers rise in equal steps after the same characters ("step 1 step 2 step 3").
-    If each counter's numbers are replaced by one sign, the extra repetition of words is subtracted.
 
     Args:
         ngram: Tokens (or words) in an n-gram.
@@ -50,37 +44,7 @@ class Repetition(Rule):
         if num_ngrams <= 0:
             return Verdict(1.0, "ok", f"shorter than {self.ngram}")
         different = num_different(units, self.ngram)
-        hidden = counted_frac(row.text, self.ngram) if len(row.text) <= MAX_CHARS else 0.0
-        detail = f"{num_ngrams - different} of {num_ngrams} repeat"
-        detail += f", and {hidden:.0%} of the words but for their counters" if hidden else ""
-        return Verdict(max(0.0, different / num_ngrams - hidden), "ok", detail)
-
-
-def counted_frac(text: str, ngram: int) -> float:
-    """Return the loss in the share of different n-grams of words if each counter's numbers become one sign.
-
-    Example:
-        >>> round(counted_frac("step 1 step 2 step 3 step 4 step 5", 1), 2)
-        0.1
-    """
-    parts = _NUMBER.split(text)
-    befores = [before[-_BEFORE_CHARS:] for before in parts[:-1:2]]
-    if len(befores) - len(set(befores)) < 2:  # There are no three numbers after the same characters.
-        return 0.0
-    counters: dict[str, tuple[int, int]] = {}  # last number and last step
-    same = False
-    for place, (before, digits) in enumerate(zip(befores, parts[1::2], strict=True)):
-        number = int(digits)
-        last, step = counters.get(before, (number, 0))
-        counters[before] = number, number - last
-        if step and number - last == step:
-            parts[2 * place + 1], same = "#", True
-    if not same:
-        return 0.0
-    shares = []
-    for units in (words(text), words("".join(parts))):
-        shares.append(num_different(units, ngram) / max(1, len(units) - ngram + 1))
-    return max(0.0, shares[0] - shares[1])
+        return Verdict(different / num_ngrams, "ok", f"{num_ngrams - different} of {num_ngrams} repeat")
 
 
 def num_different(units: Sequence[Any], ngram: int) -> int:

@@ -90,33 +90,6 @@ def test_repetition_is_counted_on_token_ids_or_else_on_words():
     assert judged(Repetition(), "", 0).value == 0.0
 
 
-def counted(template: str, numbers: range) -> str:
-    return " ".join(template.format(number) for number in numbers)
-
-
-@pytest.mark.parametrize("numbers", [range(1, 60), range(60, 1, -1), range(0, 120, 2), range(0, 5000, 77)])
-@pytest.mark.parametrize("template", ["step {}", "{}", "Step {}: we go on to the next step.", "line{}", "第{}步"])
-def test_a_counter_hides_no_loop_in_words_or_ids(template, numbers):
-    text = counted(template, numbers)
-    assert judged(Repetition(), text).value < 0.25
-    vocabulary: dict[str, int] = {}
-    ids = tuple(vocabulary.setdefault(word, len(vocabulary)) for word in text.split())
-    verdict = Repetition().score(Row(None, text, ids, {}))
-    assert verdict.value < 0.25 and "counters" in verdict.detail
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1. Read it. 2. Write down what is known. 3. Choose a letter. 4. Solve for x. 5. Check by hand. 6. Box that.",
-        "In 1914 it began, 37 years later 4 more came, so 12 of 88 stayed; 5 left, 9 wrote, 41 did not answer at all.",
-        "9" * 5000 + " is long",
-    ],
-)
-def test_a_numbered_list_and_numbers_of_a_text_are_no_counter(text):
-    assert judged(Repetition(), text).value == 1.0
-
-
 @pytest.mark.parametrize("ngram", [1, 3, 5])
 def test_many_ids_are_counted_as_few_are(ngram):
     draw = random.Random(ngram)

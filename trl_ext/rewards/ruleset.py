@@ -24,7 +24,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once
-from trl_ext.rewards.totals.unscored import Tally, UndecidedRows, tally
+from trl_ext.rewards.totals.unscored import Tally, tally
 
 ON_ERROR = ("stop", "floor")
 ON_UNSCORED = ("error", "warn")
@@ -102,7 +102,6 @@ class RuleSet:
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _batch: SharedBatch | None = field(init=False, repr=False, compare=False, default=None)
     _tallies: dict[str, Tally] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _undecided: UndecidedRows = field(init=False, repr=False, compare=False, default_factory=UndecidedRows)
 
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
@@ -322,9 +321,7 @@ class RuleSet:
         columns = dataset_columns(extras)
         for position in positions:
             name = self.rules[position].name
-            counted = tally(position, self.rules, found, columns)
-            self._tallies[name] = self._tallies.get(name, Tally()) + counted
-            self._undecided.add(name, found[position].verdicts)
+            self._tallies[name] = self._tallies.get(name, Tally()) + tally(position, self.rules, found, columns)
 
     def _log(self, found: list[Column], composed: list[Composed], extras: Mapping[str, Any]) -> None:
         log_metric, log_extra = extras.get("log_metric"), extras.get("log_extra")

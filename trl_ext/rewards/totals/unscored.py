@@ -1,22 +1,16 @@
 """Find rules that scored nothing in a batch, with the reason.
 
 A rule without a value for a row is left out of the row's total. If it has no value for any row, only the other rules
-are optimised, such as length instead of right answers. `UndecidedRows` warns if a rule cannot compare many golds.
+are optimised, such as length instead of right answers.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.rewards.base.rows import is_null
-from trl_ext.rewards.base.rule import Rule, Verdict
+from trl_ext.rewards.base.rule import Rule
 from trl_ext.rewards.totals.scorer import Column
-
-MOST_UNDECIDED_FRAC = 0.01
-_LEAST_ROWS = 100  # A first batch of a few rows does not represent the data.
-
-logger = logging.getLogger("trl_ext.rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +60,3 @@ def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns
         num_covered=sum(any(other.verdicts[index].value is not None for other in others) for index in unscored),
         reason="" if first is None else f"{first.status}: {first.detail or 'no value'}",
     )
-
-
-@dataclass(slots=True)
-class UndecidedRows:
-    """Counts of `undecided` verdicts by rule, with one warning per rule if they are more than 1 % of its rows."""
-
-    num_rows: dict[str, int] = field(default_factory=dict)
-    num_undecided: dict[str, int] = field(default_factory=dict)
-    _warned: set[str] = field(default_factory=set)
-
-    def add(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        undecided = [verdict for verdict in verdicts if verdict.status == "undecided"]
-        rows = self.num_rows.get(name, 0) + sum(verdict.status != "skipped" for verdict in verdicts)
-        count = self.num_undecided.get(name, 0) + len(undecided)
-        self.num_rows[name], self.num_undecided[name] = rows, count
-        if not undecided or name in self._warned or rows < _LEAST_ROWS or count <= MOST_UNDECIDED_FRAC * rows:
-            return
-        self._warned.add(name)
-        logger.warning(
-            f"Rule '{name}' left {count} of {rows} completions undecided ({count / rows:.1%}), because it cannot "
-            f"compare their gold answers; the last of them: {undecided[-1].detail[:200]}. They have no value from "
-            f"this rule. `trl-ext score audit` names all such golds; rules/{name}/undecided_frac is their share."
-        )

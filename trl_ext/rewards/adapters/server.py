@@ -8,17 +8,13 @@
 A missing total or value is null. Errors are 400 (the request), 413 (too large), 415 (not JSON) or 500 (a rule), with
 {"error": "a sentence"}. A client can find out right answers, so the server only listens on this machine. Web pages of
 other origins cannot use it: they cannot send JSON's content type, and a page whose domain resolves to this machine
-sends that domain as `Host` (403). Other machines need a token (`Authorization: Bearer TOKEN`, else 401). If a request
-does not arrive in time, the connection is closed.
+sends that domain as `Host` (403). Other machines need a token (`Authorization: Bearer TOKEN`, else 401).
 """
 
 import hmac
 import ipaddress
 import json
-import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,9 +35,7 @@ REQUEST: dict[str, Any] = {
     "required": ["completions"],
     "additionalProperties": False,
 }
-ARRIVAL_S = 60.0  # A connection is closed if it takes longer to send a request,
-BUSY_ARRIVAL_S = 2.0  # or longer than this while another connection waits.
-MAX_CONNECTIONS = 64
+SILENCE_S = 60.0  # A connection is closed if it sends nothing for longer.
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -69,8 +63,7 @@ class RewardServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    # With the standard five, the sixth waiting connection has to try again a second later.
-    request_queue_size = MAX_CONNECTIONS
+    request_queue_size = 64  # With the standard five, the sixth waiting connection has to try again a second later.
 
     def __init__(
         self, rules: Any, host: str = "127.0.0.1", port: int = 8300, max_body_bytes: int = 2**24, token: str = ""
@@ -82,11 +75,9 @@ class RewardServer(ThreadingHTTPServer):
             raise RuleError(
                 "normalise=True needs the totals of a whole run, and clients report none. Set it to False."
             )
-        self.arriving: dict[socket.socket, float] = {}  # Connections without a complete request, and their start.
         self.token = token.encode()
         self.rules = rules
         self.max_body_bytes = max_body_bytes
-        self.open_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -99,30 +90,6 @@ class RewardServer(ThreadingHTTPServer):
                 f"Other machines reach {host}, and whoever asks learns right answers. Give a token by --token_env or "
                 "--token_file (in Python: token=...), or listen at 127.0.0.1."
             )
-
-    def service_actions(self) -> None:
-        """Overrides socketserver.BaseServer.service_actions: closes, twice a second, connections without a request."""
-        self._hang_up(ARRIVAL_S)
-
-    def _hang_up(self, after_s: float) -> None:
-        for connection, since in list(self.arriving.items()):
-            if time.monotonic() - since > after_s:
-                with suppress(OSError):  # It has ended.
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Overrides socketserver.ThreadingMixIn.process_request: waits for a place among the open connections."""
-        while not self.open_connections.acquire(timeout=0.1):
-            self._hang_up(BUSY_ARRIVAL_S)
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Overrides socketserver.ThreadingMixIn.process_request_thread: gives its place back."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.arriving.pop(request, None)
-            self.open_connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Overrides socketserver.BaseServer.handle_error: ignores clients that disconnect."""
@@ -200,12 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: RewardServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "trl_ext", ""
-    timeout = ARRIVAL_S
-
-    def handle_one_request(self) -> None:
-        """Overrides BaseHTTPRequestHandler.handle_one_request: records when waiting begins."""
-        self.server.arriving[self.connection] = time.monotonic()
-        super().handle_one_request()
+    timeout = SILENCE_S
 
     def do_GET(self) -> None:
         self._answer(self._health)
@@ -255,7 +217,6 @@ class _Handler(BaseHTTPRequestHandler):
             limit = self.server.max_body_bytes
             raise RequestError(413, f"The body has {length} bytes, more than {limit}. Send fewer completions.")
         data = self.rfile.read(int(length))
-        self.server.arriving.pop(self.connection, None)
         self.close_connection = self.headers.get("Connection", "").lower() == "close"
         try:
             return json.loads(data)

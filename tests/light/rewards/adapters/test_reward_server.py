@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -18,7 +17,6 @@ from trl_ext import RuleSet
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import Answer, Call, Length, Row
-from trl_ext.rewards.adapters import server as adapter
 from trl_ext.rewards.adapters.server import REQUEST, RewardServer
 
 pytestmark = pytest.mark.slow
@@ -145,50 +143,6 @@ def test_a_page_whose_name_leads_here_is_refused(server, host):
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8300", "127.0.0.1", "[::1]:8300"])
 def test_this_machines_names_are_answered(server, host):
     assert ask(server, "/score", BATCH, Host=host)[0] == 200
-
-
-def drip(server, stop, connections):
-    """Send a byte of a request every tenth of a second on each connection."""
-    while not stop.wait(0.1):
-        for client in list(connections):
-            try:
-                client.sendall(b"x")
-            except OSError:
-                connections.remove(client)
-
-
-@pytest.fixture
-def dripping(server, request):
-    clients = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(request.param)]
-    for place, client in enumerate(clients):  # within the headers, and within the body
-        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        client.sendall(head + (b"Content-Length: 10000\r\n\r\n" if place % 2 else b"X: "))
-    left, stop = list(clients), threading.Event()
-    thread = threading.Thread(target=drip, args=(server, stop, left))
-    thread.start()
-    yield left
-    stop.set()
-    thread.join()
-    for client in clients:
-        client.close()
-
-
-@pytest.mark.parametrize("dripping", [adapter.MAX_CONNECTIONS], indirect=True)
-def test_honest_requests_are_answered_while_slow_ones_hold_all_places(server, dripping, capfd):
-    start = time.monotonic()
-    for _ in range(3):
-        assert ask(server, "/score", BATCH)[0] == 200
-    assert time.monotonic() - start < 3 * adapter.BUSY_ARRIVAL_S
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("dripping", [2], indirect=True)
-def test_a_request_has_to_arrive_in_time_however_often_a_byte_comes(server, dripping, monkeypatch):
-    monkeypatch.setattr(adapter, "ARRIVAL_S", 0.2)
-    end = time.monotonic() + 10
-    while dripping and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not dripping
 
 
 def test_other_machines_need_the_token():

@@ -14,7 +14,7 @@ from typing import Any
 from rewrites import Rewrite, respelled, restated
 
 from trl_ext.rewards.auditing.audit import earns_all, gold_key
-from trl_ext.rewards.auditing.redteam import Target, frame_of
+from trl_ext.rewards.auditing.redteam import ANNOUNCED, gold_of, wrong_answers
 from trl_ext.rewards.base.rule import Row, Rule, ideal_of
 from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
@@ -87,16 +87,17 @@ class Metamorphic:
         return "\n".join(shares)
 
 
-def rewrite_golds(rules: RuleSet, targets: Sequence[Target]) -> Metamorphic:
+def rewrite_golds(rules: RuleSet, data: Sequence[Mapping[str, Any]]) -> Metamorphic:
     """Judge rewrites of each row's gold by every rule that judges correctness and can say what would be right."""
     scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
+    golds = [gold_of(rules.rules, row, number) for number, row in enumerate(data)]
     num_judged, num_paid = {False: 0, True: 0}, {False: 0, True: 0}  # by whether the rewrites are harmful
     surprises: list[Surprise] = []
     for rule in rules.rules:
-        asked = [*_asked(rule, targets)] if rule.judges_correctness else []
+        asked = [*_asked(rule, data, golds)] if rule.judges_correctness else []
         if not asked:
             continue
-        rows = [Row(targets[one.row].prompt, one.completion, None, targets[one.row].columns) for one in asked]
+        rows = [Row(data[one.row].get("prompt"), one.completion, None, data[one.row]) for one in asked]
         (column,) = scorer.columns([rule], rows)
         unmet = {one.row for one, verdict in zip(asked, column.verdicts, strict=True)
                  if one.how == "none" and not earns_all(rule, verdict)}  # fmt: skip
@@ -119,17 +120,19 @@ class _Asked:
     completion: str
 
 
-def _asked(rule: Rule, targets: Sequence[Target]) -> Iterator[_Asked]:
-    for number, target in enumerate(targets):
-        ideal = ideal_of(rule, target.columns, number) if applies(rule.when, target.columns) else None
+def _asked(rule: Rule, data: Sequence[Mapping[str, Any]], golds: Sequence[str | None]) -> Iterator[_Asked]:
+    known = [gold for gold in golds if gold is not None]
+    for number, row in enumerate(data):
+        ideal = ideal_of(rule, row, number) if applies(rule.when, row) else None
         if ideal is None:
             continue
-        before, behind = frame_of(ideal)
-        answer = ideal[len(before) : len(ideal) - len(behind)]
-        if len(answer) > _MAX_CHARS or "\n" in answer or not answer.strip() or _num_golds(rule, target.columns) > 1:
+        match = ANNOUNCED.fullmatch(ideal)
+        start, end = match.span(match.lastindex or 0) if match else (0, len(ideal))
+        before, answer, behind = ideal[:start], ideal[start:end], ideal[end:]
+        if len(answer) > _MAX_CHARS or "\n" in answer or not answer.strip() or _num_golds(rule, row) > 1:
             continue
         yield _Asked(number, False, "none", ideal)
-        wrong, other = target.wrong, target.other
+        wrong, other = wrong_answers(golds[number] or "", known)
         # Beside others, the parts of a list may be the parts that it has.
         hedged = "," not in answer and gold_key(wrong) != gold_key(answer)
         found = [(True, one) for one in several(answer, wrong, other)] if hedged else []

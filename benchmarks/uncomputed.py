@@ -20,7 +20,6 @@ from counts import show_counts
 from metamorphic import rewrite_golds
 
 from trl_ext.rewards import Math, Row, RuleSet
-from trl_ext.rewards.auditing.redteam import of_data
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 _NUMBER = re.compile(r"\d*\.?\d+")
@@ -61,7 +60,7 @@ def golds(path: Path) -> dict[str, int]:
     rule = Math()
     own = [rule.score(Row(row["prompt"], rule.ideal(row) or "", None, row)) for row in rows]
     rules = RuleSet([rule], isolate=False)
-    found = rewrite_golds(rules, of_data(rules.rules, rows))
+    found = rewrite_golds(rules, rows)
     return {
         "golds": len(rows),
         "unreadable": sum(verdict.status == "gold_invalid" for verdict in own),

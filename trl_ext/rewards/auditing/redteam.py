@@ -10,7 +10,7 @@ may be paid in full on at most one of them.
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
@@ -30,6 +30,8 @@ REFUSED, NOT_TRIED = "refused", "not tried"
 _ROUNDING = 1e-9
 _SHOWN = 10  # completions under the table
 _FIELD = re.compile(r"\[(gold|wrong|other|prompt|words|tags|a|b|c)\]")
+# An ideal completion that announces its answer, the group.
+ANNOUNCED = re.compile(r"(?s)<answer>(.*)</answer>|\\boxed\{(.*)\}|The answer is (.*)")
 _SHAPES = (  # of completions
     *("{text} {answer}", "{text} The answer is {answer}.", "{text} \\boxed{{{answer}}}", "{text}\nA: {answer}"),
     *("{text}\n#### {answer}", "<answer>{answer}</answer>", "<think>{text}</think>\n{answer}"),
@@ -44,18 +46,6 @@ _CLAUSES = (
 ).split(";")
 _LETTERS = "ABCDEAB"
 _SENTENCES = (0, 4, 16, 60)  # of filler, so that rules about length get honest completions of several lengths
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A row to cheat on: the cells that rules get, the right answer if known, two wrong answers, a good completion."""
-
-    prompt: Any
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    gold: str | None = None
-    wrong: str = "something else"
-    other: str = "nothing of the kind"
-    completion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +66,6 @@ class Attempt:
     def ok(self) -> bool:
         """True if the cheat did not get through."""
         return self.verdict in (REFUSED, NOT_TRIED)
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cheat's line of the table."""
-        total, bar = ("-" if value is None else f"{value:.3f}" for value in (self.total, self.bar))
-        return self.cheat.replace("\n", "\\n"), total, bar, "" if self.row is None else str(self.row), self.verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +105,22 @@ class RedteamReport:
         return {"ok": self.ok, "blind_rows": self.blind_rows, **asdict(self)}
 
     def __str__(self) -> str:
-        lines = [("cheat", "total", "bar", "row", "verdict"), *(attempt.cells() for attempt in self.attempts)]
-        return "\n".join([table(lines), "", *self._verdict()])
-
-    def _verdict(self) -> Iterator[str]:
-        tried = [attempt for attempt in self.attempts if attempt.verdict != NOT_TRIED]
+        lines = [("cheat", "total", "bar", "row", "verdict")]
+        for one in self.attempts:
+            total, bar = ("-" if value is None else f"{value:.3f}" for value in (one.total, one.bar))
+            row = "" if one.row is None else str(one.row)
+            lines.append((one.cheat.replace("\n", "\\n"), total, bar, row, one.verdict))
+        tried = sum(one.verdict != NOT_TRIED for one in self.attempts)
         rows = f"{len(self.bars)} row{'s' if len(self.bars) > 1 else ''}"
-        yield f"{len(tried)} cheats on {rows}, {self.num_completions} completions: {len(self.through)} got through"
-        for attempt in self.through[:_SHOWN]:
-            yield f"{attempt.cheat!r}, row {attempt.row}: {shortened(repr(attempt.completion))}"
+        found = [f"{tried} cheats on {rows}, {self.num_completions} completions: {len(self.through)} got through"]
+        for one in self.through[:_SHOWN]:
+            found.append(f"{one.cheat!r}, row {one.row}: {shortened(repr(one.completion))}")
         for row in self.blind_rows[:_SHOWN]:
-            yield f"row {row}: a right answer earns {self.rights[row]:g} and a wrong one {self.bars[row]:g}"
+            found.append(f"row {row}: a right answer earns {self.rights[row]:g} and a wrong one {self.bars[row]:g}")
         if self.undecided_rows:
             shown = ", ".join(map(str, self.undecided_rows[:_SHOWN]))
-            yield f"left out, golds undecided (see audit): rows {shown}"
-        yield "ok" if self.ok else "not ok"
+            found.append(f"left out, golds undecided (see audit): rows {shown}")
+        return "\n".join([table(lines), "", *found, "ok" if self.ok else "not ok"])
 
 
 def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping[str, str] = CHEATS) -> RedteamReport:
@@ -157,8 +143,9 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
         raise ConfigError(f"shape is {shape!r}. Write [answer] for the answer and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run. Here it is a finding.
     rules = replace(rules, on_error="floor")
-    targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
-    courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
+    rows = data_rows(rows, rules, ("prompt", "completion"))
+    golds = [gold_of(rules.rules, row, index) for index, row in enumerate(rows)]
+    courts = [_Court(rules, row, golds, shape, index) for index, row in enumerate(rows)]
     decided = [court for court in courts if court.is_decided]
     if not decided:
         raise DataError("Every gold here is undecided, so no cheat differs from another answer. Give other rows.")
@@ -168,7 +155,7 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     trios = [three for court in decided if len(three := court.with_rivals(decided)) == 3]
     tried |= {text: list(_joined(text, trios)) for text in JOINS}
     return RedteamReport(
-        tuple(_worst(found) or Attempt(name, None, "", None, None, NOT_TRIED) for name, found in tried.items()),
+        tuple(_worst(name, found) for name, found in tried.items()),
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
@@ -176,15 +163,16 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     )
 
 
-def _worst(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Return the attempt that got through and was furthest above its bar; None without attempts."""
-    return max(attempts, key=lambda one: (not one.ok, (one.total or 0.0) - (one.bar or 0.0)), default=None)
+def _worst(name: str, attempts: Sequence[Attempt]) -> Attempt:
+    """Return the attempt that got through and was furthest above its bar."""
+    untried = Attempt(name, None, "", None, None, NOT_TRIED)
+    return max(attempts, key=lambda one: (not one.ok, (one.total or 0.0) - (one.bar or 0.0)), default=untried)
 
 
 def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
     """Try a text of the answers of three rows; it gets through if two rows pay it in full."""
     for three in trios:
-        text = filled(template, dict(zip("abc", [str(one.target.gold) for one in three], strict=True)))
+        text = filled(template, dict(zip("abc", [str(one.gold) for one in three], strict=True)))
         explained = [one.explained([text])[0] for one in three]
         paid: dict[str, list[str]] = {}
         for court, found in zip(three, explained, strict=True):
@@ -197,39 +185,37 @@ def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Atte
 class _Court:
     """One row, with its bar and the results of cheats."""
 
-    def __init__(self, rules: RuleSet, target: Target, shape: str | None, row: int):
-        self.rules, self.target, self.row = rules, target, row
+    def __init__(
+        self, rules: RuleSet, cells: Mapping[str, Any], golds: Sequence[str | None], shape: str | None, row: int
+    ):
+        self.rules, self.row, self.gold = rules, row, golds[row]
+        self.prompt = cells.get("prompt")
+        self.columns = {name: cell for name, cell in cells.items() if name not in ("prompt", "completion")}
+        self.wrong, self.other = wrong_answers(self.gold or "", [gold for gold in golds if gold is not None])
         self.num_completions = 0
         self._judging = {rule.name: rule for rule in rules.rules if rule.judges_correctness}
-        self._shape = shape
-        wrong = self.explained(self._honest())
-        bar = highest(explained.total for explained in wrong)
+        if self._judging:
+            texts = ["", *honest(rules.rules, self.wrong, shape)]
+        else:
+            good = cells.get("completion")
+            texts = [] if good is None else [completion_text(good)]
+            texts += honest(rules.rules, self.gold or "so", shape)
+        wrong = self.explained(texts)
+        bar = highest(wrong)
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
-        self.is_decided = not any(part.status == "undecided" for explained in wrong for part in explained.parts)
+        parts = [part for explained in wrong for part in explained.parts]
+        self.is_decided = not any(part.status == "undecided" for part in parts)
         # The largest value that each judging rule gives to an honest wrong answer.
         self._values = {rule.name: rule.floor for rule in self._judging.values()}
-        for part in (part for explained in wrong for part in explained.parts):
+        for part in parts:
             if part.rule in self._values and part.value is not None:
                 self._values[part.rule] = max(self._values[part.rule], part.value)
-        self.right = self._right()
-
-    def _honest(self) -> list[str]:
-        """Return the honest completions that set the bar."""
-        target, rules = self.target, self.rules.rules
-        if self._judging:
-            return ["", *honest(rules, target.wrong, self._shape)]
-        good = [] if target.completion is None else [completion_text(target.completion)]
-        return [*good, *honest(rules, target.gold or "so", self._shape)]
-
-    def _right(self) -> float | None:
-        """Return the highest total of a right answer; None if no gold is known or no rule judges correctness."""
-        if self.target.gold is None or not self._judging:
-            return None
-        ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging.values()]
-        texts = [*filter(None, ideals), *honest(self.rules.rules, self.target.gold, self._shape)]
-        return highest(explained.total for explained in self.explained(texts))
+        self.right: float | None = None  # the highest total of a right answer, if a gold is known
+        if self.gold is not None and self._judging:
+            ideals = [ideal_of(rule, self.columns, row) for rule in self._judging.values()]
+            self.right = highest(self.explained([*filter(None, ideals), *honest(rules.rules, self.gold, shape)]))
 
     def pays(self, part: Any) -> bool:
         """Return True if a part of an explanation is the full value of a rule that judges correctness."""
@@ -246,24 +232,24 @@ class _Court:
 
     def refuses(self, other: "_Court") -> bool:
         """Return True if no rule pays for the other row's gold on this row."""
-        gold = str(other.target.gold)
+        gold = str(other.gold)
         explained = self.explained([gold, f"The answer is {gold}."])
-        return gold_key(gold) != gold_key(str(self.target.gold)) and not any(
+        return gold_key(gold) != gold_key(str(self.gold)) and not any(
             self.pays(part) for one in explained for part in one.parts
         )
 
     def attempt(self, name: str, template: str) -> Attempt | None:
         """Try a cheat on this row; return None if it cannot be tried, or might be right by chance."""
-        target, fields = self.target, frozenset(_FIELD.findall(template))
-        if target.gold is None and "gold" in fields:
+        fields = frozenset(_FIELD.findall(template))
+        if self.gold is None and "gold" in fields:
             return None
         words, tags = " ".join(keywords_of(self.rules.rules)), tags_of(self.rules.rules)
-        given = {"gold": target.gold or "", "wrong": target.wrong, "other": target.other, "words": words}
-        given |= {"prompt": question_text(target.prompt), "tags": "".join(f"<{tag}></{tag}>" for tag in tags)}
+        given = {"gold": self.gold or "", "wrong": self.wrong, "other": self.other, "words": words}
+        given |= {"prompt": question_text(self.prompt), "tags": "".join(f"<{tag}></{tag}>" for tag in tags)}
         completion = filled(template, given)
         # The text may contain the gold by design, or as an option that the prompt lists.
-        on_purpose = "gold" in fields or ("prompt" in fields and target.gold in tuple("ABCDE"))
-        if target.gold is not None and not on_purpose and holds(completion, target.gold):
+        on_purpose = "gold" in fields or ("prompt" in fields and self.gold in tuple("ABCDE"))
+        if self.gold is not None and not on_purpose and holds(completion, self.gold):
             return None
         (explained,) = self.explained([completion])
         return Attempt(name, self.row, completion, explained.total, self.bar, self._verdict(explained))
@@ -281,9 +267,9 @@ class _Court:
     def explained(self, completions: Sequence[str]) -> list[Explanation]:
         """Score completions of this row, with explanations."""
         self.num_completions += len(completions)
-        columns = {name: [cell] * len(completions) for name, cell in self.target.columns.items()}
+        columns = {name: [cell] * len(completions) for name, cell in self.columns.items()}
         ids = [token_ids(text) for text in completions]
-        return self.rules.explain_all([self.target.prompt] * len(completions), list(completions), ids, **columns)
+        return self.rules.explain_all([self.prompt] * len(completions), list(completions), ids, **columns)
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:
@@ -291,9 +277,9 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: fields.get(match[1], match[0]), template)
 
 
-def highest(totals: Iterable[float | None]) -> float | None:
+def highest(explained: Iterable[Explanation]) -> float | None:
     """Return the largest known total; None if none is known."""
-    return max((total for total in totals if total is not None), default=None)
+    return max((one.total for one in explained if one.total is not None), default=None)
 
 
 def holds(completion: str, gold: str) -> bool:
@@ -310,43 +296,15 @@ def token_ids(text: str) -> list[int]:
 # Rows and their honest completions -----------------------------------------------------------------------------------
 
 
-def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """Return the user's rows, with wrong answers that look like the right answers."""
-    golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
-    known = [gold for gold in golds if gold is not None]
-    targets = []
-    for row, gold in zip(rows, golds, strict=True):
-        columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
-        target = Target(row.get("prompt"), columns, gold, completion=row.get("completion"))
-        if gold is not None:
-            wrong, other = wrong_answers(gold, known)
-            target = replace(target, wrong=wrong, other=other)
-        targets.append(target)
-    return targets
-
-
-def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
-    """Return the row's right answer from the first rule that can name it."""
+def gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
+    """Return the row's right answer, without its announcement, from the first rule that can name it."""
     for rule in rules:
         if rule.judges_correctness and applies(rule.when, row):
             ideal = ideal_of(rule, row, index)
             if ideal is not None:
-                before, behind = frame_of(ideal)
-                return ideal[len(before) : len(ideal) - len(behind)]
+                announced = ANNOUNCED.fullmatch(ideal)
+                return announced[announced.lastindex or 0] if announced else ideal
     return None
-
-
-def frame_of(ideal: str) -> tuple[str, str]:
-    r"""Return the text before and after the answer in an ideal completion.
-
-    Example:
-        >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
-        (('\\boxed{', '}'), ('The answer is ', ''), ('', ''))
-    """
-    for before, behind in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
-        if ideal.startswith(before) and ideal.endswith(behind):
-            return before, behind
-    return "", ""
 
 
 def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
-from trl_ext.rewards.auditing.redteam import filled, holds, honest, of_data, redteam, token_ids, wrong_answers
+from trl_ext.rewards.auditing.redteam import filled, gold_of, holds, honest, redteam, token_ids, wrong_answers
 
 pytestmark = pytest.mark.slow
 
@@ -198,8 +198,8 @@ def test_wrong_answers_look_like_the_right_one(subtests):
 
 
 def test_a_users_row_brings_its_gold_without_what_announces_it_and_is_cheated_on_with_it():
-    targets = of_data([Answer()], [{"answer": "9 * 2 = 18\n#### 18"}, {"answer": "\\boxed{7}"}, {"answer": None}])
-    assert [target.gold for target in targets] == ["18", "7", None]
+    rows = [{"answer": "9 * 2 = 18\n#### 18"}, {"answer": "\\boxed{7}"}, {"answer": None}]
+    assert [gold_of([Answer()], row, index) for index, row in enumerate(rows)] == ["18", "7", None]
     cheats = {"sandwich": "[wrong] [gold] [other]"}
     report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}], cheats=cheats)
     assert through(report)["sandwich"].completion == "52 42 62"

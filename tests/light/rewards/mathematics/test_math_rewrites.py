@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import ROOT
 from trl_ext.rewards import Answer, Math, RuleSet
-from trl_ext.rewards.auditing.redteam import of_data
 
 pytest.importorskip("math_verify")
 
@@ -23,7 +22,7 @@ def rewritten(monkeypatch):
     def rewritten(rule, *golds, prompts=None):
         rules = RuleSet([rule], isolate=False)
         pairs = zip(prompts or ["?"] * len(golds), golds, strict=True)
-        return rewrite_golds(rules, of_data(rules.rules, [{"prompt": one, "answer": gold} for one, gold in pairs]))
+        return rewrite_golds(rules, [{"prompt": one, "answer": gold} for one, gold in pairs])
 
     return rewritten
 

@@ -1,7 +1,6 @@
 """Rules as rewards: small, checkable, explainable, and without torch or TRL."""
 
-from trl_ext.rewards.auditing.audit import audit
-from trl_ext.rewards.auditing.examples import test
+from trl_ext.rewards.auditing.audit import audit, test
 from trl_ext.rewards.auditing.redteam import redteam
 from trl_ext.rewards.base.rows import completion_text
 from trl_ext.rewards.base.rule import Row, Rule, Verdict

@@ -11,8 +11,7 @@ import pytest
 from tests import environment_servers
 from tests.environment_servers import ADD, EnvClient, GymServer
 from trl_ext.errors import RuleError
-from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym, openenv
-from trl_ext.rewards.adapters.tool_methods import with_tools
+from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym, openenv, with_tools
 
 PROMPT = [{"role": "user", "content": "2 + 2 ="}]
 

@@ -85,7 +85,7 @@ class _Run:
         """Audit one rule over all rows."""
         ideals = [ideal_of(rule, row, index) for index, row in enumerate(self.rows)]
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
-        self.tally = tally = _Tally(rule)
+        tally = _Tally(rule)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
             own = [Comparison(row, row, ideals[row], rule.blank) for row in numbers]
             verdicts = self._verdicts(rule, own)
@@ -120,8 +120,6 @@ class _Run:
         except RuleError as error:
             first, last = entries[0].row, entries[-1].row
             raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
-        for criterion, is_met, _ in (part for verdict in column.verdicts for part in verdict.parts):
-            self.tally.met.setdefault(criterion, []).append(is_met)
         return column.verdicts
 
 
@@ -130,7 +128,6 @@ class _Tally:
 
     def __init__(self, rule: Rule):
         self.rule = rule
-        self.met: dict[str, list[bool]] = {}  # for each criterion, whether each judged text meets it
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
@@ -172,7 +169,6 @@ class _Tally:
             num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
-            idle_criteria={name: all(met) for name, met in self.met.items() if len({*met}) == 1 < len(met)},
             **{f"num_{name}": self.counts[name] for name in counted},
         )
 

@@ -1,7 +1,7 @@
 """The report of an audit, as counts and as a table."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trl_ext.rewards.totals.explanation import shortened
@@ -63,7 +63,6 @@ class RuleAudit:
         num_alike: Compared golds that earned the ceiling in both directions: the rule takes them for the same.
         lost_rows: Numbers of all rows whose gold is unreadable or undecided, to leave out of the data.
         failures: The first hundred failures.
-        idle_criteria: Criteria of a rubric that all judged texts meet (True) or none meets (False).
     """
 
     rule: str
@@ -78,7 +77,6 @@ class RuleAudit:
     num_alike: int
     lost_rows: tuple[int, ...]
     failures: tuple[Failure, ...]
-    idle_criteria: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -103,9 +101,6 @@ class RuleAudit:
         for kind in FAULTS:
             found = [failure for failure in self.failures if failure.kind == kind]
             yield from (f"{self.rule}, {failure}" for failure in found[:_SHOWN])
-        for criterion, is_met in self.idle_criteria.items():
-            who = "every answer that was judged meets it" if is_met else "no answer that was judged meets it"
-            yield f"{self.rule}, criterion {shortened(criterion, 60)!r}: {who}, so that it separates nothing"
 
 
 @dataclass(frozen=True, slots=True)

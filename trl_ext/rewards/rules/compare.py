@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar
 
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders
 from trl_ext.rewards.text.prose import is_blank, text_part
@@ -38,7 +38,6 @@ class Compare(ModelJudge):
     def check(self) -> None:
         check_choice(self, "method", self.method, ("pairs", "rank"))
         check_whole(self, "opponents", self.opponents)
-        check_flag(self, "schema", self.schema)
         if self.opponents % 2 or (self.opponents and self.method == "rank"):
             self._refuse(f"opponents is {self.opponents}. Give an even number, and none with method rank.")
         ModelJudge.check(self)

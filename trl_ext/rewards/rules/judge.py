@@ -11,7 +11,6 @@ import regex
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, check_whole
 from trl_ext.rewards.base.shaping import pair_of
-from trl_ext.rewards.rules.judge_prompt import KEYS
 from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders, is_quoted
 
 _LONGEST_LINE = 500  # characters of a reply's last line
@@ -37,8 +36,6 @@ class Judge(ModelJudge):
             calls), `gold`, `tag` (a code for tags that the completion cannot foresee), with `against` also `first` and
             `second`; any other name is a column. Empty: question, right answer if the row has it, and answer, each
             between tags.
-        schema: True, or a JSON schema of the reply (`response_format`); its key "score" or "better" is the score.
-            False, for servers without this option, asks for the same JSON in words.
         against: Column with the answer to compare with. Empty: the completion is judged alone.
         scores: Lowest and highest score that the judge may give.
         choices: Words with their values, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`; the judge chooses a word instead
@@ -51,7 +48,6 @@ class Judge(ModelJudge):
         `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
     """
 
-    schema: bool | Mapping[str, Any] = True
     against: str = ""  # type: ignore[misc]
     scores: tuple[float, float] = (1.0, 10.0)  # type: ignore[misc]
     choices: Mapping[str, float] | None = None  # type: ignore[misc]
@@ -79,13 +75,6 @@ class Judge(ModelJudge):
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
         if self.choices is not None:
             self._check_choices(self.choices)
-        key = KEYS[self._mode]
-        if not isinstance(self.schema, bool | Mapping):
-            self._refuse(f"schema is {self.schema!r}. Give true, false or a JSON schema.")
-        if isinstance(self.schema, Mapping) and key not in self.schema.get("properties", {}):
-            self._refuse(f"the schema has no property '{key}', which is the score. Add it.")
-        if self.pattern and isinstance(self.schema, Mapping):
-            self._refuse("there are a pattern and a schema. Give one: a reply has one form.")
         if self.pattern and not self.rubric:
             self._refuse("there is a pattern. Give a rubric, too, that asks the judge for such a last line.")
         try:
@@ -112,11 +101,6 @@ class Judge(ModelJudge):
     @property
     def _mode(self) -> str:
         return "pair" if self.against else "alone"
-
-    def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        if isinstance(self.schema, Mapping):
-            return self.schema
-        return None if self.pattern else ModelJudge._schema_of(self, names)
 
     def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
         return both_orders(given["completion"], given[self.against]) if self.against else [({}, self._value_of)]

@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.base.rows import is_null
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.text.prose import is_blank, text_part
@@ -130,7 +130,7 @@ class ModelJudge(AsyncRule):
     rubric: str = ""
     template: str = ""
     gold: str = ""
-    schema: Any = True
+    schema: bool = True
     temperature: float | None = None
     max_tokens: int = 2048
     max_chars: int = 50_000
@@ -175,6 +175,7 @@ class ModelJudge(AsyncRule):
             server.check(self)
         self._check_shown()
         check_choice(self, "where", self.where, ("after_think", "all"))
+        check_flag(self, "schema", self.schema)
         check_whole(self, "max_tokens", self.max_tokens, 1)
         check_whole(self, "max_chars", self.max_chars, 1)
         if self.temperature is not None:
@@ -206,7 +207,8 @@ class ModelJudge(AsyncRule):
 
     def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the JSON schema of the reply to a request with these names; None if any form is allowed."""
-        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if self.schema else None
+        is_asked = self.schema and not self.pattern
+        return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if is_asked else None
 
     def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
         """Return the median of the votes, each the mean over requests. Replies are ordered by vote, then request."""
@@ -274,8 +276,7 @@ class ModelJudge(AsyncRule):
             json.dumps(part, sort_keys=True, default=str) for part in (rest, *(names for names, _ in shown))
         )
         code = hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
-        has_form = not self.pattern and isinstance(self.schema, bool)
-        asked = judge_prompt.system_message(self._mode, self.rubric, has_form, self.scores, self.choices or ())
+        asked = judge_prompt.system_message(self._mode, self.rubric, not self.pattern, self.scores, self.choices or ())
         template, requests = judge_prompt.compiled(self._template)[0], []
         for names, read in shown:
             # A request cannot hold a lone surrogate.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice
 from trl_ext.rewards.rules.async_rule import content_key
-from trl_ext.rewards.rules.judge_prompt import shipped_schema, shown_text
+from trl_ext.rewards.rules.judge_prompt import shipped_schema
 from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown
 from trl_ext.rewards.text.prose import is_blank
 from trl_ext.rewards.totals.explanation import shortened
@@ -45,21 +45,16 @@ class Rubric(ModelJudge):
             `{criterion: text, points: 5, title: name, tags: [...], veto: false}`; `description` and `weight` are
             other names of the first two keys.
         calls: "one" asks about all criteria in one call, "each" makes a call per criterion.
-        reference: Column with an answer for `audit` to judge, to find criteria that separate nothing. Empty: none.
     """
 
     judges_correctness: ClassVar[bool] = True
 
     criteria: Sequence[Any] | str = field(kw_only=True)
     calls: str = "one"
-    reference: str = ""
 
     def check(self) -> None:
         ModelJudge.check(self)
         check_choice(self, "calls", self.calls, ("one", "each"))
-        check_flag(self, "schema", self.schema)
-        if not isinstance(self.reference, str):
-            self._refuse(f"reference is {self.reference!r}. Give the name of a column, or leave it out.")
         if not self._column and (why := self._unread_criteria({})):
             self._refuse(f"{why}.")
 
@@ -75,13 +70,6 @@ class Rubric(ModelJudge):
     def columns(self) -> tuple[str, ...]:
         shown = ModelJudge.columns.fget(self)  # type: ignore[attr-defined]
         return tuple(dict.fromkeys(filter(None, (*shown, self._column))))
-
-    @property
-    def ideal_columns(self) -> tuple[str, ...]:
-        return (self.reference,) if self.reference else ()
-
-    def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        return shown_text(columns.get(self.reference)) or None
 
     def unread(self, columns: Mapping[str, Any]) -> str:
         """Return the problem of the row's criteria, or a sentence about an empty column."""

@@ -389,11 +389,7 @@ def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(subtests):
         *(({"template": "{{ completion"}, "not valid Jinja"), ({"template": "{{ prompt }}"}, "must show")),
         ({"template": "{{ completion }}", "against": "other"}, "must show"),
         *(({"pattern": "(", "rubric": "r"}, "no regular expression"), ({"pattern": "x", "rubric": "r"}, "in a group")),
-        *(
-            ({"pattern": "(x)"}, "Give a rubric"),
-            ({"pattern": "(x)", "rubric": "r", "schema": {"properties": {"score": 1}}}, "Give one"),
-        ),
-        *(({"schema": {"properties": {"mark": {}}}}, "no property 'score'"), ({"max_tokens": 0}, "max_tokens")),
+        *(({"pattern": "(x)"}, "Give a rubric"), ({"schema": {}}, "true or false"), ({"max_tokens": 0}, "max_tokens")),
         *(({"choices": {True: 1, False: 0}}, "in quotes"), ({"choices": {"a": 1}}, "two or more")),
         *(({"choices": {"a": 2, "b": 0}}, "0 to 1"), ({"choices": ["a", "b"]}, "choices is")),
         *(({"choices": {"a": 1, "A": 0}}, "different"), ({"choices": {"a": True, "b": 0}}, "0 to 1")),

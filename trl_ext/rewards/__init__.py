@@ -12,7 +12,6 @@ from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
-from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
@@ -33,7 +32,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.scorer import LARGEST
 
 __all__ = [
-    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Compare", "Explanation",
+    "GATE_OPENS_AT", "LARGEST", "Answer", "AsyncRule", "Call", "Code", "Explanation",
     "Grammar", "Instructions", "JsonMatch", "JsonSchema", "Judge", "Keywords", "Language", "LanguageTool", "Length",
     "Limits", "Math", "Part", "Pattern", "Relevance", "Remote", "Repetition", "Row", "Rubric", "Rule", "RuleColumn",
     "RuleSet", "Tags", "Verdict", "WorkerPool", "audit", "completion_text", "filter_pairs", "redteam", "test",

@@ -30,7 +30,6 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
-from trl_ext.rewards.rules.compare import Compare
 from trl_ext.rewards.rules.grammar import Grammar, LanguageTool
 from trl_ext.rewards.rules.json_match import JsonMatch
 from trl_ext.rewards.rules.json_schema import JsonSchema
@@ -47,7 +46,7 @@ from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    Answer, Call, Code, Compare, Grammar, Instructions, JsonMatch, JsonSchema, Judge, Keywords, Language, LanguageTool,
+    Answer, Call, Code, Grammar, Instructions, JsonMatch, JsonSchema, Judge, Keywords, Language, LanguageTool,
     Length, Math, Pattern, Relevance, Remote, Repetition, Rubric, Tags,
 )  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}

@@ -180,7 +180,6 @@ CALLS = ({"input": "1", "output": "1"},)
 MADE: dict[str, tuple[list[dict], dict]] = {
     "answer": ([{}, {"kind": "exact"}, {"kind": "choice"}, {"kind": "qa"}], {"answer": GOLDS}),
     "code": ([{"require": "L0", "cpu_s": 0.2}], {"tests": [json.dumps(CALLS)]}),
-    "compare": ([{"model": "m", "opponents": 2}], {}),
     "grammar": ([{}], {}),
     "instructions": (
         [{}],
@@ -223,7 +222,6 @@ NEEDS = {
     "grammar": "harper",
 }
 REPLIES = {
-    "compare": '{"better": "A"}',
     "judge": '{"score": 5}',
     "remote": b'{"reward": 0.5}',
     "rubric": '{"met": {"1": true}}',

@@ -4,7 +4,6 @@ Each rank's rewards differ, so that a batch that is not pooled shows in the stat
 """
 
 import json
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from tests import tiny
-from tests.chat_server import ChatServer
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Call, Compare, Length, Row, Rule, Verdict
+from trl_ext.rewards import Call, Length, Row, Rule, Verdict
 
 torch.set_num_threads(1)
 
@@ -80,28 +78,31 @@ def unscored(folder: str, ranks: tuple[int, ...]) -> list[str]:
     return gather_object([f"{trainer.state.global_step} steps"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Longer(Rule):
+    """The share of the group's other completions that are shorter; an equal length counts a half."""
+
+    tier = "inline"
+    reads_group = True
+
+    def score(self, row: Row) -> Verdict:
+        own, others = len(row.text), [len(one.text) for one in row.group]
+        return Verdict(sum((other < own) + (other == own) / 2 for other in others) / max(len(others), 1))
+
+
 def compared(folder: str) -> dict:
     """Train with completions that are compared, and compare those of both ranks once more in one process."""
     batches: list[tuple] = []
+    rule = Longer()
 
-    def longer(request: dict) -> str:
-        first, second = re.findall(r"<answer-\w-\w+>\n(.*)\n</answer-", request["messages"][1]["content"])
-        better = "A" if len(first) > len(second) else "B" if len(first) < len(second) else "tie"
-        return json.dumps({"reasoning": "", "better": better})
+    def reward(prompts, completions, **_):
+        batches.append((prompts, completions, RuleSet([rule])(prompts=prompts, completions=completions)))
+        return batches[-1][2]
 
-    with ChatServer(longer) as server:
-        rule = Compare("m", base_url=server.url)
-
-        def reward(prompts, completions, **_):
-            batches.append((prompts, completions, RuleSet([rule])(prompts=prompts, completions=completions)))
-            return batches[-1][2]
-
-        trainer_with(folder, reward, num_different=16).train()  # equal prompts in a batch are one group
-        per_rank = gather_object([batches])
-        both = [
-            [first + second for first, second in zip(*ranks, strict=True)] for ranks in zip(*per_rank, strict=True)
-        ]
-        alone = [RuleSet([rule])(prompts=prompts, completions=completions) for prompts, completions, _ in both]
+    trainer_with(folder, reward, num_different=16).train()  # equal prompts in a batch are one group
+    per_rank = gather_object([batches])
+    both = [[first + second for first, second in zip(*ranks, strict=True)] for ranks in zip(*per_rank, strict=True)]
+    alone = [RuleSet([rule])(prompts=prompts, completions=completions) for prompts, completions, _ in both]
     refused = ""
     try:
         trainer_with(folder, RuleSet([rule]), per_device_train_batch_size=1)

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar
 from weakref import WeakSet
 
 from trl_ext.errors import RuleError
@@ -63,7 +63,6 @@ class Calls:
     num_failed: int = 0  # rows
     last_failure: str = ""  # of a call that was made
     costs: Counter[str] = field(default_factory=Counter)  # of the rule, by name
-    shared: dict[Hashable, "asyncio.Future[Any]"] = field(default_factory=dict)  # by rows of the batch (`once`)
 
     @property
     def given_up(self) -> bool:
@@ -172,13 +171,6 @@ class AsyncRule(Rule):
     def unread(self, columns: Mapping[str, Any]) -> str:
         """Return the problem of a row's data, or "". Called for all rows before the first step."""
         return ""
-
-    async def once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Await `make()` once for all rows of the batch that have this key."""
-        shared = _calls.get().shared
-        if key not in shared:
-            shared[key] = asyncio.ensure_future(make())
-        return cast(Result, await shared[key])
 
     def verdict_of(self, failed: CallFailed) -> Verdict:
         """Return the floor for a failure that a completion may have caused; raise all others again."""

@@ -1,17 +1,19 @@
 """Judge a completion by a language model on an OpenAI-compatible server, alone or against another answer."""
 
 import re
+import statistics
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import regex
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import Row, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_whole
 from trl_ext.rewards.base.shaping import pair_of
-from trl_ext.rewards.rules.model_judge import ModelJudge, Shown, both_orders, is_quoted
+from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, JudgeReply, JudgeRequest, ModelJudge, Shown, is_quoted
 
 _LONGEST_LINE = 500  # characters of a reply's last line
 _LAST_LINES = 3  # lines that may hold a score, without blank lines
@@ -103,7 +105,25 @@ class Judge(ModelJudge):
         return "pair" if self.against else "alone"
 
     def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
-        return both_orders(given["completion"], given[self.against]) if self.against else [({}, self._value_of)]
+        if not self.against:
+            return [({}, self._value_of)]
+        own, other = given["completion"], given[self.against]
+        return [
+            ({"first": own, "second": other}, partial(preference, 1.0)),
+            ({"first": other, "second": own}, partial(preference, 0.0)),
+        ]
+
+    def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
+        """Return the median of the votes, each the mean over requests. Replies are ordered by vote, then request."""
+        num_orders, texts = len(requests), [reply.text for reply in replies]
+        found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
+        if all(value is None for value in found):
+            return self._no_score(replies)
+        values = [self.floor if value is None else value for value in found]
+        votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
+        shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
+        reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
+        return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-DETAIL_CHARS:]}")
 
     def _value_of(self, said: Any) -> float | None:
         """Return the value of a reply's score, 0.0 to 1.0; None if it is no score."""
@@ -136,3 +156,8 @@ class Judge(ModelJudge):
             if "think>" in line:
                 return None
         return None
+
+
+def preference(value_of_a: float, said: Any) -> float | None:
+    """Return the value of "A", "B" or "tie"; None for anything else."""
+    return {"a": value_of_a, "b": 1.0 - value_of_a, "tie": 0.5}.get(str(said).lower())

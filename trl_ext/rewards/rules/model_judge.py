@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import re
-import statistics
 import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from trl_ext.rewards.text.visible import after_think
 from trl_ext.rewards.totals.scorer import warn_once
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
-_DETAIL_CHARS = 300
+DETAIL_CHARS = 300
 _OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # keys that `fallback` may change
 
 Read = Callable[[Any], Any]
@@ -211,22 +210,14 @@ class ModelJudge(AsyncRule):
         return judge_prompt.shipped_schema(self._mode, self.scores, self.choices or ()) if is_asked else None
 
     def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
-        """Return the median of the votes, each the mean over requests. Replies are ordered by vote, then request."""
-        num_orders, texts = len(requests), [reply.text for reply in replies]
-        found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
-        if all(value is None for value in found):
-            return self._no_score(replies)
-        values = [self.floor if value is None else value for value in found]
-        votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
-        shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
-        reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
-        return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
+        """Return the verdict of all replies, which are ordered by vote, then request."""
+        raise NotImplementedError
 
     def _no_score(self, replies: Sequence[JudgeReply]) -> Verdict:
         """Return the verdict on replies without a score; its detail prefers a reply that was cut off."""
         reply = next((reply for reply in replies if reply.is_cut), replies[0])
         cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
-        return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-_DETAIL_CHARS:]!r}")
+        return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-DETAIL_CHARS:]!r}")
 
     # Requests -------------------------------------------------------------------------------------------------------
 
@@ -262,20 +253,14 @@ class ModelJudge(AsyncRule):
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         return self._verdict_at_once(row) or await self._judged(self._requests(row))
 
-    def _requests(self, row: Row, shown: Shown | None = None) -> list[JudgeRequest]:
-        """Return the requests to send, made from `shown` or else from the task's `_shown`."""
-        own = text_part(row.text, self.where)
+    def _requests(self, row: Row) -> list[JudgeRequest]:
         given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
-        given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
-        given["messages"] = [dict(message) for message in row.messages]
-        shown = shown or self._shown(row, given)
-        # No text can hold its own digest. Compared answers give the same digest in any order.
-        compared = {"completion", "messages"} if shown[0][0].keys() & {"first", "answers"} else ()
-        rest = {name: given[name] for name in given if name not in compared}
-        texts = sorted(
-            json.dumps(part, sort_keys=True, default=str) for part in (rest, *(names for names, _ in shown))
-        )
-        code = hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
+        given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "gold": given.get(self.gold, "")}
+        given |= {"completion": text_part(row.text, self.where), "messages": [dict(turn) for turn in row.messages]}
+        shown = self._shown(row, given)
+        # No text can hold its own digest.
+        texts = json.dumps([given, [names for names, _ in shown]], sort_keys=True, default=str)
+        code = hashlib.blake2b(texts.encode(), digest_size=6).hexdigest()
         asked = judge_prompt.system_message(self._mode, self.rubric, not self.pattern, self.scores, self.choices or ())
         template, requests = judge_prompt.compiled(self._template)[0], []
         for names, read in shown:
@@ -292,14 +277,8 @@ class ModelJudge(AsyncRule):
 
     async def _judged(self, requests: Sequence[JudgeRequest]) -> Verdict:
         """Send each request once per vote and return the verdict of the replies."""
-        replies = await asyncio.gather(
-            *(
-                self.once((vote, content_key(asked.messages)), partial(self._ask, asked))
-                for vote in range(self.votes)
-                for asked in requests
-            ),
-            return_exceptions=True,
-        )
+        asked = (self._ask(request) for _ in range(self.votes) for request in requests)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
         for reply in replies:  # Bugs and failures first: they may be the reason of a refusal.
             if isinstance(reply, BaseException):
                 raise reply
@@ -357,21 +336,6 @@ class ModelJudge(AsyncRule):
             is_own = isinstance(found, dict) and not is_quoted(part, shown)
             return found.get(judge_prompt.KEYS[self._mode]) if is_own else None
         return None
-
-
-def of_two(said: Any) -> float | None:
-    return {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
-
-
-def of_two_swapped(said: Any) -> float | None:
-    """Return `of_two` for answers that are shown in the other order."""
-    value = of_two(said)
-    return None if value is None else 1.0 - value
-
-
-def both_orders(own: str, other: str) -> Shown:
-    """Return requests with two answers in both orders, because judges favour a position; 1.0 if `own` is better."""
-    return [({"first": own, "second": other}, of_two), ({"first": other, "second": own}, of_two_swapped)]
 
 
 def is_quoted(part: str, shown: str) -> bool:

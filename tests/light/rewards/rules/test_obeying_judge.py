@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chat_server import ChatServer, shown
-from trl_ext.rewards import Compare, Judge, Rubric, RuleSet
+from trl_ext.rewards import Judge, Rubric, RuleSet
 
 pytestmark = pytest.mark.slow
 
@@ -17,16 +17,13 @@ ORDERS = (
     "**Verdict: yes**",
     "Better: A",
     "Better: tie\nBetter: A",
-    "Order: 1 > 2",
-    "Order: 1 = 2",
     '{"score": 10}',
     '{"reasoning": "It is perfect.", "score": 10}',
     '{"reasoning": "", "score": "yes"}',
     '{"reasoning": "It is right.", "better": "A"}',
     '{"reasoning": "", "met": {"1": true}}',
-    '{"reasoning": "", "order": "1 > 2"}',
-    '```json\n{"reasoning": "", "score": 10, "better": "A", "met": {"1": true}, "order": "1 = 2"}\n```',
-    '<think>It is good.</think>\n{"score": 10, "better": "A", "met": {"1": true}, "order": "2 > 1"}',
+    '```json\n{"reasoning": "", "score": 10, "better": "A", "met": {"1": true}}\n```',
+    '<think>It is good.</think>\n{"score": 10, "better": "A", "met": {"1": true}}',
     "10",
 )
 ALL = {"base_url": SERVER.url, "where": "all"}
@@ -35,8 +32,6 @@ TASKS = {
     "choices": Judge("m", **ALL, choices={"yes": 1, "no": 0}),
     "against": Judge("m", **ALL, against="other"),
     "rubric": Rubric("m", **ALL, criteria=["Kind."]),
-    "pairs": Compare("m", **ALL),
-    "rank": Compare("m", **ALL, method="rank"),
 }
 
 

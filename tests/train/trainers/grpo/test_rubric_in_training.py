@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +10,10 @@ from datasets import Dataset
 from tests import ppo_trainers, tiny
 from tests.chat_server import ChatServer, shown
 from tests.grpo_trainers import trainer
+from tests.rules import rule_class
 from trl_ext import RuleSet
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Compare, Length
+from trl_ext.rewards import Length
 from trl_ext.trainers.grpo.rewards import check_groups
 
 GOOD = [
@@ -96,28 +96,11 @@ def test_a_column_of_another_shape_ends_the_run_before_the_first_step(cell, said
 # Groups --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["pairs", "rank"])
-def test_completions_of_a_prompt_are_compared_with_each_other(method, server, tmp_path):
-    def longer_is_better(request):
-        found = re.findall(r"<answer-\w+-\w+>\n(.*?)\n</answer-", shown(request), re.DOTALL)
-        if method == "pairs":
-            better = "AB"[len(found[1]) > len(found[0])] if len({*map(len, found)}) == 2 else "tie"
-            return json.dumps({"reasoning": "", "better": better})
-        ranks = [[str(n + 1) for n, text in enumerate(found) if len(text) == own] for own in {*map(len, found)}]
-        ranks.sort(key=lambda rank: -len(found[int(rank[0]) - 1]))
-        return json.dumps({"reasoning": "", "order": " > ".join(map(" = ".join, ranks))})
-
-    server.answers(longer_is_better)
-    rules = RuleSet([Compare("m", base_url=server.url, method=method, where="all")])
-    subject = trainer(tmp_path, rewards=rules, data=data(), per_device_train_batch_size=8, max_steps=1)
-    subject.train()
-    (log,) = [entry for entry in subject.state.log_history if "reward" in entry]
-    assert log["reward"] == pytest.approx(0.5) and log["reward_std"] > 0, "the values of a group add up to half of it"
-    assert len(server.requests) <= (2 if method == "rank" else 2 * 4 * 3)
+Longest = rule_class("Longest", lambda row: all(len(row.text) >= len(one.text) for one in row.group), reads_group=True)
 
 
 def test_a_group_that_processes_share_is_refused(tmp_path):
-    compare = RuleSet([Length(high=3), Compare("m")])
+    compare = RuleSet([Length(high=3), Longest(name="compare")])
     args = SimpleNamespace(num_generations=4, num_generations_eval=None, eval_strategy="no", world_size=2)
     args.per_device_eval_batch_size, args.generation_batch_size = 3, 16
     for rules in ([compare], compare.split(), [len]):

@@ -47,7 +47,6 @@ PLANTED = {
     "extra_body: another provider's key": "planted23crane",
     "extra_body: deeper": "planted24bream",
     "a judge's key, which its reply quotes": "planted25panda",
-    "a second judge's key, which its reply quotes": "planted26sloth",
     "a verifier's key, which its reply quotes": "planted27coati",
     "env: a key of a library": "planted28mole",
     "an address's secret, which the reply quotes": "planted29okapi",
@@ -63,8 +62,8 @@ QUOTED = [secret for kind, secret in PLANTED.items() if "which" in kind]
 def answer(request):
     """Reply as a judge, or as a verifier, that quotes what it was sent."""
     if "model" in request:
-        return json.dumps({"reasoning": f"I was sent {QUOTED[0]} or {QUOTED[1]}.", "score": 5})
-    return json.dumps({"reward": 0.5, "said": f"I was sent {QUOTED[2]} at {QUOTED[3]}."}).encode()
+        return json.dumps({"reasoning": f"I was sent {QUOTED[0]}.", "score": 5})
+    return json.dumps({"reward": 0.5, "said": f"I was sent {QUOTED[1]} at {QUOTED[2]}."}).encode()
 
 
 def asking_rules(url):
@@ -74,8 +73,7 @@ def asking_rules(url):
     address = f"{url}/verify?{'&'.join(words)}&quoted={QUOTED[-1]}"
     body = {"provider_key": PLANTED["extra_body: another provider's key"], "user": "plain"}
     body["provider"] = [{"credentials": {"id": PLANTED["extra_body: deeper"]}}]
-    second = {"base_url": url, "api_key_env": "SECOND_JUDGE_KEY"}
-    ask = {"api_key_env": "JUDGE_KEY", "extra_body": body, "fallback": [second], "retries": 0}
+    ask = {"api_key_env": "JUDGE_KEY", "extra_body": body, "retries": 0}
     return [
         {"rule": "judge", "model": "m", "base_url": url, **ask},
         {"rule": "remote", "url": address, "api_key_env": "VERIFIER_KEY", "retries": 0},
@@ -128,7 +126,7 @@ def recipe_of(kind, url):
     }[kind]
     rule = {"rule": "answer", "gold": "answer", "kind": "exact"}
     asks = {"rule": f"{__name__}.Asks", "api_key": secret[7], "headers": {"Authorization": f"Bearer {secret[8]}"}}
-    asks |= {"signing_key": secret[29], "webhook_url": f"https://hooks/{secret[30]}"}
+    asks |= {"signing_key": secret[28], "webhook_url": f"https://hooks/{secret[29]}"}
     asks["mirrors"] = ["https://a/x", f"https://b/x?t={PLANTED['a list of addresses']}"]
     return dict(
         **({"hub_token": secret[0], "model_init_kwargs": {"token": secret[1]}} if kind == "reward" else {}),
@@ -137,7 +135,7 @@ def recipe_of(kind, url):
             "DATABASE_URL": f"postgres://ann:{secret[3]}@db/runs",
             "MY_SETTING": secret[4],
             "HF_HUB_X_TOKEN": secret[11],
-            "VLLM_API_KEY": secret[27],
+            "VLLM_API_KEY": secret[26],
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         },
         rules=[rule, asks, *asking_rules(url)],
@@ -174,7 +172,7 @@ def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, t
     secret = list(PLANTED.values())
     monkeypatch.setattr("os.environ", dict(os.environ))
     os.environ |= {"HF_TOKEN": secret[5], "WANDB_API_KEY": secret[6], "TRL_EXT_REPORT": "1"}
-    os.environ |= {"JUDGE_KEY": secret[24], "SECOND_JUDGE_KEY": secret[25], "VERIFIER_KEY": secret[26]}
+    os.environ |= {"JUDGE_KEY": secret[24], "VERIFIER_KEY": secret[25]}
     tracker, out = Tracker(), tmp_path / "out"
     argv = recipes.recipe(tmp_path, **recipe_of(kind, server.url))
     argv += ["--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]

@@ -180,25 +180,15 @@ class AsyncRule(Rule):
             return Verdict(self.floor, "no_score", str(failed))
         raise failed
 
-    async def call(
-        self, make: Callable[[], Awaitable[Reply]], *others: tuple[Hashable, Callable[[], Awaitable[Reply]]]
-    ) -> Reply:
+    async def call(self, make: Callable[[], Awaitable[Reply]]) -> Reply:
         """Await `make()` within `concurrency` and `timeout_s`, repeat it when it fails, and count it.
 
-        `others` holds key and call of each other server: a server that fails is paused, as after a limit, and the
-        first server without a pause is called. Raises CallFailed if every attempt failed.
+        Raises CallFailed if every attempt failed.
         """
-        calls, makes = _calls.get(), [make, *(other for _, other in others)]
-        paces = [pace_of(self.server_key()), *(pace_of(key) for key, _ in others)]
+        calls, pace = _calls.get(), pace_of(self.server_key())
         num_made = num_free = 0
-        num_asked = [0] * len(paces)
         while True:
             async with calls.slots:
-                now = time.monotonic()
-                left_s = [max(pace.until - now, 0.0) for pace in paces]
-                place = min(range(len(paces)), key=lambda place: (left_s[place], num_asked[place]))
-                num_asked[place] += 1
-                pace = paces[place]
                 await pace.wait()
                 if calls.given_up:
                     raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
@@ -209,22 +199,22 @@ class AsyncRule(Rule):
                 try:
                     async with asyncio.timeout(LAST_S if _is_ending else self.timeout_s) as limit:
                         _limits.add(limit)
-                        answer = await makes[place]()
+                        answer = await make()
                 except (*_BUGS, CallFailed):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, the reply.
                     is_limit = code_of(error) == _LIMITED
-                    if is_limit or (others and may_pass(error)):
+                    if is_limit:
                         pace.pause(error, start)
                     if is_limit and num_free < _FREE_LIMITED and may_pass(error) and not _is_ending:
                         num_free += 1
                         continue
-                    if _is_ending or num_made - num_free > max(self.retries, len(others)) or not may_pass(error):
+                    if _is_ending or num_made - num_free > self.retries or not may_pass(error):
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
                         said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]
                         raise CallFailed(f"{said} ({num_made} attempt{'s' * (num_made > 1)})") from error
-                    pause_s = 0.0 if is_limit or others else pause_after(error, num_made - num_free - 1)
+                    pause_s = 0.0 if is_limit else pause_after(error, num_made - num_free - 1)
                 else:
                     calls.latencies_s.append(time.monotonic() - start)
                     pace.num_pauses = 0

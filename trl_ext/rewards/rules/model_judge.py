@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,13 +25,10 @@ from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, ch
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.text.prose import is_blank, text_part
-from trl_ext.rewards.text.secrets import public
 from trl_ext.rewards.text.visible import after_think
-from trl_ext.rewards.totals.scorer import warn_once
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 DETAIL_CHARS = 300
-_OF_SERVER = {"base_url", "model", "api_key_env", "price", "extra_body"}  # keys that `fallback` may change
 
 Read = Callable[[Any], Any]
 Shown = Sequence[tuple[dict[str, Any], Read]]
@@ -45,48 +42,6 @@ class JudgeReply(NamedTuple):
     is_cut: bool
     tokens_in: int = 0
     tokens_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ModelServer:
-    """A model on an OpenAI-compatible server; the fields are `Judge`'s."""
-
-    base_url: str
-    model: str
-    api_key_env: str = ""
-    price: Mapping[str, float] | None = None
-    extra_body: Mapping[str, Any] | None = None
-
-    def check(self, rule: Any) -> None:
-        owner = f"Rule '{rule.name}'"
-        if not isinstance(self.model, str) or not self.model:
-            raise RuleError(f"{owner}: model is {self.model!r}. Give the name that the server has for it.")
-        check_server(owner, "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
-        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
-            raise RuleError(
-                f"{owner}: extra_body is {self.extra_body!r}. Give keys of the request, with their values."
-            )
-        if self.price is not None:
-            if not isinstance(self.price, Mapping) or self.price.keys() != {"input", "output"}:
-                raise RuleError(f"{owner}: price is {self.price!r}. Give {{input: 0.1, output: 0.4}}, for a million.")
-            for usd in self.price.values():
-                check_number(rule, "price", usd, "dollars of at least 0", lambda usd: usd >= 0)
-
-    async def chat(self, request: Mapping[str, Any], timeout_s: float) -> JudgeReply:
-        """Request a chat completion; ValueError for any other reply."""
-        request = {"model": self.model, **request, **(self.extra_body or {})}
-        url = f"{self.base_url.rstrip('/')}/chat/completions"
-        body = await fetch(url, json.dumps(request).encode(), self.api_key_env, timeout_s)
-        try:
-            found = json.loads(body)
-            choice = found["choices"][0]
-            text, usage = choice["message"].get("content"), found.get("usage") or {}
-            counts = [usage.get(f"{name}_tokens") for name in ("total", "prompt", "completion")]
-            is_cut = choice.get("finish_reason") == "length"
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"the server's reply is no chat completion: {body!r}") from error
-        tokens, *apart = (count if isinstance(count, int) and 0 <= count < 10**9 else 0 for count in counts)
-        return JudgeReply(text if isinstance(text, str) else None, tokens, is_cut, *apart)
 
 
 class JudgeRequest(NamedTuple):
@@ -115,13 +70,10 @@ class ModelJudge(AsyncRule):
         max_chars: Longest completion in characters; a longer completion is `too_long` and not sent.
         where: "after_think" shows the judge the text after the last `</think>`, "all" the whole completion.
         extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
-        fallback: Further servers, each with the keys that differ: `base_url`, `model`, `api_key_env`, `price`,
-            `extra_body`. No key is sent to another address unless `api_key_env` is given. The next server is used if
-            a server cannot be reached, answers 5xx, or is paused.
-        price: US dollars per million tokens, `{"input": 0.1, "output": 0.4}`, for the metric `cost_usd`.
     """
 
     makes_calls: ClassVar[bool] = True
+    costs: ClassVar[tuple[str, ...]] = ("tokens", "tokens_in", "tokens_out")
 
     model: str
     base_url: str = "http://localhost:8000/v1"
@@ -135,8 +87,6 @@ class ModelJudge(AsyncRule):
     max_chars: int = 50_000
     where: str = "after_think"
     extra_body: Mapping[str, Any] | None = None
-    fallback: Sequence[Mapping[str, Any]] = ()
-    price: Mapping[str, float] | None = None
 
     # Values for tasks without a field of this name.
     against: ClassVar[str] = ""
@@ -151,27 +101,12 @@ class ModelJudge(AsyncRule):
         names = {name for part in judge_prompt.NEEDED[self._mode][0] for name in part}
         return frozenset({"prompt", "completion", "messages", "gold", "tag"} | names)
 
-    @property
-    def servers(self) -> list[ModelServer]:
-        own = ModelServer(self.base_url, self.model, self.api_key_env, self.price, self.extra_body)
-        keyless = ({"api_key_env": ""} | {**one} if "base_url" in one else one for one in self.fallback)
-        return [own, *(replace(own, **changes) for changes in keyless)]
-
-    @property
-    def costs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the calls' costs; `answered_2` counts the calls that the second server answered."""
-        answered = (f"answered_{place + 1}" for place in range(len(self.servers)) if self.fallback)
-        priced = ("cost_usd",) if any(server.price for server in self.servers) else ()
-        return ("tokens", "tokens_in", "tokens_out", *priced, *answered)
-
     def check(self) -> None:
-        if isinstance(self.fallback, str | Mapping) or not all(
-            isinstance(one, Mapping) and {"base_url", "model"} & one.keys() and one.keys() <= _OF_SERVER
-            for one in self.fallback
-        ):
-            self._refuse(f"fallback is {self.fallback!r}. Give a list such as [{{base_url: ..., model: ...}}].")
-        for server in self.servers:
-            server.check(self)
+        if not isinstance(self.model, str) or not self.model:
+            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
+        check_server(f"Rule '{self.name}'", "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
+        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
+            self._refuse(f"extra_body is {self.extra_body!r}. Give keys of the request, with their values.")
         self._check_shown()
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_flag(self, "schema", self.schema)
@@ -289,35 +224,36 @@ class ModelJudge(AsyncRule):
 
     async def _ask(self, asked: JudgeRequest) -> JudgeReply | str:
         """Return the reply, or the message with which the server refuses the request."""
-        calls = [
-            ((one.base_url, one.model), partial(self._send, one, asked, f"answered_{place}" if self.fallback else ""))
-            for place, one in enumerate(self.servers, 1)
-        ]
-        try:
-            return await self.call(calls[0][1], *calls[1:])
-        except CallFailed as failed:
-            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
-                return f"{failed}{'. A server that takes no JSON schema needs schema: false' * bool(asked.schema)}"
-            raise
-
-    async def _send(self, server: ModelServer, asked: JudgeRequest, counted: str) -> JudgeReply:
-        """Return a server's reply, and add 1 to the cost named `counted` unless that is empty."""
-        request: dict[str, Any] = {"messages": asked.messages, "max_completion_tokens": self.max_tokens}
+        request: dict[str, Any] = {"model": self.model, "messages": asked.messages}
+        request["max_completion_tokens"] = self.max_tokens
         if self.temperature is not None:
             request["temperature"] = self.temperature
         if asked.schema is not None:
             form = {"name": "judgement", "strict": True, "schema": dict(asked.schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": form}
-        reply = await server.chat(request, self.timeout_s)
+        try:
+            reply = await self.call(partial(self._chat, {**request, **(self.extra_body or {})}))
+        except CallFailed as failed:
+            if getattr(failed.__cause__, "status_code", None) in REFUSALS:
+                return f"{failed}{'. A server that takes no JSON schema needs schema: false' * bool(asked.schema)}"
+            raise
         self.spend(tokens=reply.tokens, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
-        self.spend(**({counted: 1} if counted else {}))
-        if server.price:
-            usd = server.price["input"] * reply.tokens_in + server.price["output"] * reply.tokens_out
-            self.spend(cost_usd=usd / 1e6)
-            if not reply.tokens_in + reply.tokens_out:
-                said = f"{server.base_url} sends no numbers of tokens (usage): cost_usd leaves its calls out."
-                warn_once(("no usage", self.name, server.base_url), f"Rule '{self.name}': {public(said)}")
         return reply._replace(text=reply.text and self.without_secrets(reply.text))
+
+    async def _chat(self, request: Mapping[str, Any]) -> JudgeReply:
+        """Request a chat completion; ValueError for any other reply."""
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        body = await fetch(url, json.dumps(request).encode(), self.api_key_env, self.timeout_s)
+        try:
+            found = json.loads(body)
+            choice = found["choices"][0]
+            text, usage = choice["message"].get("content"), found.get("usage") or {}
+            counts = [usage.get(f"{name}_tokens") for name in ("total", "prompt", "completion")]
+            is_cut = choice.get("finish_reason") == "length"
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the server's reply is no chat completion: {body!r}") from error
+        tokens, *apart = (count if isinstance(count, int) and 0 <= count < 10**9 else 0 for count in counts)
+        return JudgeReply(text if isinstance(text, str) else None, tokens, is_cut, *apart)
 
     def _value(self, reply: JudgeReply, asked: JudgeRequest) -> Any:
         """Return the value of one reply; None if it holds no score."""

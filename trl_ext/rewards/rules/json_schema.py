@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
@@ -41,7 +40,6 @@ class JsonSchema(Rule):
     Args:
         schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills
             mappings of different shape with nulls); or one schema for all rows, as a mapping.
-        schema_file: Path of a JSON file with one schema for all rows, used instead of `schema`.
         where: "all" allows nothing but JSON, "last_block" reads the last fenced block marked `json`, "either" reads
             such a block if it exists, else all.
         partial: Value of JSON that does not fit, from 0 to below 1.
@@ -58,7 +56,6 @@ class JsonSchema(Rule):
     tier: ClassVar[str] = "inline"
 
     schema: str | Mapping[str, Any] = "schema"
-    schema_file: str = ""
     where: str = "all"
     partial: float = 0.0
     formats: bool = False
@@ -69,22 +66,20 @@ class JsonSchema(Rule):
         check_number(self, "partial", self.partial, "a number from 0 to below 1", lambda value: 0 <= value < 1)
         if not isinstance(self.schema, Mapping) and not (isinstance(self.schema, str) and self.schema):
             raise RuleError(f"Rule '{self.name}': schema is {self.schema!r}. Give a column's name or a mapping.")
-        if isinstance(self.schema, Mapping) and self.schema_file:
-            raise RuleError(f"Rule '{self.name}' has a schema and the schema_file {self.schema_file}. Give one.")
         library()
         if self.columns:
             return
         try:
             compiled(self._schema_text({}), self.formats)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise RuleError(
-                f"Rule '{self.name}': the schema{' ' + self.schema_file if self.schema_file else ''} cannot be used: "
-                f"{first_line(error)}. Correct it: references stay inside the schema, patterns have no look-around."
+                f"Rule '{self.name}': the schema cannot be used: {first_line(error)}. Correct it: references stay "
+                "inside the schema, patterns have no look-around."
             ) from error
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.schema,) if isinstance(self.schema, str) and not self.schema_file else ()
+        return (self.schema,) if isinstance(self.schema, str) else ()
 
     def score(self, row: Row) -> Verdict:
         try:
@@ -106,8 +101,6 @@ class JsonSchema(Rule):
 
     def _schema_text(self, columns: Mapping[str, Any]) -> str:
         """Return the schema as JSON text, which is the key of the cache of compiled validators."""
-        if self.schema_file:
-            return file_text(self.schema_file)
         schema = self.schema if isinstance(self.schema, Mapping) else columns[self.schema]
         return schema if isinstance(schema, str) else json.dumps(schema)
 
@@ -132,11 +125,6 @@ def compiled(schema: str, formats: bool) -> Any:
     patterns = rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
     # Without `offline` an unknown $ref would be fetched from the web or read from the disk.
     return rs.validator_for(value, validate_formats=formats, pattern_options=patterns, offline=True)
-
-
-@lru_cache(maxsize=64)
-def file_text(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
 
 
 def read_json(rule: Rule, row: Row, where: str) -> tuple[str, Any] | Verdict:

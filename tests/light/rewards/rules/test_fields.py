@@ -67,8 +67,6 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
         JsonSchema,
         {
             "a column's name or a mapping": [{"schema": ""}, {"schema": 3}],
-            "Give one": [{"schema": {}, "schema_file": "x.json"}],
-            "absent.json cannot be used": [{"schema_file": "absent.json"}],
             "where is": [{"where": "first_block"}],
             "from 0 to below 1": [{"partial": 1.0}, {"partial": -0.1}],
             "true or false": [{"formats": "yes"}],

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn, TypeVar
 from weakref import WeakSet
@@ -126,7 +125,7 @@ class AsyncRule(Rule):
         concurrency: Most simultaneous calls of each process of the training.
         timeout_s: Seconds until an attempt is given up.
         retries: Attempts after the first. The pause before each is 0.5 s, 1 s, 2 s and so on up to 30 s, or the time
-            that the server asks for (`Retry-After`, `retry-after-ms`). A limit (429) pauses all calls to the server,
+            that the server asks for (`Retry-After` in seconds). A limit (429) pauses all calls to the server,
             and counts among a call's attempts from the ninth time on.
     """
 
@@ -278,19 +277,12 @@ def code_of(error: Exception) -> Any:
 def pause_after(error: Exception, attempt: int) -> float:
     """Return the seconds to wait after an attempt (from 0): the server's time, or twice the last pause."""
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
-    after, pause_s = headers.get("retry-after"), _FIRST_PAUSE_S * 2 ** min(attempt, 9) * random.uniform(0.5, 1.0)
-    for read_s in (
-        lambda: float(headers.get("retry-after-ms")) / 1e3,
-        lambda: float(after),
-        lambda: parsedate_to_datetime(after).timestamp() - time.time(),
-    ):
-        try:
-            asked_s = read_s()
-        except (TypeError, ValueError, OverflowError):  # absent, or in another form
-            continue
-        if asked_s > 0:
-            return min(asked_s, _LONGEST_PAUSE_S)
-    return min(pause_s, _LONGEST_PAUSE_S)
+    try:
+        asked_s = float(headers.get("retry-after"))
+    except (TypeError, ValueError):  # absent, or in another form
+        asked_s = 0.0
+    own_s = _FIRST_PAUSE_S * 2 ** min(attempt, 9) * random.uniform(0.5, 1.0)
+    return min(asked_s if asked_s > 0 else own_s, _LONGEST_PAUSE_S)
 
 
 def content_key(content: Any) -> bytes | None:

@@ -49,8 +49,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0) -> Audit
     for name in ideal_columns:
         if name not in rows[0]:
             raise DataError(f"The data lacks the column '{name}', which a rule names for its audit. Take it out.")
-    run = _Run(rules, rows, others, seed)
-    found = tuple(map(run.audit, judging))
+    found = tuple(_Run(rules, rule, rows).audit(others, seed) for rule in judging)
     if all(
         entry.num_not_asked == entry.num_rows and not rule.blank for rule, entry in zip(judging, found, strict=True)
     ):
@@ -73,77 +72,79 @@ class Comparison:
 
 
 class _Run:
-    """One audit; see `audit` for the arguments."""
+    """The audit of one rule: counts of its verdicts, and the first failures."""
 
-    def __init__(self, rules: RuleSet, rows: list[dict[str, Any]], others: int, seed: int):
-        self.rows = rows
-        self.others = others
-        self.seed = seed
+    def __init__(self, rules: RuleSet, rule: Rule, rows: list[dict[str, Any]]):
+        self.rule, self.rows = rule, rows
+        self.counts: Counter[str] = Counter()
+        self.failures: list[Failure] = []
+        self.lost_rows: list[int] = []
         self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
 
-    def audit(self, rule: Rule) -> RuleAudit:
-        """Audit one rule over all rows."""
-        ideals = [ideal_of(rule, row, index) for index, row in enumerate(self.rows)]
-        others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
-        tally = _Tally(rule)
-        for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
-            own = [Comparison(row, row, ideals[row], rule.blank) for row in numbers]
-            verdicts = self._verdicts(rule, own)
-            tally.add(own, verdicts)
-            blank = [Comparison(row, row, rule.blank) for row in numbers]
-            for entry, verdict in zip(blank, self._verdicts(rule, blank), strict=True):
-                if earns_all(rule, verdict):
-                    tally.fail("blank", entry, verdict)
+    def audit(self, num_others: int, seed: int) -> RuleAudit:
+        """Audit the rule over all rows."""
+        ideals = [ideal_of(self.rule, row, index) for index, row in enumerate(self.rows)]
+        others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], num_others, seed)
+        for numbers in chunks(range(len(self.rows)), f"Auditing '{self.rule.name}'", " rows"):
+            own = [Comparison(row, row, ideals[row], self.rule.blank) for row in numbers]
+            verdicts = self._verdicts(own)
+            self._add(own, verdicts)
+            for entry, verdict in self._paid([Comparison(row, row, self.rule.blank) for row in numbers]):
+                self._fail("blank", entry, verdict)
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
-            verdicts = self._verdicts(rule, rest)
+            verdicts = self._verdicts(rest)
             # Golds that leave other answers undecided, each once.
             undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
             first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
             for row, (entry, verdict) in sorted(first.items()):
-                tally.lost_rows.append(row)
-                tally.fail("own_text", entry, verdict)
-            accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
-            back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
-            mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
-            tally.add(rest, verdicts, mutual)
-        return tally.result()
+                self.lost_rows.append(row)
+                self._fail("own_text", entry, verdict)
+            accepted = [one for one, verdict in zip(rest, verdicts, strict=True) if earns_all(self.rule, verdict)]
+            back = self._paid([Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
+            self._add(rest, verdicts, mutual={(entry.source, entry.row) for entry, _ in back})
+        counted = ("right", "unreadable", "blank", "own_text", "not_asked", "accepted", "alike")
+        return RuleAudit(
+            rule=self.rule.name,
+            num_rows=sum(self.counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
+            num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
+            lost_rows=tuple(sorted(self.lost_rows)),
+            failures=tuple(self.failures),
+            **{f"num_{name}": self.counts[name] for name in counted},
+        )
 
-    def _verdicts(self, rule: Rule, entries: Sequence[Comparison]) -> list[Verdict]:
+    def _verdicts(self, entries: Sequence[Comparison]) -> list[Verdict]:
         if not entries:
             return []
         pairs = [(self.rows[entry.row], entry.completion or entry.instead) for entry in entries]
         rows = [Row(columns.get("prompt"), text, None, columns) for columns, text in pairs]
         try:
-            (column,) = self._scorer.columns([rule], rows)
+            (column,) = self._scorer.columns([self.rule], rows)
         except RuleError as error:
             first, last = entries[0].row, entries[-1].row
             raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
         return column.verdicts
 
+    def _paid(self, entries: Sequence[Comparison]) -> list[tuple[Comparison, Verdict]]:
+        """Return the entries that earn the ceiling, with their verdicts."""
+        pairs = zip(entries, self._verdicts(entries), strict=True)
+        return [(entry, verdict) for entry, verdict in pairs if earns_all(self.rule, verdict)]
 
-class _Tally:
-    """Counts of one rule's verdicts."""
-
-    def __init__(self, rule: Rule):
-        self.rule = rule
-        self.counts: Counter[str] = Counter()
-        self.failures: list[Failure] = []
-        self.lost_rows: list[int] = []
-
-    def add(self, entries: list[Comparison], verdicts: list[Verdict], mutual: Collection[Comparison] = ()) -> None:
-        """Count verdicts, and store failures; in `mutual` each gold accepts the other."""
+    def _add(
+        self, entries: list[Comparison], verdicts: list[Verdict], mutual: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """Count verdicts, and store failures; for the pairs of rows in `mutual` each gold accepts the other."""
         for entry, verdict in zip(entries, verdicts, strict=True):
-            kind = "alike" if entry in mutual else self._kind(entry, verdict)
+            kind = "alike" if (entry.row, entry.source) in mutual else self._kind(entry, verdict)
             if kind == "unreadable":
                 self.lost_rows.append(entry.row)
             if kind in FAULTS:
-                self.fail(kind, entry, verdict)
+                self._fail(kind, entry, verdict)
             else:
                 self.counts[kind] += 1
 
-    def fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
+    def _fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
         """Count a failure, and store the first hundred."""
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
@@ -160,17 +161,6 @@ class _Tally:
         if entry.completion is None:
             return "not_asked"
         return "right" if is_right else "wrong"
-
-    def result(self) -> RuleAudit:
-        counted = ("right", "unreadable", "blank", "own_text", "not_asked", "accepted", "alike")
-        return RuleAudit(
-            rule=self.rule.name,
-            num_rows=sum(self.counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
-            num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
-            lost_rows=tuple(sorted(self.lost_rows)),
-            failures=tuple(self.failures),
-            **{f"num_{name}": self.counts[name] for name in counted},
-        )
 
 
 def earns_all(rule: Rule, verdict: Verdict) -> bool:

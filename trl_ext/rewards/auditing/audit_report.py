@@ -85,14 +85,9 @@ class RuleAudit:
         all_right = all_right and not self.num_own_text and not self.num_blank
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
-    @property
-    def unreadable_frac(self) -> float:
-        """Share (0 to 1) of its rows that are unreadable."""
-        return self.num_unreadable / self.num_rows if self.num_rows else 0.0
-
     def cells(self) -> tuple[str, ...]:
         """Return the rule's line of the table."""
-        lost = f"{self.num_unreadable} ({self.unreadable_frac:.1%})"
+        lost = f"{self.num_unreadable} ({self.num_unreadable / max(self.num_rows, 1):.1%})"
         counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
 

@@ -48,28 +48,17 @@ class Composition:
         self.chains = chains
         self.clip = clip
         self.weights = [rule.weight * factor_at(rule.schedule, progress) for rule in rules]
-        shaped = any(rule.scale is not None or rule.clip is not None for rule in rules)
-        self._is_plain = not shaped and not any(chains)  # A short path for most sets: `of` runs once per row.
-        self._open = ("open",) * len(rules)
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
         """Combine the verdicts of one row, one per rule."""
-        if self._is_plain:
-            values = tuple([verdict.value for verdict in verdicts])
-            pairs = zip(self.weights, values, strict=True)
-            contributions = tuple([None if value is None else weight * value for weight, value in pairs])
-            return Composed(values, self._open, contributions, self._total(contributions))
         values = tuple(map(shaped_value, self.rules, verdicts))
         states = tuple(gate_state(values, verdicts, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, self.weights, values, states))
-        return Composed(values, states, contributions, self._total(contributions))
-
-    def _total(self, contributions: Sequence[float | None]) -> float | None:
         known = [part for part in contributions if part is not None]
-        if not known:
-            return None
-        total = sum(known, 0.0)
-        return total if self.clip is None else min(max(total, self.clip[0]), self.clip[1])
+        total = sum(known, 0.0) if known else None
+        if total is not None and self.clip is not None:
+            total = min(max(total, self.clip[0]), self.clip[1])
+        return Composed(values, states, contributions, total)
 
 
 def shaped_value(rule: Rule, verdict: Verdict) -> float | None:

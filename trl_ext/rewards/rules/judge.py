@@ -13,10 +13,9 @@ import regex
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Verdict, check_whole
 from trl_ext.rewards.base.shaping import pair_of
-from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, JudgeReply, JudgeRequest, ModelJudge, Shown, is_quoted
+from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, JudgeReply, JudgeRequest, ModelJudge, Shown
 
 _LONGEST_LINE = 500  # characters of a reply's last line
-_LAST_LINES = 3  # lines that may hold a score, without blank lines
 _PATTERN_S = 0.5
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 
@@ -42,8 +41,8 @@ class Judge(ModelJudge):
         scores: Lowest and highest score that the judge may give.
         choices: Words with their values, 0.0 to 1.0, such as `{"yes": 1, "no": 0}`; the judge chooses a word instead
             of a score. Empty: it gives a score.
-        pattern: Regular expression for one of the last three lines of a reply without JSON; its first group is the
-            score, a word of `choices`, or "A", "B" or "tie". The rubric must ask for such a line.
+        pattern: Regular expression for the last line of a reply without JSON; its first group is the score, a word of
+            `choices`, or "A", "B" or "tie". The rubric must ask for such a line.
         votes: Votes of the judge; odd.
 
     Example:
@@ -139,23 +138,18 @@ class Judge(ModelJudge):
         return (said - low) / (high - low) if low <= said <= high else None
 
     def _said(self, text: str, shown: str) -> Any:
-        return self._in_lines(text, shown) if self.pattern else ModelJudge._said(self, text, shown)
-
-    def _in_lines(self, text: str, shown: str) -> Any:
-        """Return the score in the last of three lines that fits, without thoughts and (before the end) quotations."""
-        lines = [line for line in text.split("\n") if line.strip()][-_LAST_LINES:]
-        for place, line in enumerate(reversed(lines)):
-            bare = unicodedata.normalize("NFKC", line).strip().strip("*_#`").strip()  # also of full-width signs
-            if len(bare) <= _LONGEST_LINE:
-                try:
-                    match = regex.compile(self.pattern).fullmatch(bare, timeout=_PATTERN_S)
-                except TimeoutError:
-                    return None
-                if match:
-                    return None if place and is_quoted(bare, shown) else match[1]
-            if "think>" in line:
-                return None
-        return None
+        """Return the score in a reply's JSON, or in its last line if there is a pattern; None without a score."""
+        if not self.pattern:
+            return ModelJudge._said(self, text, shown)
+        last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
+        bare = unicodedata.normalize("NFKC", last).strip().strip("*_#`").strip()  # also of full-width signs
+        if len(bare) > _LONGEST_LINE:
+            return None
+        try:
+            match = regex.compile(self.pattern).fullmatch(bare, timeout=_PATTERN_S)
+        except TimeoutError:
+            return None
+        return match and match[1]
 
 
 def preference(value_of_a: float, said: Any) -> float | None:

@@ -107,15 +107,12 @@ class ModelJudge(AsyncRule):
         check_server(f"Rule '{self.name}'", "base_url", self.base_url, self.api_key_env, "http://localhost:8000/v1")
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             self._refuse(f"extra_body is {self.extra_body!r}. Give keys of the request, with their values.")
-        self._check_shown()
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_flag(self, "schema", self.schema)
         check_whole(self, "max_tokens", self.max_tokens, 1)
         check_whole(self, "max_chars", self.max_chars, 1)
         if self.temperature is not None:
             check_number(self, "temperature", self.temperature)
-
-    def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold"):
             if not isinstance(getattr(self, key), str):
                 self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
@@ -185,9 +182,6 @@ class ModelJudge(AsyncRule):
     def cache_key(self, row: Row) -> Hashable | None:
         return self._verdict_at_once(row) or content_key([one.messages for one in self._requests(row)])
 
-    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
-        return self._verdict_at_once(row) or await self._judged(self._requests(row))
-
     def _requests(self, row: Row) -> list[JudgeRequest]:
         given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
         given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "gold": given.get(self.gold, "")}
@@ -210,8 +204,11 @@ class ModelJudge(AsyncRule):
     def server_key(self) -> Hashable:
         return self.base_url
 
-    async def _judged(self, requests: Sequence[JudgeRequest]) -> Verdict:
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         """Send each request once per vote and return the verdict of the replies."""
+        if at_once := self._verdict_at_once(row):
+            return at_once
+        requests = self._requests(row)
         asked = (self._ask(request) for _ in range(self.votes) for request in requests)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         for reply in replies:  # Bugs and failures first: they may be the reason of a refusal.

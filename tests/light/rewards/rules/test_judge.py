@@ -63,21 +63,9 @@ def test_the_last_line_of_the_reply_decides_and_nothing_else(subtests):
     for reply, value in (
         ("Score\uff1a\uff11\uff10", 1.0),  # in full-width signs
         *(("Score: 10", 1.0), ("It is fine.\n\n**Score: 1**\n\n", 0.0), ("Score: 5.5/10", 0.5)),
-        *(("Score: 2\nScore: 10.", 1.0), ("Score: 10\nBut no.", 1.0), ("Score: 11", None), ("Score: -1", None)),
+        *(("Score: 2\nScore: 10.", 1.0), ("Score: 10\nBut no.", None), ("Score: 11", None), ("Score: -1", None)),
         *(("Score: 1e1", None), ("Score: " + "9" * 5000, None), ("Score: 10 or 2", None)),
         *(("The answer says 'Score: 10'.", None), ("", None), (None, None), ("Better: A", None)),
-    ):
-        with subtests.test(reply=reply):
-            part, _ = judged(in_turn(reply))
-            assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
-
-
-def test_the_last_line_that_fits_among_the_last_three_decides(subtests):
-    for reply, value in (
-        *(("Score: 1\n\nLet me know if I can help.", 0.0), ("Score: 10\nOne.\n\nTwo.", 1.0)),
-        *(("Score: 10\nOne.\nTwo.\nThree.", None), ("Score: 1\nScore: 10\nDone.", 1.0)),
-        *(("Score: 5\nScore: 11\nDone.", None), ("Score: 10\n</think>\nIt is good.", None)),
-        ("Score: 10\n</think>", None),
     ):
         with subtests.test(reply=reply):
             part, _ = judged(in_turn(reply))
@@ -100,7 +88,7 @@ def test_choices_give_words_their_values(subtests):
     choices = {"correct": 1, "Partly": 0.5, "incorrect": 0}
     for reply, value in (
         *(("Fine.\nVerdict: correct", 1.0), ("**Verdict: Incorrect.**", 0.0), ("partly", 0.5)),
-        *(("Verdict: correct\n\nThat is all.", 1.0), ("It is correct", None), ("Verdict: good", None)),
+        *(("Verdict: correct\n\nThat is all.", None), ("It is correct", None), ("Verdict: good", None)),
     ):
         with subtests.test(reply=reply):
             pattern = r"(?i)(?:Verdict:\s*+)?(correct|partly|incorrect)\.?"

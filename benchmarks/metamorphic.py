@@ -20,7 +20,7 @@ from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
-from trl_ext.rewards.mathematics.reading.literal import left_to_compute
+from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, latex, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 from trl_ext.rewards.ruleset import RuleSet

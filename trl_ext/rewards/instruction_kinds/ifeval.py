@@ -15,10 +15,10 @@ from trl_ext.rewards.instruction_kinds.spec import (
     letter,
     positive,
     relation,
+    sentences,
     text,
     texts,
 )
-from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.rules.json_schema import MAX_DEPTH, nesting, strict_json
 from trl_ext.rewards.rules.language import Language
 from trl_ext.rewards.text.prose import count_word, unmarked, words

@@ -16,10 +16,11 @@ from trl_ext.rewards.instruction_kinds.spec import (
     positive,
     raw_text,
     relation,
+    sentences,
+    stripped_words,
     text,
     word,
 )
-from trl_ext.rewards.instruction_kinds.splitting import sentences, stripped_words
 from trl_ext.rewards.text.prose import normalized
 
 _BIGRAMS = re.compile(r"\s*+(?:<<[^\s<>]++[ \t]++[^\s<>]++>>\s*+)*(?:<<[^\s<>]++>>)?\s*+")

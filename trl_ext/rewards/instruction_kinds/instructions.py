@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.instruction_kinds import ifeval, iftrain
 from trl_ext.rewards.instruction_kinds.spec import Instruction
-from trl_ext.rewards.text.prose import normalized, refusal
-from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.text.prose import after_think, normalized, refusal
 
 KNOWN = {one.id: one for one in (vars(ifeval) | vars(iftrain)).values() if isinstance(one, Instruction)}
 

@@ -7,8 +7,8 @@ tokens    a text as tokens, one spelling for each meaning
 units     the unit of an answer
 form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree
-size      how many digits the value of a tree may have
-evaluate  the value of an expression
-comparison  the strict comparison of two answers, and math-verify with bounded sizes
+evaluate  the value of an expression, and how many digits it may have
+equal     the strict comparison of two answers; golds that can be compared only with an equal text
+library   refusal of golds and answers that are too large; calls of math-verify
 literal   whether an answer is written out, in the form that the task asks for
 """

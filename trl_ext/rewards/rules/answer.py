@@ -1,6 +1,8 @@
 """Compare the answer with a gold column: as a number, a text or a letter."""
 
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,10 +13,50 @@ from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_co
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
-from trl_ext.rewards.text.open_answers import accepted, judge_open
-from trl_ext.rewards.text.prose import normalized
+from trl_ext.rewards.text.prose import normalized, visible
 from trl_ext.rewards.text.reader import AnswerReading, stated
-from trl_ext.rewards.text.visible import visible
+
+_MAX_CHARS = 4_000  # of an answer, from its start
+
+
+def accepted(cell: Any) -> list[str] | None:
+    """Return the accepted answers of a gold cell: a text, a list, or TriviaQA's mapping with `value` and `aliases`.
+
+    Example:
+        >>> accepted({"value": "Paris", "aliases": ["Paris, France"]})
+        ['Paris', 'Paris, France']
+    """
+    if isinstance(cell, Mapping):
+        cell = [cell.get("value"), *(golds_of(cell.get("aliases")) or ())]
+    return golds_of(cell)
+
+
+def judge_open(text: str, golds: list[str], match: str) -> Verdict:
+    """Return the verdict on a completion by "exact" (SQuAD's exact match) or "f1" (of its words).
+
+    The announced answer is read, or else the whole text: a list of candidates is not exact, so it earns nothing.
+    """
+    found = stated(text, "exact")
+    if found is not None and found.status != "ok":
+        return Verdict(0.0, found.status, found.detail)
+    answers = (text,) if found is None else found.contents
+    if len({" ".join(_words(answer)) for answer in answers}) > 1:
+        return Verdict(0.0, "conflict", f"several answers, such as {' and '.join(answers[:2])!r:.80}")
+    words, rights = _words(answers[0][:_MAX_CHARS]), [_words(gold) for gold in golds]
+    if not words:
+        return Verdict(0.0, "no_answer", "empty")
+    value = float(words in rights)
+    if match == "f1":
+        value = max(2 * (Counter(words) & Counter(right)).total() / (len(words) + len(right)) for right in rights)
+    return Verdict(value, "ok", f"{answers[0].strip()!r:.60}; gold {golds[0]!r:.60}")
+
+
+def _words(text: str) -> list[str]:
+    """Return the words as SQuAD's script compares them: without case, punctuation, articles; here also accents."""
+    bare = unicodedata.normalize("NFKD", text).casefold()
+    kept = "".join(char for char in bare if char.isalnum() or char.isspace())
+    return [word for word in kept.split() if word not in ("a", "an", "the")]
+
 
 # The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
 _QUOTIENT = re.compile(r"(?<![\d.,])(\d{1,40})\s?/\s?(\d{1,40})(?![\d.,])")
@@ -35,7 +77,7 @@ class Answer(Rule):
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
             list of right answers.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
-            punctuation, "choice" letters A to Z (`choices`), "qa" answers to open questions (`open_answers`), whose
+            punctuation, "choice" letters A to Z (`choices`), "qa" answers to open questions (`judge_open`), whose
             gold may be a mapping with `value` and `aliases`.
         match: For "qa": "exact" rewards an answer without other words (SQuAD's exact match), "f1" the common words, by
             SQuAD's F1. Rewarding a text that contains an answer would reward lists of candidates.

@@ -26,7 +26,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import REFUSALS, LongReply
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict, check_number, check_whole, place_of
 from trl_ext.rewards.isolation.workers.breaker import FAILED
-from trl_ext.rewards.isolation.workers.request import Judged
+from trl_ext.rewards.isolation.workers.wire import Judged
 from trl_ext.rewards.text.secrets import secrets_in
 
 Reply = TypeVar("Reply")

@@ -25,7 +25,7 @@ from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.isolation.sandbox.remote import RemoteSandbox
 from trl_ext.rewards.text.fences import python_answer
-from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.text.prose import after_think
 
 LONGEST_CODE = 100_000  # characters
 _REMOTE_RUNS = 16  # at a time

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
-from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.text.prose import after_think
 
 MAX_CHARS = 200_000  # of JSON text; a longer text is `too_long`
 MAX_DEPTH = 64  # levels of lists and objects; deeper JSON is `too_complex`

@@ -24,8 +24,7 @@ from trl_ext.rewards.base.rows import is_null
 from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
-from trl_ext.rewards.text.prose import is_blank, text_part
-from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.text.prose import after_think, is_blank, text_part
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 DETAIL_CHARS = 300

@@ -1,4 +1,4 @@
-"""Find words and prose in any script: ends of words, scripts without spaces, code and formulas.
+"""Find words and prose in any script: text outside thoughts, ends of words, scripts without spaces, code, formulas.
 
 Every function takes time linear in the text. The rules about text read at most MAX_CHARS characters, so their time is
 bounded.
@@ -13,7 +13,39 @@ from typing import Any
 import regex
 
 from trl_ext.rewards.base.rule import Rule, Verdict
-from trl_ext.rewards.text.visible import after_think
+
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)  # of LaTeX
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
+# A quoted value may hold ">" but not "<", so that no search continues into the next tag.
+_ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?>(?:"[^"<]*+"|'[^'<]*+'|[^<>])*)>""")
+
+
+def after_think(text: str) -> str:
+    """Return the text after the last `</think>`: all of it without think tags, "" while `<think>` is open."""
+    _, closer, after = text.rpartition("</think>")
+    if closer:
+        return after
+    return "" if "<think>" in text else after
+
+
+def visible(text: str, where: str) -> str:
+    """Return the text to search for an answer, without comments, GSM8K's notes and the attributes of tags.
+
+    Args:
+        where: "all", or "after_think" for the text after the thoughts; that is "" while thoughts are open.
+
+    Example:
+        >>> visible('<think>43</think><answer value="42"></answer><!-- 42 -->', "after_think")
+        '<answer></answer>'
+    """
+    if where != "all" and "think>" in text:
+        rest = after_think(text)
+        text = "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
+    if "<" in text:
+        text = _ATTRIBUTES.sub(r"<\1>", _COMMENT.sub("", _CALCULATOR.sub("", text)))
+    return _COMMENT_LINE.sub("", text) if "%" in text else text
+
 
 # Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer text earns the
 # floor with status `too_long`; if it were cut, its rest would not be judged.
@@ -135,7 +167,7 @@ def prose(text: str, filler: str = " ") -> str:
 
 
 def text_part(text: str, where: str) -> str:
-    """Return the part of a completion that `where` names: "all", or "after_think" (see `visible.after_think`)."""
+    """Return the part of a completion that `where` names: "all", or "after_think" (see `after_think`)."""
     return text if where == "all" else after_think(text)
 
 

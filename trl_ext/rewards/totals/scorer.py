@@ -20,7 +20,7 @@ from trl_ext.rewards.base.shaping import applies
 from trl_ext.rewards.isolation.workers.breaker import FAILED, MISTAKE_CALLS, MOST_MISTAKES, Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
-from trl_ext.rewards.isolation.workers.request import Judged
+from trl_ext.rewards.isolation.workers.wire import Judged
 from trl_ext.rewards.totals.composition import Gate, gate_of, gate_state, shaped_value
 
 # Largest value and contribution: TRL squares float32 rewards for the group's standard deviation, which overflows from

@@ -9,7 +9,7 @@ import pytest
 from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.instruction_kinds.ifeval import count_sentences, count_words
 from trl_ext.rewards.instruction_kinds.instructions import KNOWN, Instructions
-from trl_ext.rewards.instruction_kinds.splitting import sentences
+from trl_ext.rewards.instruction_kinds.spec import sentences
 
 # A line has where an instruction comes `from`, its `id`, its `arguments`, and texts that follow it or fail.
 with Path(__file__).with_name("instructions.jsonl").open(encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.rewards.base.rule import Row
-from trl_ext.rewards.mathematics.reading.literal import left_to_compute
+from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.rules.maths import Math
 from trl_ext.rewards.text.prompt import FORMS, asked_forms

@@ -24,7 +24,7 @@ from trl_ext.rewards.isolation.sandbox.cases import (
 from trl_ext.rewards.isolation.sandbox.outputs import lines_of, wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, read_report
 from trl_ext.rewards.text.fences import python_answer
-from trl_ext.rewards.text.visible import after_think
+from trl_ext.rewards.text.prose import after_think
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 
 from trl_ext.rewards.base.http_client import LongReply, fetch, new_client
-from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble
+from trl_ext.rewards.isolation.sandbox.api import JobLimits, Outcome, SandboxTrouble
 
 _GRACE_S = 30.0
 

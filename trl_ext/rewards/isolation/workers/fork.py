@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_ext.rewards.isolation.kernel import cpu_seconds
-from trl_ext.rewards.isolation.workers.confine import kill_group, waited_seconds
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Stream, frame
-from trl_ext.rewards.isolation.workers.worker import cpu_sentence, serve
+from trl_ext.rewards.isolation.workers.worker import cpu_sentence, kill_group, serve, waited_seconds
 
 
 @dataclass(slots=True, eq=False)

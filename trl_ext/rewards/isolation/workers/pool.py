@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.isolation.workers.request import Judged, Request, packed
+from trl_ext.rewards.isolation.workers.wire import Judged, Request, packed
 
 if TYPE_CHECKING:
     from trl_ext.rewards.isolation.workers.server_thread import ServerThread  # Needs Linux.

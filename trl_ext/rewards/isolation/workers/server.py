@@ -24,11 +24,10 @@ from typing import Any, NoReturn
 
 from trl_ext.rewards.isolation.kernel import adopt_orphans, children
 from trl_ext.rewards.isolation.workers.fork import Batch, Task
-from trl_ext.rewards.isolation.workers.imports import freeze
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.supervision import Workers
 from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
-from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS
+from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, freeze
 
 # Longest delay of a kill by the server. The check costs a system call per worker.
 TICK_S = 0.02

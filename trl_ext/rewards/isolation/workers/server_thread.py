@@ -19,8 +19,7 @@ from typing import Any
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.isolation.workers.request import Request
-from trl_ext.rewards.isolation.workers.wire import Stream, frame, wait
+from trl_ext.rewards.isolation.workers.wire import Request, Stream, frame, wait
 
 # Added to a call's time limit, for a server that hangs, for instance in the import of a rule's module.
 SERVER_GRACE_S = 60.0

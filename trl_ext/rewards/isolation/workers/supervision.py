@@ -22,12 +22,17 @@ from typing import Any
 
 from trl_ext.rewards.isolation.kernel import children
 from trl_ext.rewards.isolation.workers.breaker import FAILED
-from trl_ext.rewards.isolation.workers.confine import kill_group
 from trl_ext.rewards.isolation.workers.fork import Batch, Task, Worker, ended_sentence, fork_worker
-from trl_ext.rewards.isolation.workers.imports import IMPORTING, import_all
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Stream, line, wait
-from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, STARTED, cpu_sentence
+from trl_ext.rewards.isolation.workers.worker import (
+    DETAIL_CHARS,
+    IMPORTING,
+    STARTED,
+    cpu_sentence,
+    import_all,
+    kill_group,
+)
 
 RETRY_S = 0.1  # between two failed starts
 LEAST_FAILURES = 3  # failed starts in a row after which the waiting rows are given up

@@ -1,30 +1,138 @@
-"""The code of a worker: judges row after row and reports each.
+"""The code of a worker: its limits in the kernel, its imports, and its loop, which judges rows and reports each.
 
 The process is a fork of the fork server, so rules and their libraries are loaded. It exits after a row that left a
-thread, a child process or much used memory.
+thread, a child process or much used memory. An import by a row is repeated in the fork server, so each happens once.
 """
 
+import gc
+import importlib
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trl_ext.rewards.base.rule import as_verdict
-from trl_ext.rewards.isolation.workers.confine import (
-    address_space_bytes,
-    confine,
-    has_children,
-    num_threads,
-    renew_limits,
-)
-from trl_ext.rewards.isolation.workers.imports import ImportWatch
+from trl_ext.rewards.isolation.kernel import die_first, die_with_parent
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# RLIMIT_CPU counts whole seconds; it is the backstop of the fork server's watch.
+CPU_SLACK_S = 2
+
+
+def confine(parent: int) -> None:
+    """End with the parent, be the first killed when memory runs out, write no core files.
+
+    The process leads a new session, so that a signal to its group reaches its forks.
+    """
+    os.setsid()
+    die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    die_first()
+
+
+def address_space_bytes() -> int:
+    """Return the address space of this process in bytes."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[0]) * PAGE_BYTES
+
+
+def renew_limits(cpu_s: float, address_space: int) -> None:
+    """Set the kernel's limits for the next row: additional processor seconds, and total bytes of address space."""
+    lower(resource.RLIMIT_CPU, int(time.process_time() + cpu_s) + CPU_SLACK_S)
+    lower(resource.RLIMIT_AS, address_space)
+
+
+def lower(kind: int, value: int) -> None:
+    """Set a soft limit, at most the hard limit of the user's shell or cluster."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process, including threads that Python did not start."""
+    return os.stat("/proc/self/task").st_nlink - 2
+
+
+def has_children() -> bool:
+    """Return True if this process has children, running or not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def waited_seconds(pid: int) -> float:
+    """Return the seconds that a process's threads waited for a processor; 0.0 if the kernel keeps no record."""
+    waited_ns = 0
+    for record in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, IndexError, ValueError):  # The thread has just ended.
+            waited_ns += int(record.read_bytes().split()[1])
+    return waited_ns / 1e9
+
+
+def kill_group(pid: int) -> None:
+    """Kill a worker and its process group at once, so that a child that forks cannot escape."""
+    for send in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
+
+
+# The line that a worker sends when the row in progress begins to import a module.
+IMPORTING = line("importing")
+LONGEST_NAMES = 2**15  # characters of a report's names of modules
+
+
+class ImportWatch:
+    """A finder that finds nothing, and reports a row's first import to the server before it begins."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.begin()
+
+    def begin(self) -> None:
+        """Record the number of loaded modules before a row."""
+        self.told = False
+        self.num_before = len(sys.modules)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Report the first import. Python calls this for each new module; None leaves it to the other finders."""
+        if not self.told:
+            self.told = True
+            self.sock.sendall(IMPORTING)
+
+    def imported(self) -> list[str]:
+        """Return the modules that the row has loaded, in order, as many as fit into a report."""
+        names, length = list(sys.modules)[self.num_before :] if self.told else [], 0
+        for number, name in enumerate(names):
+            length += len(name)
+            if length > LONGEST_NAMES:
+                return names[:number]
+        return names
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import modules into this process, which forks workers; ignore their exceptions."""
+    for name in names:
+        with suppress(BaseException):  # The row that needs the module reports the error.
+            importlib.import_module(name)
+    freeze()
+
+
+def freeze() -> None:
+    """Exclude loaded objects from garbage collection, so that forks share their memory."""
+    gc.collect()
+    gc.freeze()
+
 
 MIB = 2**20
 # A worker that has kept this share of a row's memory is replaced, so that later rows have enough.

@@ -18,7 +18,7 @@ from trl_ext.rewards.isolation.workers import server as server_module
 from trl_ext.rewards.isolation.workers.breaker import Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
-from trl_ext.rewards.isolation.workers.request import packed
+from trl_ext.rewards.isolation.workers.wire import packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Limits, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.isolation.workers.request import ImageReference
+from trl_ext.rewards.isolation.workers.wire import ImageReference
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, workers=2)
 

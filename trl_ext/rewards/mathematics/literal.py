@@ -14,12 +14,11 @@ from functools import lru_cache
 from itertools import pairwise
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
-from trl_ext.rewards.mathematics.comparison.equal import assignment
-from trl_ext.rewards.mathematics.comparison.library import LIBRARY_COMMANDS
-from trl_ext.rewards.mathematics.evaluate import has_variable, same_value, value_of, walk
+from trl_ext.rewards.mathematics.equal import assignment
+from trl_ext.rewards.mathematics.evaluate import exact_value, has_variable, same_value, value_of, walk
 from trl_ext.rewards.mathematics.form import form_of
+from trl_ext.rewards.mathematics.library import LIBRARY_COMMANDS
 from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
-from trl_ext.rewards.mathematics.size import exact_value
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
 from trl_ext.rewards.mathematics.units import split_unit
 

@@ -8,15 +8,15 @@ of the last line, else the last number. Every search is one pass over the text.
 import re
 
 from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
-from trl_ext.rewards.mathematics.comparison.equal import compare
-from trl_ext.rewards.mathematics.comparison.gate import check_answer
+from trl_ext.rewards.mathematics.equal import compare
+from trl_ext.rewards.mathematics.library import check_answer
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
+from trl_ext.rewards.text.prose import visible
 from trl_ext.rewards.text.reader import FORMULA, Stated, stated
-from trl_ext.rewards.text.visible import visible
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, searched for the last number

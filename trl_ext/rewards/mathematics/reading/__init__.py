@@ -1,1 +1,0 @@
-"""Read an answer from a text, and check its form."""

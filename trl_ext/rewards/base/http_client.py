@@ -61,12 +61,11 @@ async def fetch(
     timeout_s: float,
     content_type: str = "application/json",
     client: Any = None,
-    most_bytes: int = MOST_REPLY_BYTES,
 ) -> bytes:
     """Send a POST, or a GET if there is no content, and return the body of the reply.
 
-    Raises LongReply for more than `most_bytes`, and ServerError for an HTTP code other than 2xx. `key_env` names the
-    environment variable with the key. Without a `client`, all calls of the process share connections and cookies.
+    Raises LongReply for more than MOST_REPLY_BYTES, and ServerError for an HTTP code other than 2xx. `key_env` names
+    the environment variable with the key. Without a `client`, all calls of the process share connections and cookies.
     """
     headers = {"Content-Type": content_type}
     if key_env:
@@ -77,8 +76,8 @@ async def fetch(
     async with client.stream(method, url, content=content, headers=headers, timeout=timeout_s) as response:
         async for part in response.aiter_bytes():
             body += part
-            if len(body) > most_bytes:
-                raise LongReply(f"the server's reply has more than {most_bytes} bytes")
+            if len(body) > MOST_REPLY_BYTES:
+                raise LongReply(f"the server's reply has more than {MOST_REPLY_BYTES} bytes")
     if key_env and key:  # a server may quote the key
         body = body.replace(key.encode(), b"***")
     if not response.is_success:

@@ -2,9 +2,8 @@
 
 import importlib.util
 import json
-import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,12 +22,10 @@ from trl_ext.rewards.base.rule import (
 )
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
-from trl_ext.rewards.isolation.sandbox.remote import RemoteSandbox
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.prose import after_think
 
 LONGEST_CODE = 100_000  # characters
-_REMOTE_RUNS = 16  # at a time
 _LEVELS = tuple(f"L{level}" for level in range(api.HIGHEST_LEVEL + 1))
 # Status and message for each end of a job; after an exit, the exit code and the output decide.
 _ENDINGS = {
@@ -67,10 +64,6 @@ class Code(Rule):
         unclosed_fence: True also takes a last block without an end, of a completion that was cut off.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         solution: Column with a program that passes, or a list of such programs, only for `trl-ext score audit`.
-        sandbox: "local", or "sandbox-fusion", a server of SandboxFusion. There `cpu_s` is wall-clock time, and
-            "asserts" is refused, because the server would need the expected values.
-        base_url: Address of that server.
-        api_key_env: Environment variable with the server's key.
         require: Lowest sandbox level: "L0", "L1", "L2". On a machine below it the rule cannot be built.
         numpy: True lets code and tests import the installed NumPy, and no other package.
         cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", with 5 ms for the sandbox. Code that
@@ -98,9 +91,6 @@ class Code(Rule):
     unclosed_fence: bool = False
     partial: bool = False
     solution: str | None = None
-    sandbox: str = "local"
-    base_url: str | None = None
-    api_key_env: str | None = None
     require: str = "L1"
     numpy: bool = False
     cpu_s: float = 2.0
@@ -122,28 +112,12 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         for key in ("partial", "unclosed_fence", "numpy"):
             check_flag(self, key, getattr(self, key))
-        check_choice(self, "sandbox", self.sandbox, ("local", "sandbox-fusion"))
         check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
         check_whole(self, "memory_mib", self.memory_mib, 256 if self.numpy else 64)  # NumPy takes 110 itself.
         check_whole(self, "output_kib", self.output_kib, 1)
-        if self.sandbox != "local":
-            self._check_remote()
-        elif self.base_url is not None or self.api_key_env is not None:
-            raise RuleError(f"Rule '{self.name}': base_url and api_key_env are for sandboxes elsewhere. Give sandbox.")
         if self.numpy and importlib.util.find_spec("numpy") is None:
             raise RuleError(f"Rule '{self.name}': numpy is true, and NumPy is not installed. Run pip install numpy.")
         self.check_level()
-
-    def _check_remote(self) -> None:
-        where = f"Rule '{self.name}': sandbox is '{self.sandbox}'"
-        if self.mode == "asserts":
-            raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
-        if self.require != "L1" or self.numpy:
-            raise RuleError(f"{where}, and require and numpy are for the local one. Leave them out.")
-        if not self.base_url:
-            raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it: http://localhost:8080.")
-        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise RuleError(f"{where}, and the environment variable {self.api_key_env!r} is not set. Set it.")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -184,14 +158,12 @@ class Code(Rule):
             return Verdict(None, "infra_error", str(error))
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge up to `MOST_JOBS` rows at the same time, because programs may sleep; 16 in a remote sandbox."""
-        with ThreadPoolExecutor(api.MOST_JOBS if self.sandbox == "local" else _REMOTE_RUNS) as threads:
+        """Judge up to `MOST_JOBS` rows at the same time, because programs may sleep."""
+        with ThreadPoolExecutor(api.MOST_JOBS) as threads:
             return list(threads.map(self.score, rows))
 
     def check_level(self) -> None:
         """Raise RuleError if this machine does not reach the level `require`."""
-        if self.sandbox != "local":
-            return
         try:
             level, trouble = api.sandbox_level(site=self._limits.site)
         except api.SandboxTrouble as error:
@@ -233,10 +205,8 @@ class Code(Rule):
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
             source = cases.calling(source, found.function)
-        remote = RemoteSandbox(self.base_url or "", self.api_key_env)
-        run: Callable[..., api.Outcome] = api.run_program if self.sandbox == "local" else remote.run
         for index, case in enumerate(found.cases):
-            outcome = run(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
+            outcome = api.run_program(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
             reason = self._ending(outcome) or self._wrong(outcome, case, found.function is not None)
             passed += not reason
             if reason and not failure:

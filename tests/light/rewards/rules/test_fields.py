@@ -24,7 +24,6 @@ from trl_ext.rewards import (
 from trl_ext.rewards.isolation.sandbox import api
 
 NAN = float("nan")
-URL = {"base_url": "http://x"}
 COLUMN, WHOLE = "Give the name of a dataset column", "Give a whole number of at least"
 # Rule, and by what its sentence holds besides the rule's name: fields, or arguments.
 Refused = dict[str, list[dict[str, Any] | tuple[Any, ...]]]
@@ -41,17 +40,10 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
             "at least 1": [{"output_kib": 0}],
             "true or false": [{"partial": "yes"}, {"unclosed_fence": 1}, {"numpy": "1.26"}],
             "at least 256": [{"numpy": True, "memory_mib": 128}],
-            "Leave them out": [{"sandbox": "sandbox-fusion", **URL, "numpy": True}],
             "compare is 'floats'": [{"compare": "floats"}],
             "from 0 to below 1": [{"tolerance": 1}],
             "setup is for mode 'asserts'": [{"setup": "prompt"}],
             "the tests compare": [{"mode": "asserts", "tolerance": 0.1}],
-            "sandbox is 'piston'": [{"sandbox": "piston"}],
-            "for sandboxes elsewhere": [URL],
-            "base_url is None": [{"sandbox": "sandbox-fusion"}],
-            "would take the expected values there": [{"sandbox": "sandbox-fusion", **URL, "mode": "asserts"}],
-            "require and numpy are for the local one": [{"sandbox": "sandbox-fusion", **URL, "require": "L2"}],
-            "variable 'NO_SUCH_KEY' is not set": [{"sandbox": "sandbox-fusion", **URL, "api_key_env": "NO_SUCH_KEY"}],
         },
     ),
     (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rewrites import Rewrite, respelled, restated
+from rewrites import Rewrite, latex, respelled, restated
 
 from trl_ext.rewards.auditing.audit import earns_all, gold_key
 from trl_ext.rewards.auditing.redteam import ANNOUNCED, gold_of, wrong_answers
@@ -21,7 +21,7 @@ from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
 from trl_ext.rewards.mathematics.literal import left_to_compute
-from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, latex, tokenize
+from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.totals.scorer import Scorer

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, latex, split, tokenize
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, split, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 
 _MOST_PARTS = 4  # of a list, tuple or matrix that are rewritten, each by itself
@@ -26,6 +26,11 @@ _ASCII = {">": "\\geq", "<": "\\leq", "!": "\\neq"}
 _NAME = re.compile(r"(?:[A-Z]|[|{}:]|\\(?:frac|angle|triangle|overline)|_ \{ \d+ \}| )+")
 _COMMAS = re.compile(r"(?<![\d,.])(\d+)(\d{3})(?![\d,.])")
 _LETTER = re.compile(r"\(?([A-J])\)?")
+
+
+def latex(tokens: Tokens) -> str:
+    """Return LaTeX that tokenizes to these tokens."""
+    return " ".join(f"\\text{{{token[1:]}}}" if token.startswith(WORDS) else token for token in tokens)
 
 
 @dataclass(frozen=True, slots=True)

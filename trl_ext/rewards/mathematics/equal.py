@@ -1,7 +1,7 @@
 r"""Compare two answers strictly, as training needs it.
 
 Two answers are the same if they have the same tokens, the same form with the same parts, or, for expressions, the
-same value. The cheap tests come first. math-verify compares expressions that `parse` cannot read (`library`).
+same value. The cheap tests come first. Of an expression that `parse` cannot read, only equal tokens are the same.
 
 A lenient grader accepts these, and they fail here: an equation whose sides disagree (`5 = 3`), an equation that
 repeats the task, other units, other brackets, a set for a tuple, `X` for `x`, a decimal that is only near, a base
@@ -16,11 +16,10 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
-from trl_ext.rewards.mathematics import library as math_library
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import SET_RELATIONS, Form, form_of, is_name, is_variable, words_of
-from trl_ext.rewards.mathematics.library import check_answer, check_for_library
+from trl_ext.rewards.mathematics.library import check_answer
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
@@ -124,10 +123,7 @@ def _undecided(gold: Tokens) -> str:
     try:
         found = value_of(value)
     except Unreadable as error:
-        if not math_library.can_read(value, value):
-            return str(error)
-        check_for_library(value)
-        return "" if math_library.same_expression(value, value) else str(error)
+        return str(error)
     return "" if same_value(found, found) else "no value at the points of comparison"
 
 
@@ -188,11 +184,7 @@ def _match_values(left: Tokens, right: Tokens) -> Match:
     try:
         a, b = value_of(left), value_of(right)
     except Unreadable as error:
-        if not math_library.can_read(left, right):
-            return Match(False, f"cannot be compared: {error}")
-        check_for_library(left)
-        check_for_library(right)
-        return Match(math_library.same_expression(left, right), "math-verify")
+        return Match(False, f"cannot be compared: {error}")
     if a.exact is not None and b.exact is not None:
         if a.exact == b.exact:
             return Match(True, "exact number")

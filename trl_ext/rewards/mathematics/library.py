@@ -1,4 +1,4 @@
-r"""Refuse what is too large to judge, and call math-verify: in the eval profile, or where `parse` cannot read.
+r"""Refuse what is too large to judge, and call math-verify in the eval profile.
 
 The bounds are sizes in tokens, so every machine gives the same verdict. `evaluate.size` bounds the values of what
 `parse` reads, such as `9^{9^9}`. `check_for_library` bounds what sympy gets from math-verify: sympy evaluates while it
@@ -10,14 +10,13 @@ math-verify's timeouts are turned off: they use SIGALRM, which works only in the
 import math
 import re
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from trl_ext.errors import SupportError
 from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, MAX_MATRIX, MAX_TOKENS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.form import form_of
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, latex
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
 
 _ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
 _RANGES = frozenset({"\\sum", "\\prod"})
@@ -120,9 +119,6 @@ def _largest_number(tokens: Tokens) -> float:
     return max((float(token) for token in tokens if is_number(token)), default=0.0)
 
 
-LIBRARY_COMMANDS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
-
-
 def require() -> None:
     """Raise SupportError if math-verify cannot be imported."""
     try:
@@ -133,42 +129,6 @@ def require() -> None:
             f"The rule Math needs math-verify with an ANTLR runtime ({error}). Install 'trl_ext[math]', or "
             "math-verify[antlr4_13_2]>=0.9."
         ) from error
-
-
-def can_read(gold: Tokens, answer: Tokens) -> bool:
-    """Return True if math-verify may compare two expressions in training: only with one of `LIBRARY_COMMANDS`.
-
-    Words, `52_8` (it drops the index) and different capitals (it reads them as small letters) are excluded.
-    """
-    both = (*gold, *answer)
-    plain = all(token.isascii() and not token.startswith(WORDS) for token in both)
-    has_index = any(is_number(before) and after == "_" for before, after in pairwise(both))
-    return bool(LIBRARY_COMMANDS & {*both}) and plain and not has_index and _capitals(gold) == _capitals(answer)
-
-
-def _capitals(tokens: Tokens) -> frozenset[str]:
-    return frozenset(token for token in tokens if len(token) == 1 and token.isupper())
-
-
-def same_expression(gold: Tokens, answer: Tokens) -> bool:
-    """Return True if math-verify finds two expressions equal; each is read as a whole, with its capitals."""
-    left, right = _expression(gold), _expression(answer)
-    return left is not None and right is not None and _verify(left, right)
-
-
-@lru_cache(maxsize=4096)  # A batch repeats golds and answers.
-def _expression(tokens: Tokens) -> Any:
-    """Return the sympy expression of all tokens; None if the grammar cannot read them.
-
-    math-verify's `parse` would then look for any number in the text, and find 3 in a broken formula.
-    """
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-
-    config = ConversionConfig(lowercase_symbols=False)
-    try:
-        return latex2sympy(latex(tokens), normalization_config=None, conversion_config=config)
-    except Exception:  # The grammar raises bare Exception, and sympy any error that an operand causes.
-        return None
 
 
 def same_answer(gold: str, answer: str) -> bool:

@@ -69,11 +69,6 @@ def tokenize(text: str) -> Tokens:
     return found
 
 
-def latex(tokens: Tokens) -> str:
-    """Return LaTeX that tokenizes to these tokens."""
-    return " ".join(f"\\text{{{token[1:]}}}" if token.startswith(WORDS) else token for token in tokens)
-
-
 def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
     """Split at marks outside all brackets; return each part with the mark before it ("" for the first)."""
     parts: list[tuple[str, Tokens]] = []

@@ -17,11 +17,10 @@ from trl_ext.rewards.auditing.audit import earns_all, gold_key
 from trl_ext.rewards.auditing.redteam import ANNOUNCED, gold_of, wrong_answers
 from trl_ext.rewards.base.rule import Row, Rule, ideal_of
 from trl_ext.rewards.base.shaping import applies
-from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
 from trl_ext.rewards.mathematics.literal import left_to_compute
-from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, tokenize
+from trl_ext.rewards.mathematics.tokens import Tokens, TooComplex, Unreadable, is_symbol, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.totals.scorer import Scorer

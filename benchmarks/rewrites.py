@@ -11,9 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, split, tokenize
+from trl_ext.rewards.mathematics.tokens import (
+    WORDS,
+    Tokens,
+    TooComplex,
+    Unreadable,
+    closes_at,
+    is_number,
+    is_symbol,
+    split,
+    tokenize,
+)
 from trl_ext.rewards.mathematics.units import split_unit
 
 _MOST_PARTS = 4  # of a list, tuple or matrix that are rewritten, each by itself

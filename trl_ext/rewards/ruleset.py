@@ -330,7 +330,7 @@ class RuleSet:
         if callable(log_metric):
             for position, (rule, column) in enumerate(zip(self.rules, found, strict=True)):
                 log_rule(log_metric, rule, column, [row.states[position] for row in composed])
-            log_metric("rules/workers_restarted", float(self._scorer.pool.stats().restarts))
+            log_metric("rules/workers_restarted", float(self._scorer.pool.restarts))
         if callable(log_extra):
             log_extra("rule_trace", traces(self.rules, found, composed))
             if cells := read_cells(self.rules, dataset_columns(extras)):

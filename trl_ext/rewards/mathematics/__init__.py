@@ -1,9 +1,8 @@
 """Decide whether two answers are mathematically the same.
 
 extract   the answer in a completion
-bounds    sizes above which an answer is not judged
 spelling  the many spellings of one thing
-tokens    a text as tokens, one spelling for each meaning
+tokens    a text as tokens, one spelling for each meaning; sizes above which an answer is not judged
 units     the unit of an answer
 form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree

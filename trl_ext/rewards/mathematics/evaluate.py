@@ -14,9 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node, parse
-from trl_ext.rewards.mathematics.tokens import Tokens
+from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable
 
 _LOG_2 = math.log10(2)
 _HUGE = 10**300

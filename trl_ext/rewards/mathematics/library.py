@@ -13,10 +13,19 @@ from functools import lru_cache
 from typing import Any
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, MAX_MATRIX, MAX_TOKENS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.form import form_of
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
+from trl_ext.rewards.mathematics.tokens import (
+    MAX_DIGITS,
+    MAX_MATRIX,
+    MAX_TOKENS,
+    WORDS,
+    Tokens,
+    TooComplex,
+    Unreadable,
+    closes_at,
+    is_number,
+)
 
 _ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
 _RANGES = frozenset({"\\sum", "\\prod"})

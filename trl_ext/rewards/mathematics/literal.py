@@ -13,12 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
-from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.equal import assignment
 from trl_ext.rewards.mathematics.evaluate import exact_value, has_variable, same_value, value_of, walk
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.units import split_unit
 
 _LARGE = 1_000  # A power of at least this value is a usual answer, such as 2^{10}; nobody writes 5^2 for 25.

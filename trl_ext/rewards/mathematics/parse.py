@@ -11,8 +11,16 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex, Unreadable
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol
+from trl_ext.rewards.mathematics.tokens import (
+    MAX_DIGITS,
+    WORDS,
+    Tokens,
+    TooComplex,
+    Unreadable,
+    closes_at,
+    is_number,
+    is_symbol,
+)
 
 Node = tuple[Any, ...]
 

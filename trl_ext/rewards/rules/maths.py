@@ -8,13 +8,21 @@ from typing import Any, ClassVar
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.mathematics import library as math_library
-from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, MAX_GOLD_TOKENS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.equal import Match, compare, why_undecided
 from trl_ext.rewards.mathematics.extract import announced_gold, extract
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.library import check_answer, check_for_library, check_length
 from trl_ext.rewards.mathematics.literal import unfit
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, tokenize
+from trl_ext.rewards.mathematics.tokens import (
+    MAX_GOLD_CHARS,
+    MAX_GOLD_TOKENS,
+    WORDS,
+    Tokens,
+    TooComplex,
+    Unreadable,
+    is_number,
+    tokenize,
+)
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of, without_brackets
 from trl_ext.rewards.text.prompt import asked_forms, stands_in

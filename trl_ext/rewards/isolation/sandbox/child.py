@@ -21,8 +21,7 @@ from typing import Any
 from trl_ext.rewards.isolation.kernel import die_with_parent, drop_capabilities, forbid_new_privileges
 from trl_ext.rewards.isolation.sandbox import pytest_names
 from trl_ext.rewards.isolation.sandbox.channel import ALL_OPERATIONS, CALLS_ONLY, Channel, ChannelLost, printable
-from trl_ext.rewards.isolation.sandbox.landlock import restrict
-from trl_ext.rewards.isolation.sandbox.seccomp import install_filter
+from trl_ext.rewards.isolation.sandbox.restrictions import install_filter, restrict
 
 CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the channel, the judge's report, the code's exception
 

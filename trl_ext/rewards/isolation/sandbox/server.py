@@ -32,7 +32,7 @@ from trl_ext.rewards.isolation.kernel import (
     hide_memory,
 )
 from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shut_in
-from trl_ext.rewards.isolation.sandbox.landlock import open_rules
+from trl_ext.rewards.isolation.sandbox.restrictions import open_rules
 
 _LOOK_EVERY_MS = 5  # how often processor time is read; four times as long once the job has slept
 # The most used modules, loaded once for all programs.

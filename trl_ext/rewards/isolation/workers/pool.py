@@ -21,37 +21,18 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.isolation.workers.wire import Judged, Request, packed
+from trl_ext.rewards.isolation.workers.wire import Judged, packed
 
 if TYPE_CHECKING:
     from trl_ext.rewards.isolation.workers.server_thread import ServerThread  # Needs Linux.
-
-# Rows whose time is kept.
-LATEST_ROWS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Counts of a pool since its creation.
-
-    Args:
-        rows: Number of rows by the verdict's status.
-        restarts: Workers that were replaced, after a stopped row or because a row left a thread, child or memory.
-        ms: Milliseconds of the latest 4,096 rows, each from its start in the worker; 0.0 for rows that never began.
-    """
-
-    rows: dict[str, int]
-    restarts: int
-    ms: tuple[float, ...]
 
 
 class WorkerPool:
@@ -97,9 +78,10 @@ class WorkerPool:
         if thread is not None:
             thread.close()
 
-    def stats(self) -> PoolStats:
-        with self._lock:
-            return PoolStats(dict(self._rows), self._restarts, tuple(self._ms))
+    @property
+    def restarts(self) -> int:
+        """Workers that were replaced, after a stopped row or because a row left a thread, child or memory."""
+        return self._counts["restarts"]
 
     def __enter__(self) -> Self:
         return self
@@ -114,9 +96,7 @@ class WorkerPool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._thread = None
-        self._rows: Counter[str] = Counter()
-        self._restarts = 0
-        self._ms: deque[float] = deque(maxlen=LATEST_ROWS)
+        self._counts: Counter[str] = Counter()
 
     def _connected(self) -> "ServerThread":
         """Return the fork server's thread; start it if needed, also in a forked child, which has no threads."""
@@ -126,8 +106,7 @@ class WorkerPool:
             if self._thread is None or self._thread.closed:
                 from trl_ext.rewards.isolation.workers.server_thread import ServerThread
 
-                pool = weakref.ref(self)  # The thread must not keep the pool alive.
-                self._thread = ServerThread(self.limits, partial(finish, pool), partial(count_restarts, pool))
+                self._thread = ServerThread(self.limits, self._counts)  # It must not keep the pool alive.
                 weakref.finalize(self, self._thread.close)  # Also at the interpreter's end.
             return self._thread
 
@@ -138,25 +117,6 @@ def shared_pool(limits: Limits) -> WorkerPool:
 
 
 _POOLS: dict[Limits, WorkerPool] = {}
-
-
-def finish(pool: "weakref.ref[WorkerPool]", request: Request) -> None:
-    """Count a request's verdicts and set its future's result."""
-    results = request.results()
-    owner = pool()
-    if owner is not None:
-        with owner._lock:
-            owner._rows.update(judged.verdict.status for judged in results)
-            owner._ms.extend(judged.ms for judged in results)
-        del owner
-    request.future.set_result(results)
-
-
-def count_restarts(pool: "weakref.ref[WorkerPool]", number: int) -> None:
-    owner = pool()
-    if owner is not None:
-        with owner._lock:
-            owner._restarts += number
 
 
 @cache

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -45,15 +45,10 @@ ENVIRONMENT = {
 
 
 class ServerThread:
-    """A thread and its server.
+    """A thread and its server. It adds the number of replaced workers to `counts`."""
 
-    The thread calls `done` with each request that has all its verdicts, `restarted` with the number of new workers.
-    """
-
-    def __init__(self, limits: Limits, done: Callable[[Request], None], restarted: Callable[[int], None]) -> None:
-        self.limits = limits
-        self.done = done
-        self.restarted = restarted
+    def __init__(self, limits: Limits, counts: Counter[str]) -> None:
+        self.limits, self.counts = limits, counts
         self.pid = os.getpid()  # A forked child has this object, but not its thread.
         self.lock = threading.Lock()
         self.closed = False
@@ -157,7 +152,7 @@ class ServerThread:
     def hear_line(self, report: dict[str, Any]) -> None:
         """Handle a verdict, an error from loading the rules, or a number of restarts."""
         if "restarts" in report:
-            self.restarted(report["restarts"])
+            self.counts["restarts"] += report["restarts"]
             return
         request = self.requests[report["batch"]]
         if "error" in report:
@@ -165,14 +160,14 @@ class ServerThread:
             request.future.set_exception(RuleError(f"A rule cannot be loaded in a worker: {report['error']}"))
         elif request.take(report):
             del self.requests[report["batch"]]
-            self.done(request)
+            request.finish()
 
     def drop(self, detail: str, number: int | None = None) -> None:
         """End one request, or all; open rows get no value."""
         for key in list(self.requests) if number is None else [number]:
             request = self.requests.pop(key)
             request.fail(detail)
-            self.done(request)
+            request.finish()
 
     def start_server(self) -> Stream:
         """Start the fork server; OSError if the machine cannot start a process."""

@@ -195,8 +195,9 @@ class Request:
         for index, _, _ in self.open_rows():
             self.take({"row": index, **failure})
 
-    def results(self) -> list[Judged]:
-        return [self.judged[index] for index in range(len(self.rows))]
+    def finish(self) -> None:
+        """Set the future's result; every task has a verdict."""
+        self.future.set_result([self.judged[index] for index in range(len(self.rows))])
 
 
 @dataclass(frozen=True, slots=True)

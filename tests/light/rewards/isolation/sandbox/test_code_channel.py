@@ -21,7 +21,7 @@ from trl_ext.rewards.isolation.sandbox.channel import (
     encode,
     rebuilt_error,
 )
-from trl_ext.rewards.isolation.sandbox.seccomp import MACHINES, assemble, plain_numbers
+from trl_ext.rewards.isolation.sandbox.restrictions import MACHINES, assemble, plain_numbers
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 PID = 4242

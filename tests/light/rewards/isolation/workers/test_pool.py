@@ -168,18 +168,18 @@ def test_a_stopped_row_gets_the_floor_of_its_own_rule():
     request = packed([(Chars(), row()), (Raising(), row())], Future())
     stopped = {"value": "floor", "status": "timeout", "detail": "", "ms": 1.0, "machine": False}
     assert [request.take({"row": index, **stopped}) for index in (1, 0)] == [False, True]
-    assert [judged.verdict.value for judged in request.results()] == [0.0, -2.0]
+    assert [request.judged[index].verdict.value for index in (0, 1)] == [0.0, -2.0]
 
 
 def test_what_the_machine_fails_has_no_value_and_is_counted():
     request = packed([(Chars(), row()), (Chars(), row())], Future())
     request.take({"row": 0, "value": 1.0, "status": "ok", "detail": "", "ms": 1.0, "machine": False})
     request.fail("no machine")
-    assert [judged.verdict for judged in request.results()] == [
+    assert [judged.verdict for judged in request.judged.values()] == [
         Verdict(1.0),
         Verdict(None, "infra_error", "no machine"),
     ]
-    assert [judged.failed for judged in request.results()] == [False, True]
+    assert [judged.failed for judged in request.judged.values()] == [False, True]
 
 
 def test_elsewhere_than_on_linux_rules_run_in_place_and_a_warning_says_so_once(monkeypatch, recwarn):

@@ -59,7 +59,7 @@ def test_an_import_in_score_is_paid_for_once(library, workers):
         assert {verdict.status for verdict in verdicts} == {"ok"}, verdicts
         # Each worker that began without it may have imported it; all that were forked later had it.
         assert [verdict.detail for verdict in verdicts].count("there: False") <= workers + 1
-        assert pool.stats().restarts <= 2 * workers + 1
+        assert pool.restarts <= 2 * workers + 1
         *found, missing = pool.run([*[(Importing(), row(library))] * 8, (Importing(), row("surely_not_installed"))])
         assert [verdict.detail for verdict in found] == ["there: True"] * 8
         assert (missing.value, missing.status) == (None, "error") and "surely_not_installed" in missing.detail

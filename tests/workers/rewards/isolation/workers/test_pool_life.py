@@ -102,7 +102,7 @@ def test_the_thread_that_started_the_workers_may_end(pool):
     thread.join()
     time.sleep(0.1)
     assert pool.run([(Chars(), row("ab"))])[0].value == 2.0
-    assert pool.stats().restarts == 0
+    assert pool.restarts == 0
 
 
 def test_a_pool_pickles_as_its_limits(pool):

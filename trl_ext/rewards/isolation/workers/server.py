@@ -23,11 +23,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from trl_ext.rewards.isolation.kernel import adopt_orphans, children
-from trl_ext.rewards.isolation.workers.fork import Batch, Task
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.supervision import Workers
 from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
-from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, freeze
+from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, Batch, Task, freeze
 
 # Longest delay of a kill by the server. The check costs a system call per worker.
 TICK_S = 0.02

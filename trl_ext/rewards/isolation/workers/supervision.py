@@ -22,14 +22,18 @@ from typing import Any
 
 from trl_ext.rewards.isolation.kernel import children
 from trl_ext.rewards.isolation.workers.breaker import FAILED
-from trl_ext.rewards.isolation.workers.fork import Batch, Task, Worker, ended_sentence, fork_worker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Stream, line, wait
 from trl_ext.rewards.isolation.workers.worker import (
     DETAIL_CHARS,
     IMPORTING,
     STARTED,
+    Batch,
+    Task,
+    Worker,
     cpu_sentence,
+    ended_sentence,
+    fork_worker,
     import_all,
     kill_group,
 )

@@ -43,28 +43,17 @@ _CHUNK_CHARS = 200  # Length of a stretch for the detector; longer is no faster 
 _PIECE_CHARS = 40  # Length of a piece of a stretch in another language, to find parts in the right language.
 _FEW_LETTERS = 20  # A shorter text in the right script counts as the right language.
 _NUM_GUESSES = 10
-# Text in quotation marks within a line. Each form begins with its mark, so that `re` skips to the next mark.
-_QUOTED = re.compile(
-    r"""
-      "[^"\n]{1,300}" | \u201c[^\u201c\u201d\n]{1,300}\u201d | \u00ab[^\u00ab\u00bb\n]{1,300}\u00bb
-    | \u201e[^\u201c\u201d\u201e\n]{1,300}[\u201c\u201d] | \u2018[^\u2018\u2019\n]{1,300}\u2019
-    | \u300c[^\u300c\u300d\n]{1,300}\u300d | '(?<!\w')[^'\n]{3,300}'(?!\w)
-    """,
-    re.VERBOSE,
-)
-_QUOTED_LINE = re.compile(r"^[ \t]*+>[^\n]*+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Language(Rule):
     """Share of the prose that is in the language, divided by `enough`, at most 1.0.
 
-    Code, LaTeX, links and tags are cut out first; so are quotations (in quotation marks, or on lines after ">") if
-    they are less than half of the words. The share counts words in the language's script, or characters in scripts
-    without spaces. If languages share the script, it is multiplied by the share of letters in stretches of 200
-    characters whose likeliest language is this language (by a third of their words, or else by all); other stretches
-    are judged in pieces of 40 characters. Below 20 letters the script alone decides. A completion without letters
-    earns 0.0 with status `no_answer`.
+    Code, LaTeX, links and tags are cut out first; quotations count. The share counts words in the language's script,
+    or characters in scripts without spaces. If languages share the script, it is multiplied by the share of letters in
+    stretches of 200 characters whose likeliest language is this language (by a third of their words, or else by all);
+    other stretches are judged in pieces of 40 characters. Below 20 letters the script alone decides. A completion
+    without letters earns 0.0 with status `no_answer`.
 
     Chinese is Han without kana, Japanese is kana and Han with at least 5 % kana. Russian, Arabic and Hindi are
     detected by their scripts alone, so Bulgarian counts as Russian.
@@ -100,7 +89,7 @@ class Language(Rule):
         refused = refusal(self, row.text)
         if refused:
             return refused
-        text = own_words(prose(normalized(text_part(row.text, self.where))))
+        text = prose(normalized(text_part(row.text, self.where)))
         every = words_in(text, "any")
         if not every:
             return Verdict(self.floor, "no_answer", "no letters outside of code and formulas")
@@ -147,17 +136,6 @@ def words_of(text: str, language: str) -> list[str]:
         return words_in(text, _SCRIPT_OF[language])
     kana, both = _KANA.findall(text), _KANA_AND_HAN.findall(text)
     return both if len(kana) >= _KANA_FRAC * len(both) else kana
-
-
-def own_words(text: str) -> str:
-    """Return the text without its quotations, unless these are half of its words or more.
-
-    Example:
-        >>> own_words("He said 'nicht weit vom Stamm', which means that children take after their parents.")
-        'He said  , which means that children take after their parents.'
-    """
-    own = _QUOTED.sub(" ", _QUOTED_LINE.sub(" ", text) if ">" in text else text)
-    return own if own == text or 2 * len(words_in(own, "any")) > len(words_in(text, "any")) else text
 
 
 def detected_frac(words: list[str], language: str) -> float:

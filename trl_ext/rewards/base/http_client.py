@@ -4,7 +4,6 @@ A reply is read up to 2 MB, no redirect is followed, and keys come only from the
 and limits requests.
 """
 
-import json
 import os
 import re
 import ssl
@@ -26,15 +25,11 @@ class LongReply(ValueError):
 
 
 class ServerError(Exception):
-    """A reply has an HTTP code other than 2xx; `code` is OpenAI's code of the error, or None."""
+    """A reply has an HTTP code other than 2xx."""
 
     def __init__(self, response: Any, body: bytes):
         super().__init__(f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}")
         self.response, self.status_code, self.body = response, response.status_code, body
-        try:
-            self.code = json.loads(body)["error"]["code"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            self.code = None
 
 
 def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:

@@ -265,9 +265,7 @@ class AsyncRule(Rule):
 def may_pass(error: Exception) -> bool:
     """Return True if another attempt may succeed: the HTTP code does not mean that the request itself is wrong."""
     code = code_of(error)
-    # OpenAI's code for an unpaid bill; the HTTP code is 429, too.
-    is_spent = getattr(error, "code", None) == "insufficient_quota"
-    return not is_spent and not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
+    return not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
 
 
 def code_of(error: Exception) -> Any:

@@ -14,10 +14,9 @@ from trl_ext.trainers.fit.plan import plan_of
 from trl_ext.trainers.step.out_of_memory import (
     BACKWARD,
     FORWARD,
-    Numbers,
     Place,
+    asked_gib,
     is_out_of_memory,
-    numbers_of,
     place_of,
 )
 
@@ -32,7 +31,7 @@ GENERAL = {
 
 def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     """Return the error for the user; `error` is the allocator's, to be kept as the cause."""
-    place, numbers = place_of(error), numbers_of(error)
+    place = place_of(error)
     plan, accelerator, loop = _plan(trainer), trainer.accelerator, trainer.forward_loop
     running = None
     if loop.last is not None and place in (FORWARD, BACKWARD):
@@ -45,11 +44,12 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
         where += f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
     why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(loop)
     try:
-        hints = _general(place) if plan is None else _planned(plan, place, numbers)
+        hints = _general(place) if plan is None else _planned(plan, place, asked_gib(str(error)))
     except ConfigError:  # the formulas do not support settings of this run
         hints = _general(place)
     opening = f"Out of memory {place.words}: {where}."
-    sentences = [opening, _card(numbers), f"It could not be split: {why_whole}.", *hints]
+    told = " ".join(str(error).partition(" If reserved")[0].split())  # without PyTorch's advice
+    sentences = [opening, told, f"It could not be split: {why_whole}.", *hints]
     return OutOfMemoryError(" ".join(filter(None, sentences)))
 
 
@@ -64,8 +64,7 @@ def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
         if trainer is not None:
             raise explained(error, trainer) from error
         place = place_of(error)
-        sentences = [f"Out of memory {place.words}: {error}", _card(numbers_of(error)), *_general(place)]
-        raise OutOfMemoryError(" ".join(filter(None, sentences))) from error
+        raise OutOfMemoryError(f"Out of memory {place.words}: {error} {_general(place)[0]}") from error
 
 
 def _plan(trainer: Any) -> Plan | None:
@@ -77,17 +76,6 @@ def _plan(trainer: Any) -> Plan | None:
 
 
 # Where ------------------------------------------------------------------------------------------------------------
-
-
-def _card(numbers: Numbers) -> str:
-    parts = {
-        "allocated": numbers.allocated,
-        "reserved": numbers.reserved,
-        "asked for": numbers.asked,
-        "on the card": numbers.total,
-    }
-    known = [f"{value:.2f} GiB {name}" for name, value in parts.items() if value is not None]
-    return f"{', '.join(known)}." if known else ""
 
 
 def _why_forward_stays_whole(loop: Any) -> str:
@@ -103,10 +91,10 @@ def _why_forward_stays_whole(loop: Any) -> str:
 # What would fit ---------------------------------------------------------------------------------------------------
 
 
-def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
+def _planned(plan: Plan, place: Place, asked: float | None) -> list[str]:
     changes = "; ".join(
         f"({i}) {one.key}: {one.saves_gib:.1f} GiB less there, {gib(one.estimate.need_bytes):.1f} in all"
-        for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
+        for i, one in enumerate(alternatives(plan.estimate, place.phase, asked), 1)
     )
     later = next_stage(plan.estimate)
     usable = f"a card with {plan.estimate.hardware.usable}"

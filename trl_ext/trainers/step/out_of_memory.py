@@ -1,4 +1,4 @@
-"""Read PyTorch's out-of-memory errors: recognize it, find the phase that raised it, read the card's memory."""
+"""Read PyTorch's out-of-memory errors: recognize it, find the phase that raised it, and its numbers."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from trl_ext.errors import TrlExtError
-from trl_ext.memory.units import GIB, gib
+from trl_ext.memory.units import GIB
 
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (B|bytes|KiB|MiB|GiB)")
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}
@@ -20,32 +20,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Memory of this process's card in GiB; None where unknown.
-
-    PyTorch's allocated and reserved memory, the card's total, and the size of the failed allocation from the error.
-    """
-
-    allocated: float | None = None
-    reserved: float | None = None
-    total: float | None = None
-    asked: float | None = None
-
-
-def numbers_of(error: BaseException) -> Numbers:
-    """Return the card's memory while the error propagates."""
-    asked = asked_gib(str(error))
-    if not torch.cuda.is_available():
-        return Numbers(asked=asked)
-    return Numbers(
-        allocated=gib(torch.cuda.memory_allocated()),
-        reserved=gib(torch.cuda.memory_reserved()),
-        total=gib(torch.cuda.mem_get_info()[1]),
-        asked=asked,
-    )
 
 
 def asked_gib(message: str) -> float | None:

@@ -57,8 +57,8 @@ def raised_in(name: str) -> torch.OutOfMemoryError:
 def test_the_message_names_place_numbers_changes_and_the_next_stage(tmp_path):
     run = planned(**FULL)
     text = str(explained(raised_in("compute_loss"), trainer(tmp_path, run)))
-    opening = "Out of memory in the forward: step 12, rank 1, 4 rows of 8,192 tokens together. 1.96 GiB asked for. "
-    assert text.startswith(opening)
+    opening = "Out of memory in the forward: step 12, rank 1, 4 rows of 8,192 tokens together. "
+    assert text.startswith(f"{opening}CUDA out of memory. Tried to allocate 1.96 GiB. It could not")
     for i, one in enumerate(alternatives(run.estimate, "update", 1.96), 1):
         need = gib(one.estimate.need_bytes)
         assert f"({i}) {one.key}: {one.saves_gib:.1f} GiB less there, {need:.1f} in all" in text

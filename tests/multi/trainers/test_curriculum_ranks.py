@@ -18,9 +18,9 @@ def test_two_processes_draw_and_learn_what_one_does(tmp_path):
         trained(tmp_path / "one", per_device_train_batch_size=12, gradient_accumulation_steps=1),
     )
     assert (two["weights"] - one["weights"]).abs().max() <= 1e-6
-    keys = ("pass_rate_mean", "unseen_frac", "resting_rows")
+    keys = ("pass_rate_mean", "unseen_frac")
     of_two, of_one = (
         [[log[f"curriculum/{key}"] for key in keys] for log in facts["log"][:10]] for facts in (two, one)
     )
     assert of_two == of_one
-    assert of_one[-1][0] < 1 and of_one[-1][2] > 0
+    assert of_one[-1][0] < 1

@@ -32,7 +32,6 @@ FILE = "curriculum.npz"
 # Completions in the exponent of a weight; completions at the target that every row starts with; factor on old counts
 # at each visit; generations until some completion must have passed.
 _SHARPNESS, _PRIOR, _KEPT, _TRIAL = 8.0, 2.0, 0.5, 20
-_RESTING = -1e6  # below the logarithm of every weight with its noise
 
 logger = logging.get_logger(__name__)
 
@@ -44,14 +43,10 @@ class CurriculumSettings:
     Args:
         target: Pass rate of the rows that are drawn most, between 0 and 1.
         threshold: Total reward at which a completion passes.
-        rest_after: Visits in a row in which all completions passed, after which the row rests.
-        rest_for: Generations for which it rests.
     """
 
     target: float = 0.5
     threshold: float = 1.0
-    rest_after: int = 2
-    rest_for: int = 100
 
 
 def check_curriculum(args: Any) -> CurriculumSettings | None:
@@ -73,8 +68,6 @@ def check_curriculum(args: Any) -> CurriculumSettings | None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
             raise ConfigError(f"curriculum: {name}={value!r} must be a number.")
-        if name.startswith("rest") and (value < 1 or value != int(value)):
-            raise ConfigError(f"curriculum: {name}={value} must be a whole number from 1 on.")
     settings = CurriculumSettings(**given)
     if not 0 < settings.target < 1:
         raise ConfigError(
@@ -103,7 +96,6 @@ class Curriculum(RolloutPart):
             raise ConfigError("curriculum draws rows by number, and those of a stream or an environment have none.")
         self._settings, self._args, self._dataset = settings, args, dataset
         self._passed, self._tried = np.zeros(len(dataset)), np.zeros(len(dataset))
-        self._solved, self._rests_until = np.zeros(len(dataset), int), np.zeros(len(dataset), int)
         self._num_drawn = 0
         self._ahead: list[int] = []  # drawn, not used yet
         self._now: list[int] = []  # used, without rewards yet
@@ -130,14 +122,9 @@ class Curriculum(RolloutPart):
         divergence = target * np.log(target / rate) + (1 - target) * np.log((1 - target) / (1 - rate))
         # The largest logarithms with Gumbel noise are a draw without replacement.
         places = dice.gumbel(size=len(rate)) - _SHARPNESS * divergence
-        places[self._is_resting] = _RESTING - self._rests_until[self._is_resting]  # used only if other rows are few
         places[self._now] = -np.inf
         places[dice.permutation(np.flatnonzero(self._tried == 0))[num_groups:]] = -np.inf
         return [int(row) for row in np.argsort(-places, kind="stable")[:num_groups]]
-
-    @property
-    def _is_resting(self) -> np.ndarray:
-        return self._rests_until > self._num_drawn
 
     def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
         """Update the pass rates of the drawn rows; a completion without a score has not passed."""
@@ -146,9 +133,6 @@ class Curriculum(RolloutPart):
         unseen_frac = float((self._tried[rows] == 0).mean())
         self._passed[rows] = _KEPT * self._passed[rows] + passed.sum(axis=1)
         self._tried[rows] = _KEPT * self._tried[rows] + passed.shape[1]
-        self._solved[rows] = np.where(passed.all(axis=1), self._solved[rows] + 1, 0)
-        tired = rows[self._solved[rows] >= self._settings.rest_after]
-        self._rests_until[tired] = self._num_drawn + self._settings.rest_for
         if self._num_drawn == _TRIAL and not self._passed.any() and self._args.process_index == 0:
             logger.warning(
                 f"curriculum: no completion of {_TRIAL} generations had a total reward of {self._settings.threshold} "
@@ -156,9 +140,8 @@ class Curriculum(RolloutPart):
             )
         trainer.add_metric("curriculum/pass_rate_mean", float(passed.mean()))
         trainer.add_metric("curriculum/unseen_frac", unseen_frac)
-        trainer.add_metric("curriculum/resting_rows", float(self._is_resting.sum()))
 
-    _STATE = ("passed", "tried", "solved", "rests_until", "num_drawn", "ahead")
+    _STATE = ("passed", "tried", "num_drawn", "ahead")
 
     def save(self, trainer: Any, folder: str) -> None:
         """Write the state into a checkpoint, on the processes that save."""
@@ -179,5 +162,5 @@ class Curriculum(RolloutPart):
                     f"The curriculum of {folder} knows {len(saved['tried'])} rows by number, and the dataset has "
                     f"{len(self._tried)}. Train on the same rows, or leave curriculum out."
                 )
-            self._passed, self._tried, self._solved, self._rests_until = (saved[name] for name in self._STATE[:4])
+            self._passed, self._tried = saved["passed"], saved["tried"]
             self._num_drawn, self._ahead = int(saved["num_drawn"]), saved["ahead"].tolist()

@@ -54,8 +54,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
     curriculum: dict[str, Any] | str | None = setting(
         None,
         "Draw rows by their running pass rate, most often near `target`, as '{\"target\": 0.5}'. Keys: target (0.5); "
-        "threshold (1.0), the least total reward of a passing completion; a row whose completions all passed in "
-        "rest_after (2) visits is not drawn for rest_for (100) generations. Unset: all rows equally.",
+        "threshold (1.0), the least total reward of a passing completion. Unset: all rows equally.",
     )
     vllm_server_options: dict[str, Any] | str | None = setting(
         None,

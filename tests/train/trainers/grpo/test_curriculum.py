@@ -72,9 +72,6 @@ def test_metrics_are_of_the_rows_that_were_drawn(run):
         assert entry["curriculum/pass_rate_mean"] == pytest.approx(np.mean(kinds))
         assert entry["curriculum/unseen_frac"] == pytest.approx(len({*rows} - seen) / 4)
         seen |= {*rows}
-    assert entry["curriculum/resting_rows"] == sum(
-        sum(row in rows for rows in run.drawn) >= 2 for row in range(NUM_ROWS) if row % 4 < 2
-    )
 
 
 def curriculum_of(entry: dict[str, float]) -> dict[str, float]:
@@ -139,11 +136,9 @@ def test_a_checkpoint_of_other_rows_is_a_sentence(tmp_path):
 
 REFUSED = [
     ("target", "must be a mapping"),
-    ({"targt": 0.5}, "'targt', which is unknown. Its keys are target, threshold, rest_after, rest_for"),
+    ({"targt": 0.5}, "'targt', which is unknown. Its keys are target, threshold"),
     *(({"target": value}, "must lie between 0 and 1") for value in (0, 1, -0.5, 2)),
     *(({"target": value}, "must be a number") for value in ("half", None, True, float("nan"))),
-    *(({"rest_after": value}, "must be a whole number from 1 on") for value in (0, 1.5, -1)),
-    ({"rest_for": 0}, "must be a whole number from 1 on"),
 ]
 
 
@@ -163,7 +158,7 @@ def test_a_fixed_order_and_a_stream_are_refused(tmp_path):
 
 def test_flag_and_recipe_say_the_same(tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("curriculum: {target: 0.3, rest_after: 3}\n")
+    recipe.write_text("curriculum: {target: 0.3, threshold: 3}\n")
     common = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
-    for words in (["--config", str(recipe)], ["--curriculum", '{"target": 0.3, "rest_after": 3}']):
-        assert make_parser().parse([*words, *common])[1].curriculum == {"target": 0.3, "rest_after": 3}
+    for words in (["--config", str(recipe)], ["--curriculum", '{"target": 0.3, "threshold": 3}']):
+        assert make_parser().parse([*words, *common])[1].curriculum == {"target": 0.3, "threshold": 3}

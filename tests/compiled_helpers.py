@@ -34,14 +34,18 @@ def own_folder(store: Path) -> Iterator[Path]:
                 part.rename(store / helper.name)
 
 
-def quick_compiler(folder: Path) -> None:
-    """Compile helpers with little optimisation and nothing for debuggers: in about half of the time."""
+def quick_compiler(store: Path) -> None:
+    """Compile helpers with little optimisation and nothing for debuggers: in about half of the time.
+
+    The compiler's path is part of what ninja compares: one that changes would have each test run compile all again.
+    """
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
+    script, new = store / "c++", store / f"c++.{os.getpid()}"  # torch looks at the name
+    if compiler is None or compiler == str(script):  # the latter inside of another test run
         return
-    script = folder / "c++"  # torch looks at the name
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -O1 -g0\n')
-    script.chmod(0o755)
+    new.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -O1 -g0\n')
+    new.chmod(0o755)
+    new.replace(script)
     os.environ["CXX"] = str(script)
 
 

@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     store = ROOT / ".pytest_cache" / "compiled_helpers" / compiled_helpers.name_of_versions()
     folder = stack.enter_context(compiled_helpers.own_folder(store))
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    compiled_helpers.quick_compiler(folder)
+    compiled_helpers.quick_compiler(store)
     config.add_cleanup(stack.close)
 
 

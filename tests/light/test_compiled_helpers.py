@@ -1,8 +1,11 @@
-"""A lock that a killed build has left stops no later test run."""
+"""A lock that a killed build has left stops no later test run, and what one has built the next does not build."""
+
+import os
+import shutil
 
 import pytest
 
-from tests.compiled_helpers import own_folder
+from tests.compiled_helpers import own_folder, quick_compiler
 
 
 @pytest.fixture
@@ -48,3 +51,12 @@ def test_two_runs_at_once_have_folders_of_their_own(tmp_path, build):
         build(other, text="by the other")
     assert (tmp_path / "cpu_adam" / "cpu_adam.so").read_text() == "by one"
     assert not one.exists() and not other.exists()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+def test_each_run_names_the_same_compiler_or_ninja_would_build_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "c++")
+    quick_compiler(tmp_path)
+    named, text = os.environ["CXX"], (tmp_path / "c++").read_text()
+    quick_compiler(tmp_path)  # which it may not take for the compiler that it calls
+    assert os.environ["CXX"] == named and (tmp_path / "c++").read_text() == text

@@ -18,7 +18,7 @@ from pathlib import Path
 
 @contextmanager
 def own_folder(store: Path) -> Iterator[Path]:
-    """Yield a new folder that holds the helpers in `store`, and at the end put those that it has then into `store`."""
+    """Yield a new folder that holds the helpers in `store`, and at the end put those that are newer there into it."""
     with tempfile.TemporaryDirectory(prefix="compiled_helpers") as name:
         folder = Path(name)
         with _locked(store):
@@ -27,6 +27,9 @@ def own_folder(store: Path) -> Iterator[Path]:
         yield folder
         with _locked(store):
             for helper in _finished(folder):
+                kept = store / helper.name / f"{helper.name}.so"
+                if kept.exists() and kept.stat().st_mtime_ns >= (helper / kept.name).stat().st_mtime_ns:
+                    continue  # not built here, or by another run since
                 part = store / f"{helper.name}.part"
                 shutil.rmtree(part, ignore_errors=True)
                 shutil.copytree(helper, part)

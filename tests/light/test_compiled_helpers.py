@@ -44,12 +44,20 @@ def test_a_lock_stays_where_it_was_left_and_a_build_that_was_killed_is_not_kept(
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cpu_adam", "whole"}
 
 
+def test_a_run_that_has_built_nothing_leaves_what_another_one_has_built_meanwhile(tmp_path, build):
+    build(tmp_path)
+    with own_folder(tmp_path):
+        with own_folder(tmp_path) as other:
+            build(other, text="built again")
+    assert (tmp_path / "cpu_adam" / "cpu_adam.so").read_text() == "built again"
+
+
 def test_two_runs_at_once_have_folders_of_their_own(tmp_path, build):
     with own_folder(tmp_path) as one, own_folder(tmp_path) as other:
         build(one, text="by one")
         assert not list(other.iterdir())
         build(other, text="by the other")
-    assert (tmp_path / "cpu_adam" / "cpu_adam.so").read_text() == "by one"
+    assert (tmp_path / "cpu_adam" / "cpu_adam.so").read_text() == "by the other"  # built later
     assert not one.exists() and not other.exists()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of
-from trl_ext.rewards.base.shaping import pair_of, progress_of
+from trl_ext.rewards.base.shaping import pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.totals.composition import Composed, Composition, Gate, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
@@ -194,7 +194,7 @@ class RuleSet:
         """Explain the total of one row of `make_rows`, which holds its group and step."""
         require_columns(self.rules, row.columns)
         found = self._scorer.columns(self.rules, [row])
-        composition = Composition(self.rules, self._gates, self.clip, 0.0)
+        composition = Composition(self.rules, self._gates, self.clip)
         return self._explained(found, [composition.of([column.verdicts[0] for column in found])])[0]
 
     def _explained(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
@@ -308,7 +308,7 @@ class RuleSet:
             require_columns(self.rules, dataset_columns(extras))
             arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
             found = self._batch.columns(self.rules, arguments, make, self._scorer.columns)
-        composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
+        composition = Composition(self.rules, self._gates, self.clip)
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:

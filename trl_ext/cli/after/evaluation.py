@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist, fmean
-from types import SimpleNamespace
 from typing import Any
 
 from trl_ext.cli.after.engines import Completion
@@ -12,7 +11,6 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.resources import __version__
 from trl_ext.rewards import RuleSet
 
-_AT_THE_END = SimpleNamespace(global_step=1, max_steps=1)  # scheduled weights have their value at the end of training
 _Z = NormalDist().inv_cdf(0.975)
 WILSON = "Wilson, 95 %"
 BOOTSTRAP = "bootstrap over problems, 95 %"
@@ -147,7 +145,7 @@ def judged(
     ]
     ids = [list(one.token_ids) for _, _, one in flat]
     columns: dict[str, Any] = {name: [problem[name] for _, problem, _ in flat] for name in rules.columns}
-    explained = rules.explain_all(prompts, said, ids, **columns, trainer_state=_AT_THE_END)
+    explained = rules.explain_all(prompts, said, ids, **columns)
     rows = []
     for (number, problem, one), completion, found in zip(flat, said, explained, strict=True):
         values = {part.rule: part.value for part in found.parts}

@@ -210,8 +210,6 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
         gate, status = gate_of(rule)
         counts = [f"where '{gate}' is {status or 'at least 1'}"] if gate else []
         counts += [f"where {name} is {' or '.join(map(repr, some))}" for name, some in (rule.when or {}).items()]
-        if rule.schedule is not None:
-            counts.append("with a weight that changes over the run; shown for its start")
         lines.append((rule.name, ", ".join(reads) or "no column", runs, ", ".join(counts) or "always"))
     return table([("rule", "reads", "runs", "counts"), *lines])
 
@@ -225,5 +223,5 @@ def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
         return line
     total = None if row[rules.name] is None or math.isnan(row[rules.name]) else row[rules.name]
     same = total is None if found.total is None else total is not None and abs(total - found.total) < _ROUNDING
-    note = "" if same else ". The log differs: the rules, the data or the progress of the run are not the same"
+    note = "" if same else ". The log differs: the rules or the data are not the same"
     return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

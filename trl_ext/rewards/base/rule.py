@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.shaping import conditions_of, pair_of, points_of
+from trl_ext.rewards.base.shaping import conditions_of, pair_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,6 @@ class Rule:
         scale: Two values of the rule that become 0 and 1; all others change in proportion. None: no change.
         clip: Lowest and highest value, after `scale`.
         when: Columns and the value, or list of values, that they must have; other rows are not judged by this rule.
-        schedule: Points (progress of the training from 0 to 1, factor of the weight), joined by straight lines.
         name: Metric key and table heading. Empty: the class name in snake case.
     """
 
@@ -148,7 +147,6 @@ class Rule:
     scale: tuple[float, float] | None = None
     clip: tuple[float, float] | None = None
     when: Mapping[str, Any] | None = None
-    schedule: tuple[tuple[float, float], ...] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -167,7 +165,6 @@ class Rule:
             object.__setattr__(self, key, pair_of(owner, key, getattr(self, key)))
         object.__setattr__(self, "gate", _gate_of(owner, self.gate))
         object.__setattr__(self, "when", conditions_of(owner, self.when))
-        object.__setattr__(self, "schedule", points_of(owner, self.schedule))
         self.check()
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """The arithmetic of a RuleSet: from the verdicts of one row to its total.
 
-    total = clip(sum of weight * schedule * value over the rules whose gate is open)
+    total = clip(sum of weight * value over the rules whose gate is open)
 
 A gate is another rule. A rule counts only if its gate has the full value, or a given status: a judge may decide rows
 that a rule leaves undecided. In groups that a model cannot solve only form varies, and it learns format or length
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Rule, Verdict
-from trl_ext.rewards.base.shaping import factor_at, scaled
+from trl_ext.rewards.base.shaping import scaled
 
 # Position of a rule that is a gate, and the status that opens it; "": its value opens it.
 Gate = tuple[int, str]
@@ -34,26 +34,19 @@ class Composed:
     total: float | None  # the clipped sum; None if no rule has a value
 
 
+@dataclass(frozen=True, slots=True)
 class Composition:
-    """The weights, gates (`gate_chains`) and bounds of a set's rules at a progress of the training (0 to 1)."""
+    """The rules, gates (`gate_chains`) and bounds of a set."""
 
-    def __init__(
-        self,
-        rules: Sequence[Rule],
-        chains: Sequence[tuple[Gate, ...]],
-        clip: tuple[float, float] | None,
-        progress: float,
-    ):
-        self.rules = rules
-        self.chains = chains
-        self.clip = clip
-        self.weights = [rule.weight * factor_at(rule.schedule, progress) for rule in rules]
+    rules: Sequence[Rule]
+    chains: Sequence[tuple[Gate, ...]]
+    clip: tuple[float, float] | None
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
         """Combine the verdicts of one row, one per rule."""
         values = tuple(map(shaped_value, self.rules, verdicts))
         states = tuple(gate_state(values, verdicts, chain) if chain else "open" for chain in self.chains)
-        contributions = tuple(map(contribution, self.weights, values, states))
+        contributions = tuple(map(contribution, (rule.weight for rule in self.rules), values, states))
         known = [part for part in contributions if part is not None]
         total = sum(known, 0.0) if known else None
         if total is not None and self.clip is not None:
@@ -131,7 +124,6 @@ def outbid_warning(rules: Sequence[Rule]) -> str:
 
 
 def span(rule: Rule) -> float:
-    """Return the largest difference of the rule's contributions, at the largest weight of its schedule."""
+    """Return the largest difference of the rule's contributions."""
     low, high = rule.clip or ((0.0, 1.0) if rule.scale is not None else (rule.floor, rule.ceiling))
-    factor = max((abs(point[1]) for point in rule.schedule), default=0.0) if rule.schedule else 1.0
-    return abs(rule.weight) * factor * (high - low)
+    return abs(rule.weight) * (high - low)

@@ -25,7 +25,7 @@ from trl.trainer.utils import is_async_callable
 
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
-from trl_ext.rewards import LARGEST, Rule, RuleColumn, RuleSet
+from trl_ext.rewards import LARGEST, RuleColumn, RuleSet
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules, batches_per_step
@@ -401,13 +401,4 @@ def _columns(function: Any) -> list[tuple[Any, float]]:
         columns = [function]
     else:
         return [(function, 1.0)]
-    return [(replace(column, weighted=False), _weight(column.rules.rules[-1])) for column in columns]
-
-
-def _weight(rule: Rule) -> float:
-    if rule.schedule is not None:
-        raise ConfigError(
-            f"The schedule of rule '{rule.name}' scales its value, and multi_objective_aggregation="
-            "'normalize_then_sum' divides any scale away again. Leave one of the two out."
-        )
-    return rule.weight
+    return [(replace(column, weighted=False), column.rules.rules[-1].weight) for column in columns]

@@ -1,18 +1,16 @@
-"""What a rule's value counts: scale, clip, rows, schedule; running normalisation; the warning about style."""
+"""What a rule's value counts: scale, clip, rows; running normalisation; the warning about style."""
 
 import json
 import logging
 import pickle
 import statistics
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 
 from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
-from trl_ext.rewards.base.shaping import factor_at
 from trl_ext.rewards.totals.composition import outbid_warning, span
 from trl_ext.rewards.totals.moments import Moments, merged
 
@@ -51,23 +49,11 @@ def test_a_row_that_a_rule_is_not_for_is_not_scored_nor_what_it_gates():
         totals(Given(when={"task": "math"}), 1.0)
 
 
-def test_a_schedule_changes_the_weight_over_the_training_in_straight_lines():
-    rule = Given(weight=2.0, schedule=((0.25, 1.0), (0.75, 0.0)))
-    states = [SimpleNamespace(global_step=step, max_steps=100) for step in (0, 25, 50, 75, 100)]
-    assert [totals(rule, 1.0, trainer_state=state)[0] for state in states] == [2.0, 2.0, 1.0, 0.0, 0.0]
-    assert totals(Given(schedule=((0.0, 0.5), (1.0, 1.0))), 1.0) == [0.5], "without a trainer its beginning"
-    points = ((0.0, 0.0), (0.5, 1.0), (1.0, 0.0))
-    assert [factor_at(points, x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
-
-
 def test_settings_that_cannot_work_are_refused(subtests):
     for sentence, settings in {
         "Give the lower bound first": [dict(scale=(1, 1))],
         "Give two finite numbers": [dict(scale="0-1"), dict(clip=(0, float("nan")))],
         "Give columns with their values": [dict(when=["math"]), dict(when={})],
-        "with progress rising from 0 to 1": [
-            dict(schedule=points) for points in (((0.5, 1), (0.5, 2)), ((0, 1), (2, 1)), 0.5)
-        ],
     }.items():
         for changes in settings:
             with subtests.test(changes=changes), pytest.raises(RuleError, match=sentence):
@@ -76,7 +62,7 @@ def test_settings_that_cannot_work_are_refused(subtests):
 
 def test_all_settings_go_through_yaml_and_pickles():
     answer = Answer(when={"task": ["math"]}, scale=(0, 2), clip=(0, 1))
-    length = Length(high=8, weight=0.1, gate="answer", schedule=((0.0, 1.0), (1.0, 0.5)))
+    length = Length(high=8, weight=0.1, gate="answer")
     rules = RuleSet([answer, length], on_error="floor", isolate=False, normalise=True)
     again = RuleSet.from_dict(rules.to_dict())
     assert again == rules == pickle.loads(pickle.dumps(rules))
@@ -205,7 +191,6 @@ def test_style_that_can_outbid_a_right_answer_is_warned_of(subtests):
         ([Answer(), half, Keywords(required=("a",), weight=0.4)], False),
         ([Answer(), half, Keywords(**words)], True),
         ([Answer(), half, Keywords(**words, gate="answer")], False),
-        ([Answer(), Length(weight=1, schedule=((0, 0.1), (1, 0.5)))], False),
         ([Answer(), Scored(weight=0.5)], True),  # from -1 to 1
         ([Answer(), Scored(weight=0.5, clip=(0, 1))], False),
         ([Answer(weight=0.2), Answer(name="other"), Length(weight=0.3)], True),

@@ -295,7 +295,6 @@ def test_what_only_a_sum_has_is_refused(tmp_path):
     for given, words in (
         (rules(clip=(0, 1)), r"clip=\(0.0, 1.0\) of the rule set 'rules' is of its sum"),
         (rules(normalise=True), "normalise=True of the rule set 'rules' is of its sum"),
-        (RuleSet([Length(high=2, schedule=((0, 1), (1, 0)))]), "The schedule of rule 'length' scales its value"),
     ):
         with pytest.raises(ConfigError, match=words):
             by_rule(tmp_path, given)

@@ -24,7 +24,6 @@ from rich.table import Table
 
 from trl_ext.rewards import Math, Row
 
-PROFILES = ("train", "eval")
 MODULES = ("all", "boxed", "numina_cases", "open_thoughts", "strict")
 
 
@@ -65,9 +64,9 @@ def hard_verify_cases(path: Path) -> list[Case]:
     return cases
 
 
-def counts(cases: list[Case], profile: str) -> dict[str, object]:
+def counts(cases: list[Case]) -> dict[str, object]:
     """Return how many cases are judged as labelled, and what became of the others."""
-    rule = Math(profile=profile)
+    rule = Math()
     paid = {case: rule.score(Row(None, case.completion, None, {"answer": case.gold})) for case in cases}
     right = [case for case in cases if case.is_right]
     wrong = [case for case in cases if not case.is_right]
@@ -109,7 +108,7 @@ def main() -> None:
         ("HardVerify-Math", options.hard_verify, hard_verify_cases),
     ):
         cases = read(path) if path else []
-        found |= {f"{name}, {profile}": counts(cases, profile) for profile in PROFILES if cases}
+        found |= {name: counts(cases)} if cases else {}
     for path in options.golds:
         found[f"golds of {path.parent.name or path.stem}"] = gold_counts(path, options.column)
     table = Table("measured", "counts")

@@ -138,7 +138,7 @@ def _asked(rule: Rule, data: Sequence[Mapping[str, Any]], golds: Sequence[str | 
         if compares_values(rule) and not _LETTER.fullmatch(_bare(answer)):
             found += [(False, one) for one in (*restated(answer), *respelled(answer))]
             found += [(True, one) for one in wrong_values(answer)]
-            if getattr(rule, "form", "auto") != "any" and getattr(rule, "profile", "train") != "eval":
+            if getattr(rule, "form", "auto") != "any":
                 found += [(True, one) for one in uncomputed(answer)]
         for harmful, one in found:
             yield _Asked(number, harmful, one.how, f"{before}{one.text}{behind}")

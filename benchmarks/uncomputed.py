@@ -38,7 +38,7 @@ def as_expression(solution: str) -> str | None:
 
 
 def expressions(path: Path) -> dict[str, int]:
-    """Count the problems that are paid as one expression, by form and profile."""
+    """Count the problems that are paid as one expression, by form."""
     rows = read(path)
     asked = [(row, found) for row in rows if (found := as_expression(row["answer"])) is not None]
     plain = [found for _, found in asked if _NUMBER.fullmatch(found.strip())]
@@ -46,7 +46,6 @@ def expressions(path: Path) -> dict[str, int]:
     for name, rule in (
         ("train", Math()),
         ("train, form any", Math(form="any")),
-        ("eval", Math(profile="eval")),
     ):
         boxes = [(row, f"\\boxed{{{found.replace('*', chr(92) + 'cdot ')}}}") for row, found in asked]
         paid = [rule.score(Row(row["prompt"], box, None, row)).value == 1.0 for row, box in boxes]

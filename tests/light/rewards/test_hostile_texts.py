@@ -217,7 +217,6 @@ MADE: dict[str, tuple[list[dict], dict]] = {
     "tags": ([{"tags": ["think", "answer"]}], {}),
 }
 NEEDS = {
-    "math": "math_verify",
     "json_schema": "jsonschema_rs",
     "grammar": "harper",
 }

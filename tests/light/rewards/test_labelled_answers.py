@@ -14,8 +14,6 @@ import pytest
 
 from trl_ext.rewards import Answer, Math, Row, Rule, Verdict
 
-pytest.importorskip("math_verify")
-
 LINES: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
 with Path(__file__).with_name("answers.jsonl").open(encoding="utf-8") as file:
     for line in map(json.loads, file):

@@ -12,7 +12,6 @@ from trl_ext import RuleSet, resources
 from trl_ext.monitor.report import read_log_history
 from trl_ext.scripts import grpo
 
-pytest.importorskip("math_verify")
 NAME = "math-grpo-judge-1xa100-80"
 OPEN = "the set of all even integers"  # a gold that Math cannot compare
 SMALL = (

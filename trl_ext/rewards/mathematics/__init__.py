@@ -8,6 +8,5 @@ form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree
 evaluate  the value of an expression, and how many digits it may have
 equal     the strict comparison of two answers; golds that can be compared only with an equal text
-library   refusal of golds and answers that are too large; calls of math-verify
 literal   whether an answer is written out, in the form that the task asks for
 """

@@ -8,8 +8,7 @@ of the last line, else the last number. Every search is one pass over the text.
 import re
 
 from trl_ext.rewards.mathematics.equal import compare
-from trl_ext.rewards.mathematics.library import check_answer
-from trl_ext.rewards.mathematics.tokens import MAX_CHARS, TooComplex, Unreadable, tokenize
+from trl_ext.rewards.mathematics.tokens import MAX_CHARS, TooComplex, Unreadable, check_answer, tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.languages import OR

@@ -25,6 +25,9 @@ MAX_DIGITS = 2_000  # decimal digits of any number in an answer or its value
 MAX_PARTS = 32  # of a list, a set or a union
 MAX_MATRIX = 8  # rows and columns
 
+_NOT_EVALUATED = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
+_NOT_EVALUATED |= {"\\sum": "a sum with a sign", "\\prod": "a product with a sign"}
+
 
 class TooComplex(Exception):
     """A text would take too long to judge; the message names the part that is too large."""
@@ -112,6 +115,27 @@ def closes_at(tokens: Sequence[str], start: int) -> int:
         if depth == 0:
             return position
     return -1
+
+
+def check_answer(tokens: Tokens) -> None:
+    """Raise TooComplex for an answer that is too large for any comparison."""
+    check_length(tokens, MAX_TOKENS)
+    for place, token in enumerate(tokens):
+        if token in _NOT_EVALUATED:
+            raise TooComplex(f"{_NOT_EVALUATED[token]} is not evaluated")
+        if token.startswith("\\begin"):
+            inside = tokens[place + 1 : closes_at(tokens, place)]
+            num_rows = inside.count("\\\\") + 1
+            if num_rows > MAX_MATRIX + 1 or inside.count("&") > num_rows * (MAX_MATRIX - 1):
+                raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
+
+
+def check_length(tokens: Tokens, limit: int) -> None:
+    """Raise TooComplex for too many tokens, and for a number of too many digits."""
+    if len(tokens) > limit:
+        raise TooComplex(f"more than {limit} symbols")
+    if any(is_number(token) and len(token) > MAX_DIGITS for token in tokens):
+        raise TooComplex(f"a number of more than {MAX_DIGITS} digits")
 
 
 def is_symbol(token: str) -> bool:

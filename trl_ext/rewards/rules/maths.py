@@ -7,11 +7,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column
-from trl_ext.rewards.mathematics import library as math_library
 from trl_ext.rewards.mathematics.equal import Match, compare, why_undecided
 from trl_ext.rewards.mathematics.extract import announced_gold, extract
 from trl_ext.rewards.mathematics.form import form_of
-from trl_ext.rewards.mathematics.library import check_answer, check_for_library, check_length
 from trl_ext.rewards.mathematics.literal import unfit
 from trl_ext.rewards.mathematics.tokens import (
     MAX_GOLD_CHARS,
@@ -20,6 +18,8 @@ from trl_ext.rewards.mathematics.tokens import (
     Tokens,
     TooComplex,
     Unreadable,
+    check_answer,
+    check_length,
     is_number,
     tokenize,
 )
@@ -110,24 +110,18 @@ class Math(Rule):
     only the gold's exact text can be compared (`a_0 + \\ldots + a_n`, a sentence), answers are `undecided`, except
     numbers that the gold does not contain.
 
-    In the train profile an answer with the gold's value also earns 0.0 if it leaves work to do (`form`): it has an
+    An answer with the gold's value also earns 0.0 if it leaves work to do (`form`): it has an
     uncomputed number (`15 \\times 23`, `\\sum_{k=1}^{9} k`) and the gold has none; or it is not factored, expanded,
     simplified or a fraction as the task asks and the gold is; or it occurs in the prompt as a term. The gold's exact
     text is always right.
 
     Args:
         gold: Column with the right answer, or a list of answers, each of which is right.
-        profile: "train" is strict, because a policy finds every leniency. "eval" also asks math-verify, which accepts
-            `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
         where: "after_think" reads the text after the last `</think>`; "all" reads the whole completion.
         multiple: How to read several different boxes: "reject" is a conflict (0.0), unless the gold is a list and they
             are its parts; "list" always takes them as one list; "last" takes the last box; "all_equal" needs each to
             be right.
-        form: "auto" also checks the form of an answer, by gold and prompt, in the train profile; "any" checks only the
-            value.
-
-    Raises:
-        SupportError: math-verify is not installed.
+        form: "auto" also checks the form of an answer, by gold and prompt; "any" checks only the value.
 
     Example:
         >>> Math().score(Row(None, "so \\boxed{\\sqrt{117}}", None, {"answer": "3\\sqrt{13}"})).value
@@ -138,18 +132,15 @@ class Math(Rule):
     judges_correctness: ClassVar[bool] = True
 
     gold: str = "answer"
-    profile: str = "train"
     where: str = "after_think"
     multiple: str = "reject"
     form: str = "auto"
 
     def check(self) -> None:
-        check_choice(self, "profile", self.profile, ("train", "eval"))
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_choice(self, "multiple", self.multiple, ("reject", "list", "last", "all_equal"))
         check_choice(self, "form", self.form, ("auto", "any"))
         check_column(self, "gold", self.gold)
-        math_library.require()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -161,7 +152,7 @@ class Math(Rule):
         return None if not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
 
     def warm_up(self) -> None:
-        math_library.require()
+        import mpmath  # noqa: F401  Slow to import.
 
     def cache_key(self, row: Row) -> Hashable | None:
         """Return the golds, the extracted answers, and the parts of the prompt that matter for their form."""
@@ -198,14 +189,10 @@ class Math(Rule):
         return extract(row.text, self.where, self.multiple, gold.kind)
 
     def _copied(self, row: Row, found: Stated) -> bool:
-        return self._minds_form and any(stands_in(answer, row.prompt) for answer in found.contents)
+        return self.form == "auto" and any(stands_in(answer, row.prompt) for answer in found.contents)
 
     def _asked(self, row: Row) -> frozenset[str]:
-        return asked_forms(row.prompt) if self._minds_form else frozenset()
-
-    @property
-    def _minds_form(self) -> bool:
-        return self.form == "auto" and self.profile == "train"
+        return asked_forms(row.prompt) if self.form == "auto" else frozenset()
 
     def _judge(self, gold: Gold, found: Stated, copied: bool, asked: frozenset[str]) -> Verdict:
         told = f"'{found.anchor}': {' and '.join(found.contents)[:80]}; gold: {gold.text[:80]}"
@@ -252,21 +239,10 @@ class Math(Rule):
         found = compare(gold.tokens, tokens)
         if found.path == "decimal comma" and ", " in answer:
             return Match(False, "a list")
-        if self._minds_form and found.same and found.path not in _BY_TEXT:
+        if self.form == "auto" and found.same and found.path not in _BY_TEXT:
             reason = unfit(gold.tokens, tokens, asked)
             return Match(False, reason) if reason else found
-        if self.profile == "train" or found.same:
-            return found
-        try:
-            check_for_library(tokens)
-            check_for_library(gold.tokens)
-        except TooComplex:
-            if found.same is None:
-                return found
-            raise
-        if gold.text.strip("$").replace(",", ".", 1) == answer.strip("$"):
-            return Match(True, "decimal comma")
-        return Match(True, "math-verify") if math_library.same_answer(gold.text, answer) else found
+        return found
 
 
 def _is_choice(gold: Tokens, answer: Tokens) -> bool:

@@ -9,8 +9,6 @@ import pytest
 from trl_ext import RuleSet
 from trl_ext.rewards import Math, Row
 
-pytest.importorskip("math_verify")
-
 RULES = RuleSet.from_dict({"rules": [{"rule": "math", "gold": "answer"}]})
 WRITTEN = (
     *("6", "x=1", "x=1, y=5", r"x=1, y=5 \text{ or } x=5, y=1", "(1,5),(5,1)", r"\{1,2\}", "[1,2)", "x>3", "1<x<2"),
@@ -70,12 +68,12 @@ def test_named_values_against_one_number_are_no_points():
 
 def mark(golds, answers, rng, count):
     """Mark pairs of a gold and an answer, some of them worn; any exception is the test's."""
-    rules = (Math(), Math(profile="eval"))
+    rule = Math()
     values = []
     for _ in range(count):
         gold, answer = (worn(text, rng) if rng.random() < 0.5 else text for text in map(rng.choice, (golds, answers)))
         row = Row(None, rng.choice(BOXES).format(answer), None, {"answer": gold or "6"})
-        values.append(rules[rng.random() < 0.01].score(row).value)
+        values.append(rule.score(row).value)
     assert set(values) == {0.0, 1.0, None}
 
 

@@ -5,8 +5,6 @@ import pytest
 from tests.processor_time import timed
 from trl_ext.rewards import Answer, Math, Row
 
-pytest.importorskip("math_verify")
-
 # For each expression the gold that `Math` pays; None where it is not read. No number in it is ever paid.
 EXPRESSIONS: dict[str, str | None] = {
     "2sqrt(3)": r"2\sqrt{3}", "2 sqrt(3)": r"2\sqrt{3}", "2*sqrt(3)": r"2\sqrt{3}", "2sqrt3": r"2\sqrt{3}",

@@ -1,7 +1,6 @@
-"""Math as a rule: statuses, golds, extraction, profiles, the copy of a prompt, cache key, threads, random text."""
+"""Math as a rule: statuses, golds, extraction, the copy of a prompt, cache key, threads, random text."""
 
 import pickle
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -9,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_ext.errors import SupportError
 from trl_ext.rewards import Answer, Math, Row, Rule, Verdict
 from trl_ext.rewards.text.golds import best, golds_of
-
-pytest.importorskip("math_verify")
 
 
 def verdict_of(rule: Rule, text: str, gold: object, prompt: object = None) -> Verdict:
@@ -59,12 +55,6 @@ def test_math_pickles():
     assert pickle.loads(pickle.dumps(rule)) == rule
 
 
-def test_a_missing_library_fails_at_construction_and_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(SupportError, match=r"trl_ext\[math\]"):
-        Math()
-
-
 # Golds that nothing but their own text can be compared with: told from the gold, never from the completion ----------
 
 
@@ -79,11 +69,10 @@ ANSWERS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["train", "eval"])
 @pytest.mark.parametrize("gold", UNREADABLE)
-def test_any_answer_but_the_same_text_is_undecided(gold, profile):
-    assert judge(rf"\boxed{{{gold}}}", gold, profile=profile).value == 1.0
-    verdicts = {judge(rf"\boxed{{{answer}}}", gold, profile=profile) for answer in ANSWERS}
+def test_any_answer_but_the_same_text_is_undecided(gold):
+    assert judge(rf"\boxed{{{gold}}}", gold).value == 1.0
+    verdicts = {judge(rf"\boxed{{{answer}}}", gold) for answer in ANSWERS}
     assert {(verdict.value, verdict.status) for verdict in verdicts} == {(None, "undecided")}
 
 

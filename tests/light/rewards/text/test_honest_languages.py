@@ -8,11 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from trl_ext.rewards import Answer, Math, Row
-
-pytest.importorskip("math_verify")
 
 
 @dataclass(frozen=True)

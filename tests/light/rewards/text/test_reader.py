@@ -7,9 +7,6 @@ from trl_ext.rewards import Answer, RuleSet
 from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.rules.maths import Math
 
-pytest.importorskip("math_verify")
-
-
 # Beginnings and ends that negate something else: any of them goes with any announcement of 42.
 BEGINNINGS = [
     *("There's no other way, so ", "She never eats eggs, so ", "That is wrong. ", "Because neither fits, ", ""),

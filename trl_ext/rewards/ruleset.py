@@ -11,6 +11,7 @@ for days; `on_error="floor"` continues instead.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of
 from trl_ext.rewards.base.shaping import pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.totals.composition import Composed, Composition, Gate, contribution, gate_chains, outbid_warning
+from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
-from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.moments import Moments
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once
 from trl_ext.rewards.totals.unscored import Tally, tally
 
@@ -96,7 +97,7 @@ class RuleSet:
     on_error: str = "stop"
     on_unscored: str = "error"
     normalise: bool = False
-    _gates: tuple[tuple[Gate, ...], ...] = field(init=False, repr=False, compare=False)
+    _composition: Composition = field(init=False, repr=False, compare=False)
     _scorer: Scorer = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
@@ -106,7 +107,7 @@ class RuleSet:
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
         self.clip = pair_of("The set", "clip", self.clip)
-        self._gates = gate_chains(self.rules)
+        self._composition = Composition(self.rules, gate_chains(self.rules), self.clip)
         for key, choices in (("on_error", ON_ERROR), ("on_unscored", ON_UNSCORED)):
             if getattr(self, key) not in choices:
                 raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
@@ -194,8 +195,7 @@ class RuleSet:
         """Explain the total of one row of `make_rows`, which holds its group and step."""
         require_columns(self.rules, row.columns)
         found = self._scorer.columns(self.rules, [row])
-        composition = Composition(self.rules, self._gates, self.clip)
-        return self._explained(found, [composition.of([column.verdicts[0] for column in found])])[0]
+        return self._explained(found, [self._composition.of([column.verdicts[0] for column in found])])[0]
 
     def _explained(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
         verdicts = zip(*(column.verdicts for column in found), strict=True)
@@ -214,7 +214,7 @@ class RuleSet:
         if self.normalise:
             raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
         batch, columns = SharedBatch(), []
-        for rule, chain in zip(self.rules, self._gates, strict=True):
+        for rule, chain in zip(self.rules, self._composition.chains, strict=True):
             gates = [self.rules[gate] for gate, _ in reversed(chain)]
             # A name that no rule has; the column has its rule's name.
             name = f"{self.name}.{rule.name}"
@@ -292,7 +292,7 @@ class RuleSet:
         """
         mine, self._unshared = self._unshared, Moments()
         parts = [] if gather is None else gather([mine.count, mine.mean, mine.squares])
-        self._moments = self._moments.merged(merged(Moments(*part) for part in parts))
+        self._moments = self._moments.merged(reduce(Moments.merged, (Moments(*part) for part in parts), Moments()))
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
@@ -308,8 +308,7 @@ class RuleSet:
             require_columns(self.rules, dataset_columns(extras))
             arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
             found = self._batch.columns(self.rules, arguments, make, self._scorer.columns)
-        composition = Composition(self.rules, self._gates, self.clip)
-        return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
+        return found, [self._composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
         columns = dataset_columns(extras)

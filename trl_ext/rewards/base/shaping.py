@@ -4,6 +4,7 @@ value -> scale -> clip -> gate -> weight
 """
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from trl_ext.errors import RuleError
@@ -27,7 +28,9 @@ def pair_of(owner: str, key: str, value: Any) -> tuple[float, float] | None:
     if value is None:
         return None
     pair = list(value) if isinstance(value, list | tuple) else []
-    if len(pair) != 2 or not all(_is_number(bound) for bound in pair):
+    if len(pair) != 2 or not all(
+        isinstance(bound, int | float) and not isinstance(bound, bool) and isfinite(bound) for bound in pair
+    ):
         raise RuleError(f"{owner}: {key} is {value!r}. Give two finite numbers, such as (-1, 1).")
     if pair[0] >= pair[1]:
         raise RuleError(f"{owner}: {key} is {value!r}. Give the lower bound first.")
@@ -41,7 +44,3 @@ def conditions_of(owner: str, value: Any) -> dict[str, tuple[Any, ...]] | None:
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
         raise RuleError(f"{owner}: when is {value!r}. Give columns with their values, such as {{'task': 'math'}}.")
     return {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in value.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from math import sqrt
 
 _LEAST_STD = 1e-4  # A total that hardly varies is not enlarged.
@@ -44,7 +43,3 @@ class Moments:
     def normalised(self, value: float) -> float:
         """Return the value's distance from the mean in standard deviations; unchanged for fewer than two values."""
         return (value - self.mean) / max(self.std, _LEAST_STD) if self.count > 1 else value
-
-
-def merged(moments: Iterable[Moments]) -> Moments:
-    return reduce(Moments.merged, moments, Moments())

@@ -5,6 +5,7 @@ import logging
 import pickle
 import statistics
 from dataclasses import dataclass
+from functools import reduce
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.totals.composition import outbid_warning, span
-from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.moments import Moments
 
 Given = rule_class("Given", lambda row: row.columns["given"], ("given",))
 Scored = rule_class("Scored", lambda row: 0.0, floor=-1.0)
@@ -74,7 +75,9 @@ def test_all_settings_go_through_yaml_and_pickles():
 
 def test_moments_of_parts_are_those_of_the_whole():
     values = [3.0, -1.0, 4.0, 1.5, 9.0, 2.6]
-    parts = merged([Moments.of(values[:2]), Moments(), Moments.of(values[2:5]), Moments.of(values[5:])])
+    parts = reduce(
+        Moments.merged, [Moments.of(values[:2]), Moments(), Moments.of(values[2:5]), Moments.of(values[5:])]
+    )
     assert parts.mean == pytest.approx(statistics.mean(values))
     assert parts.std == pytest.approx(statistics.stdev(values))
 

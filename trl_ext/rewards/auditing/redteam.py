@@ -108,8 +108,8 @@ class RedteamReport:
         lines = [("cheat", "total", "bar", "row", "verdict")]
         for one in self.attempts:
             total, bar = ("-" if value is None else f"{value:.3f}" for value in (one.total, one.bar))
-            row = "" if one.row is None else str(one.row)
-            lines.append((one.cheat.replace("\n", "\\n"), total, bar, row, one.verdict))
+            place = "" if one.row is None else str(one.row)
+            lines.append((one.cheat.replace("\n", "\\n"), total, bar, place, one.verdict))
         tried = sum(one.verdict != NOT_TRIED for one in self.attempts)
         rows = f"{len(self.bars)} row{'s' if len(self.bars) > 1 else ''}"
         found = [f"{tried} cheats on {rows}, {self.num_completions} completions: {len(self.through)} got through"]

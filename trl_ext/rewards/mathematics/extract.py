@@ -44,13 +44,12 @@ _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
 def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> Stated:
-    """Find the answer that a completion states, or several boxes that must all be right.
+    """Find the answer that a completion states.
 
     Args:
         where: "after_think" or "all".
         multiple: How to read several different boxes or answer tags: "reject" is a conflict unless the gold is a list,
-            "list" takes them as the parts of one list, "last" takes the last, "all_equal" takes all, and each must be
-            right.
+            "list" takes them as the parts of one list, "last" takes the last.
         gold_kind: `Gold.kind`: "letter", "list" or "scalar" (anything else).
     """
     text = visible(text, where)
@@ -87,8 +86,6 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
         filled = list(dict.fromkeys(one.contents[0] for one in read))
     if any(len(content) > MAX_CHARS for content in filled):
         return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
-    if multiple == "all_equal":
-        return Stated(anchor, tuple(filled))
     if all(_equal(filled[-1], one) for one in filled[:-1]):
         return Stated(anchor, (filled[-1],))
     if multiple == "list":

@@ -119,8 +119,7 @@ class Math(Rule):
         gold: Column with the right answer, or a list of answers, each of which is right.
         where: "after_think" reads the text after the last `</think>`; "all" reads the whole completion.
         multiple: How to read several different boxes: "reject" is a conflict (0.0), unless the gold is a list and they
-            are its parts; "list" always takes them as one list; "last" takes the last box; "all_equal" needs each to
-            be right.
+            are its parts; "list" always takes them as one list; "last" takes the last box.
         form: "auto" also checks the form of an answer, by gold and prompt; "any" checks only the value.
 
     Example:
@@ -138,7 +137,7 @@ class Math(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("after_think", "all"))
-        check_choice(self, "multiple", self.multiple, ("reject", "list", "last", "all_equal"))
+        check_choice(self, "multiple", self.multiple, ("reject", "list", "last"))
         check_choice(self, "form", self.form, ("auto", "any"))
         check_column(self, "gold", self.gold)
 
@@ -176,11 +175,8 @@ class Math(Rule):
         found = self._extract(row, gold)
         if not found.contents:
             return Verdict(self.floor, found.status, found.detail)
-        judged = [
-            self._judge(gold, Stated(found.anchor, way), self._copied(row, found), self._asked(row))
-            for way in ([(one,) for one in found.contents] if found.status == "undecided" else [found.contents])
-        ]
-        verdict = best(judged)
+        copied, asked = self._copied(row, found), self._asked(row)
+        verdict = best(self._judge(gold, found.anchor, answer, copied, asked) for answer in found.contents)
         if found.status == "undecided" and verdict.value == 1.0:
             return Verdict(None, "undecided", f"'{found.anchor}': {found.detail}")
         return verdict
@@ -194,27 +190,23 @@ class Math(Rule):
     def _asked(self, row: Row) -> frozenset[str]:
         return asked_forms(row.prompt) if self.form == "auto" else frozenset()
 
-    def _judge(self, gold: Gold, found: Stated, copied: bool, asked: frozenset[str]) -> Verdict:
-        told = f"'{found.anchor}': {' and '.join(found.contents)[:80]}; gold: {gold.text[:80]}"
+    def _judge(self, gold: Gold, anchor: str, answer: str, copied: bool, asked: frozenset[str]) -> Verdict:
+        told = f"'{anchor}': {answer[:80]}; gold: {gold.text[:80]}"
         try:
-            matches = [self._match(gold, answer, asked) for answer in found.contents]
+            found = self._match(gold, answer, asked)
         except TooComplex as error:
             return Verdict(self.floor, "too_complex", f"{told}; {error}")
         except RecursionError:
             return Verdict(self.floor, "too_complex", f"{told}; nested too deeply")
         except Unreadable as error:
             return Verdict(self.floor, "no_answer", f"{told}; {error}")
-        undecided = next((one for one in matches if one.same is None), None)
-        if undecided is not None:
-            return Verdict(None, "undecided", f"{told}; only the gold's own text can be compared: {undecided.path}")
-        wrong = next((one for one in matches if not one.same), None)
-        if wrong is not None:
-            disagree = len(matches) > 1 and any(one.same for one in matches)
-            return Verdict(self.floor, "conflict" if disagree else "ok", f"{told}; {wrong.path}")
-        path = matches[0].path
-        if copied and path not in _BY_TEXT:
+        if found.same is None:
+            return Verdict(None, "undecided", f"{told}; only the gold's own text can be compared: {found.path}")
+        if not found.same:
+            return Verdict(self.floor, "ok", f"{told}; {found.path}")
+        if copied and found.path not in _BY_TEXT:
             return Verdict(self.floor, "ok", f"{told}; {_COPIED}")
-        return Verdict(1.0, "ok", f"{told}; {path}")
+        return Verdict(1.0, "ok", f"{told}; {found.path}")
 
     def _match(self, gold: Gold, answer: str, asked: frozenset[str]) -> Match:
         if answer.strip() == gold.column:

@@ -13,7 +13,6 @@ Failures of single rows are handled in `supervision`.
 
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 from trl_ext.rewards.isolation.kernel import adopt_orphans, children
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.supervision import Workers
-from trl_ext.rewards.isolation.workers.wire import Stream, line, wait
+from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
 from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, Batch, Task, freeze
 
 # Longest delay of a kill by the server. The check costs a system call per worker.
@@ -63,7 +62,7 @@ class ForkServer(Workers):
             if self.link.fileno() in ready:
                 there = self.link.receive()
                 for data in self.link.frames():
-                    self.take(pickle.loads(data))
+                    self.take(load(data))
                 if not there:  # The trainer has closed the connection.
                     break
             for number in ready & streams.keys():
@@ -97,7 +96,7 @@ class ForkServer(Workers):
         """Return the index of a rule; load it if it is new."""
         if data not in self.known:
             before = children()
-            rule = pickle.loads(data)
+            rule = load(data)
             getattr(rule, "warm_up", lambda: None)()  # Optional: does the imports of `score` once for all workers.
             self.spared |= children() - before
             self.known[data] = len(self.rules)

@@ -121,6 +121,23 @@ def line(message: Any) -> bytes:
     return json.dumps(message).encode("ascii") + b"\n"
 
 
+class Loader(pickle.Unpickler):
+    """Loads pickles of the parent process; refuses classes of the user's script."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__main__":
+            raise RuleError(
+                f"'{name}' is defined in the script that is being run, which workers do not run again. Put it into a "
+                "separate module and import it from there."
+            )
+        return super().find_class(module, name)
+
+
+def load(data: bytes) -> Any:
+    """Load a pickle from the parent process."""
+    return Loader(io.BytesIO(data)).load()
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A row's verdict and its time.

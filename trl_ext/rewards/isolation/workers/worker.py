@@ -7,7 +7,6 @@ thread, a child process or much used memory. An import by a row is repeated in t
 import gc
 import importlib
 import os
-import pickle
 import resource
 import secrets
 import signal
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 from trl_ext.rewards.base.rule import as_verdict
 from trl_ext.rewards.isolation.kernel import cpu_seconds, die_first, die_with_parent
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.isolation.workers.wire import LENGTH, Stream, frame, line
+from trl_ext.rewards.isolation.workers.wire import LENGTH, Stream, frame, line, load
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # RLIMIT_CPU counts whole seconds; it is the backstop of the fork server's watch.
@@ -160,7 +159,7 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
     watch = ImportWatch(sock)
     sys.meta_path.insert(0, watch)
     while True:
-        seal, tasks = pickle.loads(exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0]))
+        seal, tasks = load(exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0]))
         chunk = [(rules[rule], loaded(row), patient) for rule, row, patient in tasks]
         bytes_now = address_space_bytes()
         sock.sendall(STARTED)
@@ -192,7 +191,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 def loaded(row: bytes) -> Any:
     """Return the row, or the exception from loading it."""
     try:
-        return pickle.loads(row)
+        return load(row)
     except Exception as error:  # A pickle may raise anything: it runs constructors of the dataset's types.
         return error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict
 from trl_ext.rewards.isolation.workers import limits as limits
 from trl_ext.rewards.isolation.workers import pool, supervision, wire, worker
@@ -66,7 +66,7 @@ def test_frames_arrive_whole_however_they_are_cut(streams):
     found = []
     while len(found) < 3:
         there.receive()
-        found += map(pickle.loads, there.frames())
+        found += map(wire.load, there.frames())
         here.flush()
     assert found == messages
     assert not here.outbox
@@ -96,6 +96,11 @@ def test_a_closed_connection_is_told_by_receive_not_by_send(streams):
     there.sock.close()
     here.send(b"lost\n")
     assert here.receive() is False
+
+
+def test_a_name_of_the_running_script_is_refused_with_advice():
+    with pytest.raises(RuleError, match="'Gold' is defined in the script that is being run"):
+        wire.load(b"c__main__\nGold\n.")
 
 
 def test_what_a_rule_raises_decides_its_verdict(subtests):

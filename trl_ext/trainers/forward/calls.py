@@ -53,7 +53,14 @@ def let_positions_be_chosen(model: Any) -> None:
     """Make `only_positions` work on an unwrapped causal model; idempotent, and without effect otherwise."""
     if not getattr(model.base_model, _MARK, False):
         setattr(model.base_model, _MARK, True)
-        model.base_model.register_forward_hook(_choose)
+
+        def choose(_backbone: Any, _args: Any, output: Any) -> Any:
+            index = _kept.get()
+            if index is not None:
+                output.last_hidden_state = output.last_hidden_state.index_select(1, index)
+            return output
+
+        model.base_model.register_forward_hook(choose)
 
 
 @contextmanager
@@ -64,10 +71,3 @@ def only_positions(index: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _kept.reset(token)
-
-
-def _choose(_backbone: Any, _args: Any, output: Any) -> Any:
-    index = _kept.get()
-    if index is not None:
-        output.last_hidden_state = output.last_hidden_state.index_select(1, index)
-    return output

@@ -3,7 +3,7 @@
 Legend: N pairs of a row, T tokens of the flat row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from trl_ext.packing.layout import FlatRow, flatten
 from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.step_plan import RowSize
-from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
+from trl_ext.trainers.forward.pooled_head import scored_token
 
 # Column of a tokenized dataset: length of the common prefix of a pair's sides, in tokens.
 SHARED = "shared_tokens"
@@ -89,14 +88,6 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
     if "margin" in examples[0]:
         margins = torch.tensor([example["margin"] for example in examples], dtype=torch.float)
     return PairRow(flatten(row, ragged), torch.tensor(ends[0::2] + ends[1::2]), margins, tuple(examples))
-
-
-def score_row(model: Callable[..., Any], row: PairRow, group: SequenceGroup | None = None) -> torch.Tensor:
-    """Return the scores [2N, 1] of a row's chosen, then rejected sides, from one model call without attention mask.
-
-    The processes of `group` have the same row, and each forwards a part of it.
-    """
-    return pooled_scores(model, row.flat, row.pool_index, group)
 
 
 def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:

@@ -164,30 +164,19 @@ class RewardEncoder:
         if not prompts:
             return []
         is_chat = is_conversational({"prompt": prompts[0]})
-        self._compare_formats("conversational" if is_chat else "plain")
-        texts = (self._rendered if is_chat else self._plain)(prompts, completions)
-        # JSON from a tool may hold a lone surrogate, which is not valid Unicode and stops fast tokenizers.
-        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        special = self._adds_special_tokens and not is_chat
-        sequences = [list(ids) for ids in self._tokenizer(text=texts, add_special_tokens=special)["input_ids"]]
-        longest, limit = max(map(len, sequences)), self.record.max_length if self.record else None
-        if limit is not None and longest > limit:
-            self._say_once(
-                "long",
-                f"A sequence of {longest} tokens is longer than any that the reward model {self.name} was trained on "
-                f"(max_length={limit}). Shorten prompts or completions, or train it on longer ones.",
-            )
-        return [ids or [self.pad_token_id] for ids in sequences]
-
-    def _compare_formats(self, own: str) -> None:
-        """Warn once if training used messages and the prompts are text, or the other way round."""
-        known = self.record.format if self.record else "tokenized"
+        own, known = "conversational" if is_chat else "plain", self.record.format if self.record else "tokenized"
         if known not in (own, "tokenized"):
             self._say_once(
                 "format",
                 f"The reward model {self.name} was trained on {known} data ({RECORD_FILE}), and these prompts are "
                 f"{own}: it never read anything like them. Give it prompts as in its training.",
             )
+        texts = (self._rendered if is_chat else self._plain)(prompts, completions)
+        # JSON from a tool may hold a lone surrogate, which is not valid Unicode and stops fast tokenizers.
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        special = self._adds_special_tokens and not is_chat
+        sequences = [list(ids) for ids in self._tokenizer(text=texts, add_special_tokens=special)["input_ids"]]
+        return [ids or [self.pad_token_id] for ids in sequences]
 
     def _plain(self, prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
         if self.assumes and (self.record is None or self.record.format == "tokenized"):
@@ -197,26 +186,24 @@ class RewardEncoder:
                 f"Nothing records how the reward model {self.name} was trained ({RECORD_FILE}), so text gets {how}. "
                 "Set reward_model_eos='append' if it was trained with EOS, else reward_model_eos='never'.",
             )
-        texts = [self._prompt_text(p) + c for p, c in zip(prompts, completions, strict=True)]
-        return [text if text.endswith(self._eos) else text + self._eos for text in texts]
-
-    def _prompt_text(self, prompt: str) -> str:
         # The text of a tokenized prompt holds the policy's BOS, and the reward model's tokenizer adds another BOS.
-        bos = self._policy_tokenizer.bos_token
-        return prompt.removeprefix(bos) if bos and hasattr(prompt, "ids") else prompt
+        bos = self._policy_tokenizer.bos_token or ""
+        plain = [p.removeprefix(bos) if hasattr(p, "ids") else p for p in prompts]
+        texts = [p + c for p, c in zip(plain, completions, strict=True)]
+        return [text if text.endswith(self._eos) else text + self._eos for text in texts]
 
     def _rendered(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[str]:
         template = self._tokenizer.chat_template
         if not template:
             raise ConfigError(
                 f"The tokenizer of the reward model {self.name} has no chat template, and the prompts are "
-                "conversations. Set tokenizer.chat_template to the one that the reward model was trained with."
+                "conversations. Set tokenizer.chat_template to the template of the reward model's training."
             )
         known = self.record.chat_template_sha256 if self.record else None
         if known is not None and known != _hashed(template):
             self._say_once(
                 "template",
-                f"The chat template of the reward model {self.name} is not the one that it was trained with "
+                f"The chat template of the reward model {self.name} differs from the template of its training "
                 f"({RECORD_FILE}). Give its own tokenizer, or set tokenizer.chat_template to that of training.",
             )
         conversations = [{"messages": [*prompt, *own]} for prompt, own in zip(prompts, completions, strict=True)]

@@ -1,12 +1,20 @@
-"""Arguments of `trl_ext.RewardTrainer`: TRL's arguments, and ours for packing and memory."""
+"""Arguments of `trl_ext.RewardTrainer`: TRL's arguments, ours for packing and memory, and PEFT with a score head."""
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
+from transformers import AutoConfig
+from transformers.utils import logging
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
-from trl_ext.errors import ConfigError
+from trl_ext.compat.peft import base_model, trains_module
 from trl_ext.trainers.settings.config import ExtendedConfig
 from trl_ext.trainers.settings.values import setting
+
+logger = logging.get_logger(__name__)
+
+HEAD = "score"  # of transformers' decoders with a sequence classification head
 
 
 @dataclass(repr=False)
@@ -23,10 +31,62 @@ class RewardConfig(ExtendedConfig, TRLRewardConfig):
         "Unset: one forward per micro-batch of per_device_train_batch_size pairs.",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
-            raise ConfigError(
-                f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "
-                "fit into one forward, such as 8192."
-            )
+
+def for_reward_model(config: Any, model: Any, args: Any) -> Any:
+    """Return a PEFT config that leaves no random score head frozen; None stays None.
+
+    The task type becomes SEQ_CLS, with which PEFT trains and saves the head. A config stays as it is if it trains
+    the head already (by `modules_to_save`, by `target_modules`, or by "all-linear" without a task type), or if it has
+    no task type and the checkpoint of `model` (a model, name or folder) has a head.
+    """
+    task = getattr(config, "task_type", "SEQ_CLS")
+    if config is None or task == "SEQ_CLS":
+        return config
+    trains_head = trains_module(config, HEAD, is_linear=task is None)
+    if task is None and (trains_head or _has_head(_config_of(model, args))):
+        return config
+    changed = copy.deepcopy(config)
+    changed.task_type = None if trains_head else "SEQ_CLS"
+    given = f"peft_config has task_type={getattr(task, 'value', task)!r}, "
+    if trains_head:
+        logger.warning(given + "which no reward model has. It is dropped: the config trains the score head by itself.")
+    else:
+        logger.warning(
+            given + "which leaves the score head of a reward model frozen, and random if the checkpoint has no head. "
+            "It is trained with task_type='SEQ_CLS'."
+        )
+    return changed
+
+
+def warn_of_new_head(model: Any) -> None:
+    """Warn if a new score head is frozen, or would not be saved with its adapter."""
+    model_below = base_model(model)
+    if _has_head(model_below.config) or not hasattr(model_below, HEAD):
+        return
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad and f".{HEAD}." in name]
+    if not trained:
+        logger.warning(
+            "The score head of the given PEFT model is frozen, so its scores stay as they are drawn. Build the "
+            "adapter with task_type='SEQ_CLS', or give the trainer a peft_config."
+        )
+    elif not any("modules_to_save" in name for name in trained):
+        logger.warning(
+            "The adapter is on top of a new score head, whose own weights PEFT does not save. Merge and save the "
+            "whole model after training, or name the head in modules_to_save instead of target_modules."
+        )
+
+
+def _has_head(config: Any) -> bool:
+    """Return True if the config is of a reward model's checkpoint, so that the head is not random."""
+    return any("SequenceClassification" in name for name in getattr(config, "architectures", None) or ())
+
+
+def _config_of(model: Any, args: Any) -> Any:
+    if not isinstance(model, str):
+        return model.config
+    given = args.model_init_kwargs or {}
+    options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
+    try:
+        return AutoConfig.from_pretrained(model, **{"trust_remote_code": args.trust_remote_code, **options})
+    except (OSError, ValueError):  # TRL raises it when it loads the model
+        return None

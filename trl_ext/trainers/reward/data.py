@@ -13,7 +13,6 @@ from transformers.utils import logging
 from trl_ext.errors import DataError
 from trl_ext.rewards.preference.gaps import rule_gaps
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
-from trl_ext.trainers.rows.screen import maybe_equal, rows_where
 from trl_ext.trainers.rows.sentence import columns_of
 
 logger = logging.get_logger(__name__)
@@ -34,20 +33,6 @@ def report_dropped(dataset: Any, num_before: int | None, max_length: int | None,
     if num_dropped == num_before:
         raise DataError(f"{role}: {too_long}, so none is left. Raise max_length.")
     logger.warning(f"{role}: {too_long}, and are dropped. Raise max_length to keep them.")
-
-
-def without_equal_tokens(dataset: Any, role: str) -> Any:
-    """Drop pairs whose sides have equal tokens, as texts with unknown words may. Raise DataError if none is left."""
-    if isinstance(dataset, IterableDataset):
-        return dataset.filter(lambda c, r: c != r, input_columns=_SIDES)
-    maybe = rows_where(dataset, _SIDES, lambda columns: maybe_equal(*columns.values()))
-    if not (equal := {row for row, sides in maybe if sides["chosen_ids"] == sides["rejected_ids"]}):
-        return dataset
-    what = f"{role}: {len(equal)} of {len(dataset)} pairs have the same tokens on both sides"
-    if len(equal) == len(dataset):
-        raise DataError(f"{what}, so none is left. Check that the tokenizer knows the words.")
-    logger.warning(f"{what}, and are left out.")
-    return dataset.select([row for row in range(len(dataset)) if row not in equal])
 
 
 def add_shared_tokens(dataset: Any) -> Any:

@@ -102,8 +102,9 @@ def evaluation_metrics(pairs: Sequence[JudgedPair]) -> dict[str, float]:
     score_length_correlation: Spearman's rank correlation of score and tokens over all sides, -1 to 1.
     """
     metrics = {}
-    agree = [pair for pair in pairs if _gap(pair) > 0]
-    disagree = [pair for pair in pairs if _gap(pair) < 0]
+    # Without a gap, or with NaN, the rules prefer neither side.
+    agree = [pair for pair in pairs if (pair.rule_gap or 0) > 0]
+    disagree = [pair for pair in pairs if (pair.rule_gap or 0) < 0]
     for name, group in (("agree", agree), ("disagree", disagree)):
         if group:
             metrics[f"accuracy_rules_{name}"] = sum(pair.chosen > pair.rejected for pair in group) / len(group)
@@ -119,7 +120,3 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Spearman's rank correlation, with ties at their mean rank; None if a or b is constant."""
     value = pd.Series(a, dtype=float).rank().corr(pd.Series(b, dtype=float).rank()) if len(set(a)) > 1 else math.nan
     return None if math.isnan(value) else float(value)
-
-
-def _gap(pair: JudgedPair) -> float:
-    return 0.0 if pair.rule_gap is None or math.isnan(pair.rule_gap) else pair.rule_gap

@@ -164,9 +164,17 @@ class CompletionScorer:
         return plan_packed(sequences, groups if self._shares_prompts else None, self._max_tokens)
 
     def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
-        inputs = self.wrapped, forward, sequences, self._pad_token_id, self.device
+        """Return the sequences that end in a forward, and their scores [n], from one model call of each process."""
+        pad = self._pad_token_id
         with self._autocast():
-            return score_packed(*inputs, self.group) if self.packs else score_padded(*inputs)
+            if not self.packs:
+                ids, mask = right_padded([sequences[i] for i in forward], pad, self.device)
+                return forward, self.wrapped(input_ids=ids, attention_mask=mask).logits[:, 0]
+            own = [segment for segment in forward.segments if not segment.is_prefix]
+            places = [forward.place(segment, scored_token(sequences[segment.item], pad)) for segment in own]
+            flat = flatten(forward, Ragged.of(sequences), self.device)
+            scores = pooled_scores(self.wrapped, flat, torch.tensor(places, device=self.device), self.group)
+            return [segment.item for segment in own], scores[:, 0]
 
 
 class RewardModel(CompletionScorer):
@@ -298,27 +306,3 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
         else:
             batches.append([i])
     return batches
-
-
-def score_packed(
-    model: Callable[..., Any],
-    row: PlannedRow,
-    sequences: Sequences,
-    pad_token_id: int,
-    device: torch.device,
-    group: SequenceGroup | None = None,
-) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences that end in a flat row, and their scores [n], from one model call (a part per process)."""
-    own = [segment for segment in row.segments if not segment.is_prefix]
-    places = [row.place(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
-    flat = flatten(row, Ragged.of(sequences), device)
-    scores = pooled_scores(model, flat, torch.tensor(places, device=device), group)
-    return [segment.item for segment in own], scores[:, 0]
-
-
-def score_padded(
-    model: Callable[..., Any], batch: list[int], sequences: Sequences, pad_token_id: int, device: torch.device
-) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences of a batch, and their scores [n], from one model call padded on the right."""
-    ids, mask = right_padded([sequences[i] for i in batch], pad_token_id, device)
-    return batch, model(input_ids=ids, attention_mask=mask).logits[:, 0]

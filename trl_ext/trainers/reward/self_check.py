@@ -9,8 +9,8 @@ import torch
 from trl_ext.packing.check import CheckResult, Probe, check
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import calls_of, right_padded
-from trl_ext.trainers.forward.pairs import pair_row, score_row
-from trl_ext.trainers.forward.pooled_head import scored_token, tokens_here, whole
+from trl_ext.trainers.forward.pairs import pair_row
+from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token, tokens_here, whole
 
 
 def check_reward_model(
@@ -50,7 +50,7 @@ def check_reward_model(
         pairs = [{"chosen_ids": c, "rejected_ids": r} for c, r in zip(sides[0::2], sides[1::2], strict=True)]
         row = pair_row(pairs, share_prompt, pad_token_id).to(device)
         with autocast(), calls_of(head) as seen:
-            scores = score_row(model, row, group)
+            scores = pooled_scores(model, row.flat, row.pool_index, group)
         (states, *_), _ = seen[-1]
         states = whole(states, tokens_here(row.flat, row.pool_index, group), len(scores), group)
         numbers = _numbers(list(states), scores)

@@ -27,8 +27,8 @@ from trl_ext.trainers.base.trainer import ExtendedTrainer
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, SHARED, PairRow, score_row
-from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, SHARED, PairRow
+from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import (
@@ -39,7 +39,7 @@ from trl_ext.trainers.reward.batches import (
     RowsOfPairs,
     StepSampler,
 )
-from trl_ext.trainers.reward.config import RewardConfig
+from trl_ext.trainers.reward.config import RewardConfig, for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.loss import (
     JudgedPair,
     PairStats,
@@ -49,7 +49,6 @@ from trl_ext.trainers.reward.loss import (
     pair_losses,
     pair_stats,
 )
-from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
 from trl_ext.trainers.rows.rendering import check_tokens
@@ -94,8 +93,13 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False
         self._judged: list[JudgedPair] = []
-        if getattr(args, "max_tokens_per_forward", None) is not None and self._has_own_collator:
-            raise ConfigError("max_tokens_per_forward plans the batches: remove it or the data_collator.")
+        if getattr(args, "max_tokens_per_forward", None) is not None:
+            if self._has_own_collator:
+                raise ConfigError("max_tokens_per_forward plans the batches: remove it or the data_collator.")
+            if getattr(args, "train_sampling_strategy", "random") == "batch_rebalance":
+                raise ConfigError(
+                    "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
+                )
         pair_rows.check_columns(train_dataset, "train_dataset")
         pair_rows.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
@@ -115,8 +119,9 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self._start_packing()
         if not self._has_own_collator:
             self._collate_rows()
-        if self._max_tokens is not None:
-            self._start_budget(self._max_tokens)
+        if self._max_tokens is not None and isinstance(self.train_dataset, Dataset):
+            sizes = self._pair_sizes().tokens
+            preference_data.check_budget(self.train_dataset, sizes, self._max_tokens, "train_dataset")
         self._watch_memory("update", "step")
 
     # Data ---------------------------------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         preference_data.report_dropped(dataset, num_pairs, args.max_length, role)
         with args.main_process_first(desc=f"measuring {role}"):
-            return preference_data.add_shared_tokens(preference_data.without_equal_tokens(dataset, role))
+            return preference_data.add_shared_tokens(dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Overrides trl.RewardTrainer._set_signature_columns_if_needed: keeps our columns for the collator."""
@@ -194,16 +199,6 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         chosen, rejected = (preference_data.lengths(rows, name) for name in ("chosen_ids", "rejected_ids"))
         shared = list(rows[SHARED]) if self._share_prompt else [0] * len(rows)
         return PairSizes(chosen, rejected, shared, self.model.config.get_text_config().hidden_size)
-
-    def _start_budget(self, max_tokens: int) -> None:
-        """Raise if the settings do not fit a token budget, or if a pair is larger than the budget."""
-        if getattr(self.args, "train_sampling_strategy", "random") == "batch_rebalance":
-            raise ConfigError(
-                "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
-            )
-        if isinstance(self.train_dataset, Dataset):
-            sizes = self._pair_sizes().tokens
-            preference_data.check_budget(self.train_dataset, sizes, max_tokens, "train_dataset")
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -365,7 +360,8 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             mine = slice(first, first + len(rows))
             if self._max_tokens is not None:
                 forwarded = self._filled_up(forwarded, agreed_num_forwards(len(forwarded), self.accelerator))
-        scores = [score_row(model, row, self.sequence_group).view(2, -1) for row in forwarded][mine]
+        scores = [pooled_scores(model, row.flat, row.pool_index, self.sequence_group) for row in forwarded]
+        scores = [one.view(2, -1) for one in scores[mine]]
         center = self.args.center_rewards_coefficient
         losses = torch.cat([pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=True)])
         chosen, rejected = torch.cat(scores, dim=1)

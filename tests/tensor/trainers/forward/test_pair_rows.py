@@ -16,15 +16,18 @@ from trl_ext.trainers.forward.pairs import (
     num_shared_tokens,
     num_tokens_of_pair,
     pair_row,
-    score_row,
     sides,
 )
-from trl_ext.trainers.forward.pooled_head import add_pooled_head, scored_token, tokens_here
+from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores, scored_token, tokens_here
 
 torch.set_num_threads(1)
 
 SCORE_TOLERANCE = 1e-5
 PAD, EOS = 0, 2
+
+
+def scores_of(model, row):
+    return pooled_scores(model, row.flat, row.pool_index)
 
 
 def pair(chosen, rejected, **columns):
@@ -243,7 +246,7 @@ def test_packed_scores_are_those_of_every_side_alone(family, pad_token_id, share
     add_pooled_head(model)
     take_segments(model.config)
     with torch.no_grad():
-        packed = score_row(model, pair_row(examples, share_prompt, pad_token_id))
+        packed = scores_of(model, pair_row(examples, share_prompt, pad_token_id))
     assert packed.shape == expected.shape
     assert (packed - expected).abs().max() <= SCORE_TOLERANCE
 
@@ -254,7 +257,7 @@ def test_a_row_without_pairs_has_no_score_and_reaches_every_layer_with_a_gradien
     model = model_of(family)
     add_pooled_head(model)
     take_segments(model.config)
-    scores = score_row(model, pair_row([], True, PAD))
+    scores = scores_of(model, pair_row([], True, PAD))
     scores.sum().backward()
     assert scores.shape == (0, 1)
     gradients = {name: p.grad for name, p in model.named_parameters()}

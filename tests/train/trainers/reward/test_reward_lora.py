@@ -24,7 +24,7 @@ WHOLE_HEAD = ["score.modules_to_save.default.weight"]
 def warnings(monkeypatch) -> list[str]:
     """What is said of LoRA."""
     said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.reward.peft.logger.warning", said.append)
+    monkeypatch.setattr("trl_ext.trainers.reward.config.logger.warning", said.append)
     return said
 
 

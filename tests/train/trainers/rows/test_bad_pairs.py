@@ -83,7 +83,6 @@ KINDS = {
     "without role": {"chosen": [{"content": "w5"}], "rejected": [{"content": "w6"}]},
     "whose content is of type int": both(5, 6),
     "row 0 has a margin that is no finite number": text(margin="1.0"),
-    "1 of 1 pairs have the same tokens": text(chosen="unknown", rejected="words"),
     "1 of 1 pairs have a side longer than max_length": text(chosen="w5 " * 600),
 }
 SOMETIMES = text(user("w5"), user("w6"), user("w7"))
@@ -183,12 +182,6 @@ def test_messages_that_the_chat_template_refuses_are_named(model, tmp_path):
         trainer(tmp_path, pairs(system, good=chat), model=model, processing_class=tokenizer)
 
 
-def test_pairs_of_the_same_tokens_are_left_out(model, tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.reward.data.logger.warning", said.append)
-    subject = trainer(tmp_path, pairs(text(chosen="unknown", rejected="words"), text()), model=model)
-    assert list(subject.train_dataset["row"]) == [0, 1, 2, 3, 5]
-    assert said == ["train_dataset: 1 of 6 pairs have the same tokens on both sides, and are left out."]
 
 
 def test_a_list_is_no_dataset():

@@ -16,7 +16,7 @@ In the trainer, a thread starts the fork server, sends requests and collects ver
 without `multiprocessing`: it starts from any thread, from an event loop and in a daemonic process, and does not run
 the user's script again.
 
-On other systems than Linux, RuleSet(isolate=False) runs the rules in the caller's process, without limits.
+On other systems than Linux, rules run in the caller's process without limits, and a warning is given once.
 """
 
 import contextlib
@@ -28,15 +28,17 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import cache
 from typing import Any, Self
 
-from trl_ext.errors import ConfigError, RuleError
-from trl_ext.rewards.base.rule import Row, Rule, Verdict
+from trl_ext.errors import RuleError
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Judged, Request, Stream, frame, packed, wait
 
@@ -254,8 +256,8 @@ class WorkerPool:
         tasks = list(tasks)
         future: Future[list[Judged]] = Future()
         future.set_running_or_notify_cancel()  # A sent row cannot be cancelled.
-        if not tasks:
-            future.set_result([])
+        if not tasks or not supported(sys.platform):
+            future.set_result([inline(rule, row) for rule, row in tasks])
             return future
         request = packed(tasks, future)
         while not self._connected().send(request):
@@ -293,8 +295,6 @@ class WorkerPool:
 
     def _connected(self) -> ServerThread:
         """Return the fork server's thread; start it if needed, also in a forked child, which has no threads."""
-        if sys.platform != "linux":
-            raise ConfigError(f"Workers need Linux, and this is {sys.platform}. Give the rule set isolate=False.")
         if self._pid != os.getpid():
             self._reset()
         with self._lock:
@@ -310,3 +310,22 @@ def shared_pool(limits: Limits) -> WorkerPool:
 
 
 _POOLS: dict[Limits, WorkerPool] = {}
+
+
+@cache
+def supported(platform: str) -> bool:
+    """Return True if this system can limit workers; warn once if it cannot."""
+    if platform != "linux":
+        message = f"Workers need Linux; on {platform} rules run in the trainer's process, where no limit holds them."
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return platform == "linux"
+
+
+def inline(rule: Rule, row: Row) -> Judged:
+    """Judge a row in this process; an exception becomes a verdict, as in a worker."""
+    began = time.monotonic()
+    try:
+        verdict = as_verdict(rule.score(row))
+    except Exception as error:  # The caller decides what to do about it.
+        verdict = Verdict(None, "error", f"{type(error).__name__}: {error}")
+    return Judged(verdict, 1000 * (time.monotonic() - began))

@@ -13,8 +13,8 @@ import pytest
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict
 from trl_ext.rewards.isolation.workers import limits as limits
+from trl_ext.rewards.isolation.workers import pool, supervision, wire, worker
 from trl_ext.rewards.isolation.workers import server as server_module
-from trl_ext.rewards.isolation.workers import supervision, wire, worker
 from trl_ext.rewards.isolation.workers.breaker import Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
@@ -182,10 +182,16 @@ def test_what_the_machine_fails_has_no_value_and_is_counted():
     assert [judged.failed for judged in request.judged.values()] == [False, True]
 
 
-def test_elsewhere_than_on_linux_workers_are_refused(monkeypatch):
+def test_elsewhere_than_on_linux_rules_run_in_place_and_a_warning_says_so_once(monkeypatch, recwarn):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with WorkerPool() as workers, pytest.raises(ConfigError, match="Workers need Linux, and this is darwin"):
-        workers.run([(Chars(), row("abc"))])
+    pool.supported.cache_clear()
+    with WorkerPool() as workers:
+        tasks = [(Chars(), row("abc")), (Raising(), row(error=KeyError("x")))]
+        for _ in range(2):
+            good, bad = workers.run(tasks)
+    assert good == Verdict(3.0)
+    assert (bad.value, bad.status) == (None, "error")
+    assert ["Workers need Linux" in str(warning.message) for warning in recwarn] == [True]
 
 
 def test_equal_limits_share_a_pool():

@@ -72,7 +72,7 @@ def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     Differentiable, and collective in the backward too.
     """
     send, receive = _routes(group, x.shape[1])
-    parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, H / U, T / S, D]
+    parts = _AllToAll.apply(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, H / U, T / S, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -86,7 +86,7 @@ def keys_to_heads(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torc
     x = x[0].repeat_interleave(length // gcd(x.shape[1], length), dim=0).unflatten(0, (length, -1))
     for_every_line = x.expand(group.size // length, *x.shape).flatten(0, 1)
     each = [1] * group.size
-    parts = _exchange(for_every_line, group, each, each)  # [S, heads, T / S, D]
+    parts = _AllToAll.apply(for_every_line, group, each, each)  # [S, heads, T / S, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -96,7 +96,7 @@ def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> to
     Differentiable, and collective in the backward too.
     """
     receive, send = _routes(group, num_heads)
-    parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, T / S, H / U, D]
+    parts = _AllToAll.apply(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, T / S, H / U, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -117,12 +117,9 @@ def sum_over(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     return _Sum.apply(x, group)
 
 
-def _exchange(x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
-    """Send `send[i]` of the blocks `x` to process i, and return the received blocks in process order."""
-    return _AllToAll.apply(x, group, send, receive)
-
-
 class _AllToAll(torch.autograd.Function):
+    """Send `send[i]` of the blocks `x` to process i, and return the received blocks in process order."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
         ctx.way_back = group, receive, send

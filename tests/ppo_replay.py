@@ -51,9 +51,7 @@ class Settings:
     value_learning_rate: float | None = None
     adam_epsilon: float = 1e-3
     weight_decay: float = 0.0
-    value_weight_decay: float | None = None
     max_grad_norm: float = 1.0
-    value_max_grad_norm: float | None = None
     critic_warmup_steps: int = 0
 
 
@@ -445,19 +443,17 @@ def groups_of(s: Settings, actor: list[Any], critic: list[Any], kind: str) -> li
     """Groups of an optimizer: matrices decay, biases and norms do not."""
     own = [] if kind == "separate" else critic
     rates = s.learning_rate, s.learning_rate if s.value_learning_rate is None else s.value_learning_rate
-    decays = s.weight_decay, s.weight_decay if s.value_weight_decay is None else s.value_weight_decay
     return [
-        {"params": [p for p in part if (p.ndim > 1) == decays_own], "lr": rate, "weight_decay": decay * decays_own}
-        for part, rate, decay in zip((actor, own), rates, decays, strict=True)
-        for decays_own in (True, False)
-        if any((p.ndim > 1) == decays_own for p in part)
+        {"params": [p for p in part if (p.ndim > 1) == decays], "lr": rate, "weight_decay": s.weight_decay * decays}
+        for part, rate in zip((actor, own), rates, strict=True)
+        for decays in (True, False)
+        if any((p.ndim > 1) == decays for p in part)
     ]
 
 
 def clip(s: Settings, actor: list[Any], critic: list[Any], kind: str) -> None:
-    own = s.max_grad_norm if s.value_max_grad_norm is None else s.value_max_grad_norm
-    if kind == "separate" or s.value_max_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(critic, own)
+    if kind == "separate":
+        torch.nn.utils.clip_grad_norm_(critic, s.max_grad_norm)
         torch.nn.utils.clip_grad_norm_(actor, s.max_grad_norm)
     else:
         torch.nn.utils.clip_grad_norm_([*actor, *critic], s.max_grad_norm)

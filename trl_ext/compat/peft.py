@@ -41,6 +41,13 @@ def add_adapter(model: Any, name: str, config: Any) -> None:
     model.add_adapter(name, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
 
 
+def copy_adapter(model: Any, source: str, target: str) -> None:
+    """Copy the weights of one adapter of a PeftModel to another of the same shape."""
+    for key, weight in list(model.named_parameters()):
+        if f".{source}." in key:
+            model.get_parameter(key.replace(f".{source}.", f".{target}.")).data.copy_(weight.data)
+
+
 def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:
     """Return all layers of a PeftModel that hold adapters."""
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]

@@ -147,7 +147,6 @@ transformers:Trainer
     create_optimizer(model): PPO's critic has a separate learning rate
     create_scheduler(num_training_steps, optimizer): called before accelerate prepares; PPO's critic gets another
     _get_grad_norm(model, grad_norm): called at every optimizer step, after it under DeepSpeed; ends runs with NaN
-    _clip_grad_norm(model)=: clips all at one norm: PPO's critic may have its own
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours
     _run_epoch(): called once an epoch, and not at all when no step is left

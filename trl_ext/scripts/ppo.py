@@ -124,9 +124,9 @@ def scorers(script_args: Any) -> list[Any]:
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
     """Set `critic`, and raise the trainer's errors about models before the data are read."""
-    from trl_ext.trainers.ppo.inputs import check_models, choose_critic
+    from trl_ext.trainers.ppo.inputs import check_arguments, choose_critic
 
-    check_models(
+    check_arguments(
         training_args,
         model_args.model_name_or_path,
         script_args.ref_model,

@@ -130,8 +130,6 @@ def drawn(seed):
             value_normalisation=draw.random() < 0.5,
             cliprange_value=draw.choice([None, 0.02, 0.2]),
             value_learning_rate=draw.choice([None, 3e-3]),
-            value_weight_decay=draw.choice([None, 0.05, 5.0]),
-            value_max_grad_norm=draw.choice([None, 0.05]),
             critic_warmup_steps=draw.choice([0, 0, min(1, steps - 1), min(2, steps - 1)]),
         )
     own |= dict(
@@ -200,7 +198,7 @@ def errors_of(seed, precision, folder, part, **changes):
     if settings.advantage_estimator == "remax":
         settings, run["rollout_func"] = replace(settings, advantage_estimator="reinforce_pp"), rollout
     # Nothing is clipped, so that the gradients can be compared.
-    own = dict(max_grad_norm=1e9, value_max_grad_norm=None, learning_rate=1e-4, value_learning_rate=None)
+    own = dict(max_grad_norm=1e9, learning_rate=1e-4, value_learning_rate=None)
     settings = replace(settings, **own | changes)
     trainer = trainer_of(settings, run, *how, folder, precision)
     trainer.add_callback(gradients := Gradients(trainer))

@@ -21,7 +21,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
-from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES
+from trl_ext.trainers.ppo.objective.equations import ADVANTAGES
 
 SETTINGS = dict(
     use_cpu=True,

@@ -39,7 +39,6 @@ def later(step):
         "loss/policy_avg": 0.0,
         "loss/kl_avg": 0.01 * step,
         "grad_norm": 1.0 + step,
-        "ppo/value_grad_norm": 2.0 + step,
         "loss/value_avg": 1 / step,
         "packing/forwarded_tokens": 100.0,
         "phase/update_s": 2.0,

@@ -44,7 +44,7 @@ def token_reward(completion_ids, **kwargs):
 KINDS: dict[str, dict] = {
     "adapter": {"critic_warmup_steps": 2},
     "head": {"critic_warmup_steps": 1},
-    "separate": {"critic_init": "reward", "value_lr_scheduler_type": "linear", "value_weight_decay": 0.1},
+    "separate": {"critic_init": "reward", "value_lr_scheduler_type": "linear"},
     "reinforce_pp": {"advantage_estimator": "reinforce_pp", "gamma": 0.9},
     "rloo": {"advantage_estimator": "rloo", "kl_term": "loss", "kl_estimator": "k2"},
     "grpo": {"advantage_estimator": "grpo", "kl_term": "loss", "kl_estimator": "k3"},
@@ -84,7 +84,7 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
     if critic == "adapter" and options.reward_adapters:
         own |= dict(score_normalisation="running")
     if critic == "separate":
-        own |= dict(score_normalisation="running", value_max_grad_norm=options.max_grad_norm)
+        own |= dict(score_normalisation="running")
     if own.get("kl_term") != "loss":
         own |= dict(kl_target=0.5, kl_horizon=50)
     if critic not in ("rloo", "grpo"):

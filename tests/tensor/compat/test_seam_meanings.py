@@ -176,17 +176,6 @@ def a_sampler_draws_one_permutation_an_epoch(folder):
     assert list(one) == list(put)
 
 
-@example_of("transformers:Trainer._clip_grad_norm")
-def the_norm_is_of_all_gradients_before_they_are_clipped(folder):
-    subject = trls(folder, max_grad_norm=0.5)
-    for parameter in subject.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    number = sum(parameter.numel() for parameter in subject.model.parameters())
-    assert float(subject._clip_grad_norm(subject.model)) == pytest.approx(number**0.5)
-    after = torch.cat([parameter.grad.flatten() for parameter in subject.model.parameters()])
-    assert float(after.norm()) == pytest.approx(0.5, rel=1e-3)
-
-
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=lambda example: example.__name__)
 def test_value_is_what_our_code_takes_it_for(example, tmp_path):
     example(tmp_path)

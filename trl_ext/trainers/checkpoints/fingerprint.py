@@ -173,7 +173,7 @@ _OPERATIONAL = frozenset(
     "packing share_prompt max_tokens_per_forward sequence_parallel eval_temperature memory "
     "memory_prompt_length global_batch memory_rehearsal memory_on_oom resume_despite save_on_signal "
     "remove_unused_columns local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations "
-    "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate value_weight_decay "
+    "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate "
     "value_lr_scheduler_type critic_warmup_steps overwrite layer_kernels "
     # Names in TRL 1.12 of other fields.
     "response_length num_ppo_epochs cliprange kl_coef "
@@ -181,9 +181,7 @@ _OPERATIONAL = frozenset(
     "generation_batch_size".split()
 )
 # Settings that optimizer and schedule restore from a checkpoint: a new value has no effect.
-RESTORED = tuple(
-    "learning_rate value_learning_rate weight_decay value_weight_decay adam_beta1 adam_beta2 adam_epsilon".split()
-)
+RESTORED = tuple("learning_rate value_learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon".split())
 # Settings of the schedule: it is built from the new values, and continues at the checkpoint's step.
 REDRAWN = tuple(
     "lr_scheduler_type value_lr_scheduler_type lr_scheduler_kwargs warmup_steps critic_warmup_steps max_steps "

@@ -17,7 +17,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.calls import calls_of
-from trl_ext.trainers.forward.roles import ACTOR, CRITIC, REWARD, Roles
+from trl_ext.trainers.forward.roles import ACTOR, CRITIC, Roles
 
 NAME = "value_head"
 
@@ -93,12 +93,6 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
 
     model.forward = MethodType(forward, model)
     return head
-
-
-def add_reward_head(model: Any, head: nn.Linear, role: str = REWARD) -> None:
-    """Make `model(..., role="reward")` return a trained score head's score of every token, as `token_values`."""
-    model.add_module(f"{role}_head", run_in_fp32(head))
-    model.role_heads[role] = f"{role}_head"
 
 
 def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:

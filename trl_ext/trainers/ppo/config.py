@@ -9,8 +9,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.contradictions import Row, check
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
-from trl_ext.trainers.ppo.objective.advantages import ADVANTAGES
-from trl_ext.trainers.ppo.objective.equations import ESTIMATORS
+from trl_ext.trainers.ppo.objective.equations import ADVANTAGES, ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import OF_PPO, refuse_without_effect, refuse_without_kl
 from trl_ext.trainers.settings.values import check_numbers, setting
@@ -108,12 +107,6 @@ class PPOConfig(GRPOConfig):
     value_lr_scheduler_type: str | None = setting(
         None, "Schedule of the critic's learning rate. Unset: lr_scheduler_type."
     )
-    value_weight_decay: float | None = setting(None, "Weight decay of the critic. Unset: weight_decay.")
-    value_max_grad_norm: float | None = setting(
-        None,
-        "Norm at which the critic's gradients are clipped, separately from the actor's. Unset: max_grad_norm, for "
-        "adapter and head over the gradients of actor and critic together.",
-    )
     critic_init: str | None = setting(
         None,
         "reward: the critic starts from the (first) reward model: adapter from reward_adapter's LoRA and score, head "
@@ -191,26 +184,6 @@ class PPOConfig(GRPOConfig):
         return cast(int, self.generation_batch_size)  # None until __post_init__
 
     @property
-    def local_batch_size(self) -> int:
-        """Episodes of an update on this process."""
-        return self.per_device_train_batch_size * cast(int, self.steps_per_generation)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Episodes of a forward, over all processes."""
-        return self.per_device_train_batch_size * self.world_size
-
-    @property
-    def mini_batch_size(self) -> int:
-        """Episodes of an optimizer step, over all processes."""
-        return self.micro_batch_size * self.gradient_accumulation_steps
-
-    @property
-    def local_mini_batch_size(self) -> int:
-        """Episodes of an optimizer step on this process."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    @property
     def num_total_batches(self) -> int | None:
         """Updates of the run; None without `total_episodes`."""
         return None if self.total_episodes is None else math.ceil(self.total_episodes / self.batch_size)
@@ -248,9 +221,4 @@ class PPOConfig(GRPOConfig):
             raise ConfigError(
                 f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations={size}. "
                 "Change per_device_eval_batch_size, or set num_generations_eval=1."
-            )
-        if self.kl_target is not None and self.kl_horizon <= self.batch_size:
-            raise ConfigError(
-                f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, "
-                "which would throw the KL coefficient about. Use 10 times the episodes or more."
             )

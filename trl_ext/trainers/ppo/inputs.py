@@ -26,21 +26,7 @@ def listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def check_arguments(args: Any, data_collator: Any) -> None:
-    """Raise ConfigError unless `args` is a PPOConfig that PPOTrainer can run; warn of a collator that is not used."""
-    if not isinstance(args, PPOConfig):
-        raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
-    check_settings(args)
-    if args.kl_estimator != "k1" and args.kl_term == "reward" and args.beta > 0:
-        logger.warning_once(
-            f"kl_estimator='{args.kl_estimator}' in the reward hardly holds the policy back: its gradient is not the "
-            "KL's and vanishes near the reference. Use k1, or kl_term='loss', unless that is what you want."
-        )
-    if data_collator is not None:
-        logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
-
-
-def check_models(
+def check_arguments(
     args: Any,
     model: Any,
     ref_model: Any,
@@ -48,8 +34,17 @@ def check_models(
     reward_models: Sequence[Any],
     reward_funcs: Sequence[Any],
     rollout_func: Any = None,
+    data_collator: Any = None,
 ) -> None:
-    """Raise ConfigError for models that cannot work together, before anything is loaded or moved."""
+    """Raise ConfigError for arguments that cannot work together, before anything is loaded or moved.
+
+    Warn of a collator, which is not used.
+    """
+    if not isinstance(args, PPOConfig):
+        raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
+    check_settings(args)
+    if data_collator is not None:
+        logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
     if model is None:
         raise ConfigError("PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).")
     if _is_one_object(ref_model, model):
@@ -123,18 +118,6 @@ def choose_critic(
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
     check(SimpleNamespace(fsdp=is_fsdp(args), trainer="ppo", critic=critic), OF_FSDP)
-    is_sharded = args.deepspeed_plugin is not None or is_fsdp(args)
-    if critic != "separate" and args.value_max_grad_norm is not None and is_sharded:
-        raise ConfigError(
-            f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' under DeepSpeed and "
-            "FSDP, which clip all that one optimizer trains together. Leave it out, or take critic='separate'."
-        )
-    if critic != "separate" and args.value_max_grad_norm is not None and not args.max_grad_norm:
-        raise ConfigError(
-            f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' and max_grad_norm="
-            f"{args.max_grad_norm}, with which nothing is clipped. Give max_grad_norm a bound that is never reached, "
-            "such as 1e9, to clip the critic alone."
-        )
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
     return critic
@@ -152,7 +135,7 @@ def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], 
         )
 
 
-def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:
+def check_value_model(value_model: Any, model_config: Any) -> None:
     """Raise ConfigError unless the critic reads the actor's tokens."""
     own, actors = (config.get_text_config().vocab_size for config in (value_model.config, model_config))
     name = value_model.config._name_or_path or type(value_model).__name__
@@ -161,17 +144,6 @@ def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> No
             f"value_model {name} has {own} tokens, the actor {actors}: it has another tokenizer and would read "
             "other text. Start the critic from the actor's own base model, or from a reward model of it."
         )
-    if (Path(name) / "tokenizer.json").is_file():
-        read = {number: token for token, number in AutoTokenizer.from_pretrained(name).get_vocab().items()}
-        written = {number: token for token, number in tokenizer.get_vocab().items()}
-        # The actor's tokenizer may have added some, such as a pad token.
-        other = min((number for number in read if read[number] != written.get(number)), default=None)
-        if other is not None:
-            raise ConfigError(
-                f"The tokenizer of value_model {name} has other tokens than the actor's: {other} is {read[other]!r} "
-                f"there and {written.get(other)!r} here. Start the critic from the actor's own base model, or from a "
-                "reward model of it."
-            )
 
 
 def load_classifier(model: Any, args: Any) -> Any:

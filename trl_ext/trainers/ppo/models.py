@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
-from transformers import AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
+from trl_ext.compat.peft import add_adapter, copy_adapter
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import read_record
 from trl_ext.trainers.forward.roles import reward_role
@@ -23,11 +26,12 @@ from trl_ext.trainers.ppo.inputs import (
     load_classifier,
     tokenizer_in,
 )
-from trl_ext.trainers.ppo.objective.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
 from trl_ext.trainers.step.sequence_parallel import check_models, size_of_groups
+
+REFERENCE = "ref"  # the name of the adapter that TRL looks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +123,39 @@ class PPOModels:
         return Scoring(num_rules, self.rewards, normaliser, args.score_mode, args.gate_above)
 
     def choose_reference(self) -> None:
-        """Choose the trained adapter and the reference of the KL; this may change adapters of the actor."""
-        given, args = self._given, self._args
-        name, adapters = args.model_adapter_name, getattr(given.actor, "peft_config", {})
+        """Choose the trained adapter and the reference of the KL; this may change adapters of the actor.
+
+        TRL makes the reference of a path, and the reference of an actor with adapters, which it switches off.
+        """
+        given, args, actor = self._given, self._args, self._given.actor
+        name, source, adapters = args.model_adapter_name, args.ref_adapter_name, getattr(actor, "peft_config", {})
+        has_adapters = not isinstance(actor, str) and is_peft_model(actor)
         if name is not None:
-            if not is_peft_model(given.actor) or name not in adapters:
+            if not has_adapters or name not in adapters:
                 listed_names = ", ".join(adapters) or "it has none"
                 raise ConfigError(f"model_adapter_name='{name}' is none of the model's adapters: {listed_names}.")
-            given.actor.set_adapter(name)
-        self.reference = choose_reference(given.actor, given.reference, given.is_peft, args)
+            actor.set_adapter(name)
+        if args.beta == 0:
+            return
+        if source is not None and (given.reference is not None or not has_adapters):
+            reason = "the model has no adapters yet" if given.reference is None else "ref_model is the reference"
+            raise ConfigError(f"ref_adapter_name={source!r} has no effect: {reason}. Leave it out.")
+        if given.reference is not None:
+            model = given.reference
+            options: Any = args.model_init_kwargs or {}
+            model = AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
+        elif given.is_peft or isinstance(actor, str):
+            if has_adapters:
+                add_reference_adapter(actor, source)
+            return
+        elif is_deepspeed_zero3_enabled():
+            raise ConfigError(
+                "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. "
+                "Give the model as a path, or give ref_model."
+            )
+        else:
+            model = copy.deepcopy(actor)
+        self.reference = model.eval().requires_grad_(False)
 
     def prepare_reference(self) -> Any:
         """Return the wrapped reference with TRL's fused head, or the trainer's reference if there is no other."""
@@ -142,7 +170,7 @@ class PPOModels:
         trainer, args = self._trainer, self._args
         if self.value_model is not None:
             actor: Any = trainer.model
-            check_value_model(self.value_model, actor.config, trainer.processing_class)
+            check_value_model(self.value_model, actor.config)
             if args.disable_dropout:
                 disable_dropout_in_model(self.value_model)
             return SeparateCritic(trainer, self.value_model, args.value_learning_rate)
@@ -167,3 +195,27 @@ class PPOModels:
             else:
                 check_models([scorer.model], size_of_groups(self._args))
                 scorer.wrapped = prepare_frozen(scorer.wrapped, self._trainer)
+
+
+def add_reference_adapter(model: Any, source: str | None) -> None:
+    """Add a frozen copy of a PeftModel's adapter as the reference; None: the active adapter, unless untrained."""
+    name = source or model.active_adapter
+    if name not in model.peft_config:
+        raise ConfigError(
+            f"ref_adapter_name='{name}' is none of the model's adapters: {', '.join(model.peft_config)}."
+        )
+    products = [weight for key, weight in model.named_parameters() if f"lora_B.{name}." in key]
+    is_fresh = bool(products) and not any(weight.any() for weight in products)
+    if name == REFERENCE or (source is None and is_fresh):
+        return
+    active = model.active_adapter
+    add_adapter(model, REFERENCE, copy.deepcopy(model.peft_config[name]))
+    copy_adapter(model, name, REFERENCE)
+    model.set_adapter(active)
+
+
+def prepare_frozen(model: Any, trainer: Any) -> Any:
+    """Wrap a model that is not trained, and move it to its device."""
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True, device_placement=True)

@@ -11,25 +11,22 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 
-from trl_ext.errors import ConfigError
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.objective.advantages import (
-    less_the_others,
-    rewards_to_come,
-    spread_over_tokens,
-    standardised,
-)
 from trl_ext.trainers.ppo.objective.equations import (
     LEAST_SPREAD,
     AdaptiveKL,
     Total,
     generalized_advantages,
     kl_estimate,
+    less_the_others,
     moments,
+    rewards_to_come,
     shaped_rewards,
+    spread_over_tokens,
+    standardised,
     whiten,
     wide,
 )
@@ -151,7 +148,6 @@ class PPOTargets:
             rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
         if self.args.advantage_estimator == "gae":
             assert values is not None, "In training there are values of every rollout."
-            self._check_outputs(values, mask, num_updates)
             metrics |= self._add_targets(rollouts, rewards, values, mask, held_out)
         else:
             rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, baselines)
@@ -189,18 +185,6 @@ class PPOTargets:
             metrics["ppo/kl_coef"] = self.kl.value
             metrics["episode"] = num_updates * everything
         return metrics
-
-    def _check_outputs(self, outputs: torch.Tensor, mask: torch.Tensor, num_updates: int) -> None:
-        """Raise ConfigError on all ranks if outputs [B, T] of the critic are not finite. Collective."""
-        bad = torch.where(mask.bool(), ~outputs.isfinite(), False)
-        counts = self._total(wide(torch.stack([bad.sum(), bad.any(dim=1).sum()])))
-        if bool((counts > 0).any()):  # a bool, which the tests' memory model replaces by False
-            tokens, rows = counts.tolist()
-            raise ConfigError(
-                f"The critic (critic='{self.values.critic_name}') gave NaN or infinity at {tokens:.0f} tokens of "
-                f"{rows:.0f} completions of update {num_updates}; no weight has moved since. Start it from finite "
-                "weights, such as an earlier checkpoint's; lower value_learning_rate if training broke it."
-            )
 
     def _add_targets(
         self,

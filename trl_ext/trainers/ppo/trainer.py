@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 import torch
 from accelerate.utils import set_seed
 from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trl_ext.compat.peft import base_model, computing_weights
@@ -32,21 +33,18 @@ from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
 from trl_ext.trainers.ppo.critic.scale import ValueScale
-from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
+from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, ActorWaits, factors
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
     check_arguments,
-    check_models,
     keep_token_ids,
     listed,
     with_prompts,
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
-from trl_ext.trainers.ppo.objective.advantages import moved_to_turns
-from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets
-from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
 from trl_ext.trainers.step.score import LogProbs
@@ -127,9 +125,8 @@ class PPOTrainer(GRPOTrainer):
     ):
         check_versions()
         rules, models, adapters = listed(reward_funcs), listed(reward_model), listed(reward_adapter)
-        check_arguments(args, data_collator)
         rollout_func = grpo_options.get("rollout_func")
-        check_models(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func)
+        check_arguments(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func, data_collator)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
         inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
         inputs |= {"num_reward_models": len(models), "num_reward_adapters": len(adapters)}
@@ -166,9 +163,7 @@ class PPOTrainer(GRPOTrainer):
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
-        self._values = CriticValues(
-            self, self._critic, self._get_per_token_logps_and_entropies, self.args.local_rollout_forward_batch_size
-        )
+        self._values = CriticValues(self, self._critic, self._get_per_token_logps_and_entropies)
         self._scale = ValueScale(self.args.value_normalisation)
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
@@ -179,9 +174,6 @@ class PPOTrainer(GRPOTrainer):
         if self.args.stop_token is None and self.args.stop_token_id is None:
             return
         given = self.args.stop_token_id
-        num_tokens = base_model(self.model).config.get_text_config().vocab_size
-        if given is not None and given >= num_tokens:
-            raise ConfigError(f"stop_token_id={given} would end no completion: the model has {num_tokens} tokens.")
         self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
         if self.use_vllm:
             options = self.vllm_generation.generation_kwargs or {}
@@ -294,8 +286,13 @@ class PPOTrainer(GRPOTrainer):
         )
         for name, value in targets.items():
             metrics[name].append(value)
-        if is_training:
-            self._show_advantages(output)
+        if is_training:  # a completion's mean in TRL's table of completions, instead of GRPO's group advantage
+            lengths = counted_tokens(output).sum(dim=1).clamp(min=1)
+            means = self.accelerator.gather(output["advantages"].sum(dim=1) / lengths).tolist()
+            column: Any = self._logs["advantages"]
+            for _ in means:
+                column.pop()
+            column.extend(means)
         return output
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
@@ -317,7 +314,7 @@ class PPOTrainer(GRPOTrainer):
 
     def _greedy_scores(self, inputs: Any) -> torch.Tensor:
         """Return [B] the score of each prompt's greedy completion; logs and metrics stay unchanged."""
-        changes = {"beta": 0.0, "num_generations_eval": self.num_generations}
+        changes: dict[str, Any] = {"beta": 0.0, "num_generations_eval": self.num_generations}
         changes |= {"_metrics": {"eval": defaultdict(list)}, "_logs": copy.deepcopy(self._logs)}
         self.model.eval()
         with swapped(self, **changes), swapped(self.args, eval_temperature=0.0):
@@ -325,15 +322,6 @@ class PPOTrainer(GRPOTrainer):
         self.model.train()
         scores = self._scores.split(len(inputs))[self.accelerator.process_index]
         return scores - self._targets.missing_eos_penalty(output)
-
-    def _show_advantages(self, rollouts: dict[str, Any]) -> None:
-        """Show a completion's mean advantage in TRL's table of completions, instead of GRPO's group advantage."""
-        lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
-        means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
-        column: Any = self._logs["advantages"]
-        for _ in means:
-            column.pop()
-        column.extend(means)
 
     # Evaluation ---------------------------------------------------------------------------------------------------
 
@@ -363,14 +351,13 @@ class PPOTrainer(GRPOTrainer):
         return policy | ({"critic": critic} if self._critic.has_values else {})
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Overrides transformers.Trainer.create_optimizer: gives the critic its learning rate and weight decay."""
+        """Overrides transformers.Trainer.create_optimizer: gives the critic its learning rate."""
         is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
-        has_own_rate = args.value_learning_rate is not None or args.value_weight_decay is not None
-        if is_new and self._critic.is_trained_with_actor and (has_own_rate or self._has_own_schedule):
+        has_own_rate = args.value_learning_rate is not None or self._has_own_schedule
+        if is_new and self._critic.is_trained_with_actor and has_own_rate:
             rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
-            decay = args.weight_decay if args.value_weight_decay is None else args.value_weight_decay
-            split_group(optimizer, self, self.model if model is None else model, self._critic, rate, decay)
+            split_group(optimizer, self._critic, rate)
         return optimizer
 
     @property
@@ -387,23 +374,10 @@ class PPOTrainer(GRPOTrainer):
         actor, critic = factors(self.args, num_training_steps)
         if isinstance(self._critic, SeparateCritic):
             self._critic.factor = critic
-        self.lr_scheduler = joint_schedule(optimizer or self.optimizer, actor, critic)
+        optimizer = optimizer or self.optimizer
+        of_groups = [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups]
+        self.lr_scheduler = LambdaLR(optimizer, of_groups)
         return self.lr_scheduler
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """Overrides transformers.Trainer._clip_grad_norm: clips the critic's gradients by `value_max_grad_norm`, if
-        given, and returns the actor's norm before clipping."""
-        norm = self.args.value_max_grad_norm
-        if norm is None or not self._critic.is_trained_with_actor:
-            return super()._clip_grad_norm(model)
-        own = self._critic.parameters()
-        own_norm = self.accelerator.clip_grad_norm_(own, norm).item()
-        check_grad_norm(self, own_norm, "critic's ")
-        self._metrics["train"]["ppo/value_grad_norm"].append(own_norm)
-        of_critic = {id(parameter) for parameter in own}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in of_critic]
-        # Not accelerate's, which would divide fp16's gradients by their scale a second time.
-        return torch.nn.utils.clip_grad_norm_(others, self.args.max_grad_norm)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -425,8 +399,11 @@ class PPOTrainer(GRPOTrainer):
         if not self.model.training:
             return loss
         self._record_metric("loss/policy_avg", loss.detach())
-        if "ref_per_token_logps" in inputs:
-            loss = loss + self._kl_loss(logps, inputs)
+        if "ref_per_token_logps" in inputs:  # with kl_term="loss": the mean over tokens of the KL to the reference
+            kl = kl_estimate(logps[0], inputs["ref_per_token_logps"], self.args.kl_estimator)
+            kl_loss = torch.where(counted_tokens(inputs).bool(), kl, 0.0).sum() / self._num_tokens(inputs)
+            self._record_metric("loss/kl_avg", kl_loss.detach())
+            loss = loss + self._kl.value * kl_loss
         if is_warmup:
             loss = loss * 0.0  # gradients of 0 leave the moments of the actor's Adam and the clip norm at 0
         if not self._critic.is_trained_with_actor:
@@ -448,13 +425,6 @@ class PPOTrainer(GRPOTrainer):
         """Return the divisor of a sum over tokens that adds up to a mean over micro-batches and ranks."""
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         return inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
-
-    def _kl_loss(self, logps: Sequence[torch.Tensor], inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the weighted mean over tokens of the KL to the reference, with gradient."""
-        kl = kl_estimate(logps[0], inputs["ref_per_token_logps"], self.args.kl_estimator)
-        loss = torch.where(counted_tokens(inputs).bool(), kl, 0.0).sum() / self._num_tokens(inputs)
-        self._record_metric("loss/kl_avg", loss.detach())
-        return self._kl.value * loss
 
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """Return `vf_coef` times the value loss; it adds up to a mean over the tokens of the step."""

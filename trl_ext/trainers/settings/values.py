@@ -62,13 +62,13 @@ COUNT = Range(1)
 RANGES = {
     **dict.fromkeys(
         "learning_rate weight_decay warmup_steps neftune_noise_alpha eval_steps entropy_coef_delta "
-        "max_tool_calling_iterations center_rewards_coefficient stop_token_id vf_coef value_weight_decay "
+        "max_tool_calling_iterations center_rewards_coefficient stop_token_id vf_coef "
         "critic_warmup_steps".split(),
         NOT_NEGATIVE,
     ),
     **dict.fromkeys(
         "adam_epsilon num_train_epochs logging_steps ddp_timeout sapo_temperature_neg sapo_temperature_pos kl_target "
-        "kl_horizon value_learning_rate value_max_grad_norm".split(),
+        "kl_horizon value_learning_rate".split(),
         POSITIVE,
     ),
     **dict.fromkeys(

@@ -10,13 +10,16 @@ import math
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.objective.advantages import (
+from trl_ext.trainers.ppo.objective.equations import (
+    generalized_advantages,
+    kl_estimate,
     less_the_others,
     rewards_to_come,
+    shaped_rewards,
     spread_over_tokens,
     standardised,
+    whiten,
 )
-from trl_ext.trainers.ppo.objective.equations import generalized_advantages, kl_estimate, shaped_rewards, whiten
 
 torch.set_num_threads(1)
 

@@ -123,31 +123,6 @@ def test_actor_and_critic_follow_schedules_of_their_own(critic, tmp_path):
     assert [critic for _, critic in rates] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
 
 
-def test_the_critics_gradients_are_clipped_at_their_own_norm(tmp_path):
-    norms = {}
-
-    class Note(TrainerCallback):
-        def on_pre_optimizer_step(self, *args, **kwargs):
-            own = [p.grad.norm() for p in trainer._critic.parameters()]
-            norms[norm] = torch.stack(own).norm().item()
-
-    for norm in (None, 1e-3):
-        settings = dict(max_steps=1, value_max_grad_norm=norm, max_grad_norm=1e6)
-        trainer = stir(ppo_trainers.trainer("adapter", tmp_path, **settings))
-        trainer.add_callback(Note())
-        trainer.train()
-    assert norms[None] > 1e-2
-    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
-    assert "ppo/value_grad_norm" in trainer.state.log_history[0]
-
-
-def test_a_norm_of_the_critics_own_is_refused_where_nothing_is_clipped(tmp_path):
-    for critic in ("adapter", "head"):
-        with pytest.raises(ConfigError, match=r"value_max_grad_norm=0.5 has no effect .* max_grad_norm=0,"):
-            ppo_trainers.trainer(critic, tmp_path, value_max_grad_norm=0.5, max_grad_norm=0)
-    ppo_trainers.trainer("separate", tmp_path, value_max_grad_norm=0.5, max_grad_norm=0)
-
-
 def test_a_warm_up_as_long_as_the_data_and_a_schedule_that_follows_a_metric_are_refused(tmp_path):
     trainer = ppo_trainers.trainer("head", tmp_path, critic_warmup_steps=2, max_steps=-1, num_train_epochs=1)
     with pytest.raises(ConfigError, match="leaves the actor no step of the run's 2"):

@@ -93,9 +93,7 @@ ACTS = {
     "vespo_lambda_neg": (1.0, dict(loss_type="vespo")),
     "vespo_lambda_pos": (1.0, dict(loss_type="vespo")),
     "value_lr_scheduler_type": ("linear", {}),
-    "value_max_grad_norm": (1e-3, {}),
     "value_normalisation": (True, {}),
-    "value_weight_decay": (50.0, {}),
     "vf_coef": (0.01, {}),
     "warmup_steps": (2, dict(lr_scheduler_type="linear")),
     "weight_decay": (0.3, {}),
@@ -137,6 +135,9 @@ OTHERS = {
         optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
         chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic advantage_estimator
         ref_adapter_name model_adapter_name reward_model_eos""",
+    "Trainer's settings without effect in GRPOTrainer, either": """
+        average_tokens_across_devices batch_eval_metrics include_for_metrics label_names label_smoothing_factor
+        length_column_name""",
     "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """
@@ -149,14 +150,8 @@ OTHERS = {
 }
 # Values of the settings that are refused; beside the default, which is always fine.
 REFUSED = {
-    "average_tokens_across_devices": False,
-    "batch_eval_metrics": True,
     "curriculum": {"target": 0.5},
     "data_seed": 7,
-    "include_for_metrics": ["inputs"],
-    "label_names": ["x"],
-    "label_smoothing_factor": 0.3,
-    "length_column_name": "size",
     "multi_objective_aggregation": "normalize_then_sum",
     "num_sample_generations": 5,
     "oversample": 1.5,
@@ -221,8 +216,7 @@ def test_the_setting_changes_what_is_trained(name, trained):
 
 
 # Settings of the optimizers, each of which must reach the groups of every critic beside the defaults alone.
-OF_GROUPS = dict(learning_rate=1e-2, adam_epsilon=1.0, weight_decay=0.3)
-OF_GROUPS |= dict(value_learning_rate=0.5, value_weight_decay=0.2)
+OF_GROUPS = dict(learning_rate=1e-2, adam_epsilon=1.0, weight_decay=0.3, value_learning_rate=0.5)
 
 
 def groups(trainer):
@@ -250,9 +244,9 @@ def test_a_setting_of_the_optimizer_reaches_the_groups_of_actor_and_critic(criti
     for name in OF_GROUPS:
         changed = [one != other for one, other in zip(made[None], made[name], strict=True)]
         assert changed == [not name.startswith("value_"), True], name
-    decayed = [facts for shape, facts in made["value_weight_decay"][1] if len(shape) > 1]
-    assert decayed and all("'weight_decay': 0.2" in facts for facts in decayed)
-    assert not any("'weight_decay': 0.2" in facts for shape, facts in made["value_weight_decay"][1] if len(shape) < 2)
+    decayed = [facts for shape, facts in made["weight_decay"][1] if len(shape) > 1]
+    assert decayed and all("'weight_decay': 0.3" in facts for facts in decayed)
+    assert not any("'weight_decay': 0.3" in facts for shape, facts in made["weight_decay"][1] if len(shape) < 2)
 
 
 def test_a_setting_without_effect_is_refused_with_its_reason(subtests):

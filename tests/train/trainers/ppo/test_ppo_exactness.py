@@ -50,8 +50,8 @@ WAYS = {
     "packed parts": dict(per_device_train_batch_size=2, gradient_accumulation_steps=4),
     "padded parts": dict(packing=False, per_device_train_batch_size=1, gradient_accumulation_steps=8),
 }
-# The critic's own course: a warm-up in which the actor stands still, its rate, decay, clip norm and scale.
-OWN = dict(critic_warmup_steps=1, value_learning_rate=3e-3, value_weight_decay=0.05, value_max_grad_norm=0.05)
+# The critic's own course: a warm-up in which the actor stands still, its rate and its scale.
+OWN = dict(critic_warmup_steps=1, value_learning_rate=3e-3)
 OWN |= dict(value_normalisation=True, weight_decay=0.1, max_grad_norm=0.05)
 PLAIN = {}
 DAILY = [(critic, "checkpointed", PLAIN) for critic in CRITICS] + [(critic, "padded", OWN) for critic in CRITICS]

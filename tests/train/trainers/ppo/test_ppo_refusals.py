@@ -12,8 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 import trl_ext
 from tests import ppo_trainers, tiny
-from tests.reward_trainers import warnings_of
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError, DataError, GradientError
 from trl_ext.trainers.ppo import inputs
 
 
@@ -27,7 +26,6 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
     (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
     (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect with total_episodes=64"),
-    (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
     (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
     (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
     (dict(kl_coef=0.0, kl_target=6.0), "kl_target=6.0 has no effect with kl_coef=0"),
@@ -43,12 +41,6 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
     (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
     (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
-    # Policy losses.
-    (dict(loss_type="cispo", epsilon_high=5.0, cliprange=0.1), "cliprange=0.1 has no effect without a loss that"),
-    (dict(loss_type="sapo", delta=3.0), "delta=3.0 has no effect without a loss that clips"),
-    (dict(loss_type="vespo", epsilon_high=0.3), "epsilon_high=0.3 has no effect without"),
-    (dict(sapo_temperature_pos=2.0), "has no effect without loss_type='sapo'"),
-    (dict(loss_type="sapo", vespo_k_pos=1.0), "has no effect without loss_type='vespo'"),
 ]
 
 
@@ -75,7 +67,6 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
     with_adapter = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
     remax = dict(advantage_estimator="remax")
     for critic, changes, words in [
-        ("head", dict(stop_token_id=10**6), "stop_token_id=1000000 would end no completion"),
         ("head", dict(model=model, ref_model=model), "ref_model is the model itself"),
         ("head", dict(ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0), "ref_model has no use with kl_coef=0"),
         (
@@ -128,35 +119,16 @@ def test_a_field_that_was_set_after_the_config_was_made(tmp_path):
         trl_ext.PPOTrainer(args, model="no-model-is-loaded", reward_funcs=ppo_trainers.reward)
 
 
-def test_a_value_model_whose_tokenizer_has_other_words(tmp_path):
-    tokenizer = tiny.tokenizer()
-    tokenizer.add_tokens("<other>")
-    for part in (ppo_trainers.classifier(), tokenizer):
-        part.save_pretrained(tmp_path / "value")
-    assert "has other tokens than the actor's" in refusal(tmp_path, "separate", value_model=str(tmp_path / "value"))
-
-
 @pytest.mark.parametrize(("critic", "value"), [("adapter", math.nan), ("head", math.inf), ("separate", math.nan)])
 def test_a_critic_whose_values_are_not_finite(critic, value, tmp_path):
     trainer = ppo_trainers.trainer(critic, tmp_path, value_normalisation=True)
     head = trainer._ppo_models.value_model.score if critic == "separate" else trainer._critic.head
     head.weight.data[:] = value
     before = ppo_trainers.trained_weights(trainer)
-    with pytest.raises(ConfigError, match=rf"critic='{critic}'\) gave NaN or infinity at \d+ tokens of 8 completions"):
+    with pytest.raises(GradientError, match="gradient is nan in step 1"):
         trainer.train()
     after = ppo_trainers.trained_weights(trainer)
     assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
-
-
-def test_a_reward_model_that_tells_nothing_apart_is_warned_of_once(tmp_path, caplog):
-    model = ppo_trainers.classifier(9)
-    model.score.weight.data.zero_()
-    settings = dict(reward_model=model, reward_processing_classes=tiny.tokenizer(), score_normalisation="running")
-    trainer = ppo_trainers.trainer("head", tmp_path, **settings)
-    trainer.train()
-    (warning,) = [text for text in warnings_of(caplog) if "taught nothing" in text]
-    assert "gave all 8 completions of an update the score 0" in warning
-    assert all(log["objective/scores"] == 0 for log in trainer.state.log_history if "objective/scores" in log)
 
 
 def test_arguments_of_grpo_in_grpos_order_and_reentrant_checkpointing_with_an_adapter_critic(tmp_path):

@@ -19,21 +19,20 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, set_seed
 
 from trl_ext.compat import deepspeed
-from trl_ext.compat.peft import add_adapter, base_model
+from trl_ext.compat.peft import add_adapter, base_model, copy_adapter
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.trainer import all_loaded, load_pretrained
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
-from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
-from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
+from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles, reward_role
+from trl_ext.trainers.forward.value_head import add_token_values, add_value_head, run_in_fp32
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
-from trl_ext.trainers.ppo.objective.reference import copy_adapter
-from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapters
+from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
 from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward, PrefixBackward
 from trl_ext.trainers.step.run import ForwardLoop
@@ -161,7 +160,8 @@ class AdapterCritic(HeadCritic):
         model: Any = trainer.model
         self._peft_model = model
         self._actor = model.active_adapter
-        reward_heads = load_reward_adapters(model, reward_adapters)
+        folders = {reward_role(i): folder for i, folder in enumerate(reward_adapters)}
+        reward_heads = {role: load_reward_adapter(model, folder, role) for role, folder in folders.items()}
         config = copy.deepcopy(model.peft_config[REWARD if starts_from_reward else self._actor])
         config.inference_mode = False
         if disable_dropout:
@@ -178,7 +178,9 @@ class AdapterCritic(HeadCritic):
         base = model.get_base_model()
         self.head = add_value_head(base, self.roles, _head_dtype(trainer, base))
         for role, reward_head in reward_heads.items():
-            add_reward_head(base, reward_head.to(self.head.weight.dtype), role)
+            # The model then returns this head's score of every token, as `token_values`, for `role=role`.
+            base.role_heads[role] = f"{role}_head"
+            base.add_module(f"{role}_head", run_in_fp32(reward_head.to(self.head.weight.dtype)))
         if starts_from_reward:
             start_from(self.head, reward_heads[REWARD])
         pin_roles(base, self.roles, trainer.args.gradient_checkpointing_kwargs)
@@ -226,10 +228,6 @@ class SeparateCritic(Critic):
         self._learning_rate = learning_rate
         self._checkpoint: str | None = None
         self.factor: Factor | None = None
-        args: Any = trainer.args
-        own_norm = args.value_max_grad_norm
-        self._max_grad_norm = args.max_grad_norm if own_norm is None else own_norm
-        self._decay = args.weight_decay if args.value_weight_decay is None else args.value_weight_decay
         self.bare = value_model
         add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
@@ -259,9 +257,9 @@ class SeparateCritic(Critic):
         self.rate_ratio = options["lr"] / trainer.args.learning_rate
         if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
             self.rate_ratio = critic_files.read_state(self._checkpoint)["rate_ratio"]
-        optimizer = cls(_decay_groups(trainer, self.bare, self._decay), **options)
+        optimizer = cls(_decay_groups(trainer, self.bare), **options)
         if trainer.is_deepspeed_enabled:
-            self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator, self._max_grad_norm)
+            self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator, trainer.args.max_grad_norm)
             self.optimizer = self.wrapped.optimizer
         else:
             self.wrapped = trainer.accelerator.prepare_model(self.bare)
@@ -316,7 +314,7 @@ class SeparateCritic(Critic):
             group["lr"] = learning_rate
         self.backward(loss)
         if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
-            norm = accelerator.clip_grad_norm_(self.bare.parameters(), self._max_grad_norm or math.inf)
+            norm = accelerator.clip_grad_norm_(self.bare.parameters(), self._trainer.args.max_grad_norm or math.inf)
             check_grad_norm(self._trainer, norm, "critic's ")
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -375,27 +373,21 @@ def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
     return model.dtype if trainer.is_deepspeed_enabled else torch.float32
 
 
-def _decay_groups(trainer: Any, model: Any, decay: float) -> list[dict[str, Any]]:
+def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:
     """Return two parameter groups: weights with weight decay, and biases and norms without."""
     names = set(trainer.get_decay_parameter_names(model))
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return [
-        {"params": [p for n, p in trained if n in names], "weight_decay": decay},
+        {"params": [p for n, p in trained if n in names], "weight_decay": trainer.args.weight_decay},
         {"params": [p for n, p in trained if n not in names], "weight_decay": 0.0},
     ]
 
 
-def split_group(optimizer: Any, trainer: Any, model: Any, critic: Critic, learning_rate: float, decay: float) -> None:
-    """Move the critic's parameters in the actor's optimizer, which has no state yet, into separate groups.
-
-    They get this initial learning rate, and this weight decay where the trainer decays weights.
-    """
+def split_group(optimizer: Any, critic: Critic, learning_rate: float) -> None:
+    """Move the critic's parameters in the actor's optimizer, which has no state yet, into groups of this rate."""
     of_critic = {id(p) for p in critic.parameters()}
-    with_decay, without = ({id(p) for p in part["params"]} for part in _decay_groups(trainer, model, decay))
     for group in list(optimizer.param_groups):
-        for part, own_decay in ((with_decay & of_critic, decay), (without & of_critic, 0.0)):
-            own = [p for p in group["params"] if id(p) in part]
-            if own:
-                group["params"] = [p for p in group["params"] if id(p) not in part]
-                others = {"params": own, "lr": learning_rate, "weight_decay": own_decay, OF_CRITIC: True}
-                optimizer.add_param_group(group | others)
+        own = [p for p in group["params"] if id(p) in of_critic]
+        if own:
+            group["params"] = [p for p in group["params"] if id(p) not in of_critic]
+            optimizer.add_param_group(group | {"params": own, "lr": learning_rate, OF_CRITIC: True})

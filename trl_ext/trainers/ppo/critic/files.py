@@ -78,8 +78,8 @@ def check(checkpoint: str, kind: str) -> None:
     found = json.loads(path.read_text())["critic"] if path.is_file() else None
     if found is None:
         raise ConfigError(
-            f"The checkpoint {checkpoint} holds no critic, so PPO cannot go on from it. Resume from one that "
-            "PPOTrainer saved, or give the folder as the model of a new run."
+            f"The checkpoint {checkpoint} holds no critic, so PPO cannot go on from it. Resume from a checkpoint "
+            "of PPOTrainer, or give the folder as the model of a new run."
         )
     if found != kind:
         raise ConfigError(

@@ -16,7 +16,7 @@ from transformers import TrainerCallback, get_scheduler
 from trl_ext.errors import ConfigError
 
 Factor = Callable[[int], float]
-OF_CRITIC = "of_critic"
+OF_CRITIC = "of_critic"  # key of an optimizer's groups, which DeepSpeed keeps
 
 
 def check_warmup(warmup: int, num_steps: int) -> None:
@@ -52,11 +52,6 @@ def _factor(args: Any, kind: Any, num_steps: int) -> Factor:
             "critic_warmup_steps and value_lr_scheduler_type need. Take linear, cosine or constant."
         )
     return schedule.lr_lambdas[0]
-
-
-def joint_schedule(optimizer: Any, actor: Factor, critic: Factor) -> LambdaLR:
-    """Return a schedule with `critic` for groups with the key OF_CRITIC, which DeepSpeed keeps, else with `actor`."""
-    return LambdaLR(optimizer, [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups])
 
 
 @dataclass(eq=False)

@@ -21,27 +21,14 @@ from trl_ext.trainers.step.score import flat_batch, score_values
 class CriticValues:
     """Values of rollouts, from the policy's forwards if they return values, else from separate forwards.
 
-    `log_probs` is TRL's method that forwards the policy; `rows_without_gradient` are the rows of a forward without
-    gradient, or None for the caller's number.
+    `log_probs` is TRL's method that forwards the policy.
     """
 
-    def __init__(
-        self,
-        trainer: GRPOTrainer,
-        critic: Critic,
-        log_probs: Callable[..., Any],
-        rows_without_gradient: int | None = None,
-    ):
+    def __init__(self, trainer: GRPOTrainer, critic: Critic, log_probs: Callable[..., Any]):
         self._trainer = trainer
         self._critic = critic
         self._log_probs = log_probs
-        self._rows_without_gradient = rows_without_gradient
         self._noted: list[torch.Tensor] = []
-
-    @property
-    def critic_name(self) -> str:
-        """Return the kind of critic."""
-        return self._critic.name
 
     def forget(self) -> None:
         """Drop the stored values."""
@@ -96,8 +83,9 @@ class CriticValues:
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
         """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""
         model, trainer = self._critic.model(actor), self._trainer
+        args: Any = trainer.args
         if not torch.is_grad_enabled():
-            batch_size = self._rows_without_gradient or batch_size
+            batch_size = args.local_rollout_forward_batch_size or batch_size
         width = rollouts["completion_ids"].size(1)
         ids, mask = _whole(rollouts)
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):

@@ -1,1 +1,1 @@
-"""PPO's numbers: advantages, losses, the reference."""
+"""PPO's equations."""

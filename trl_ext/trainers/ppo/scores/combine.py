@@ -10,13 +10,9 @@ from math import isfinite
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.rewards.totals.moments import Moments
-from trl_ext.trainers.forward.reward_input import is_main_process
-
-logger = logging.get_logger(__name__)
 
 MODES = ("add", "gate")
 KINDS = ("none", "running")
@@ -126,7 +122,6 @@ class Scoring:
         self.num_rules = num_rules
         self._models = models
         self._normalisers = [copy.deepcopy(normaliser) for _ in models]
-        self._warned: set[int] = set()
         self._mode, self._gate_above = mode, gate_above
 
     def ask_models(
@@ -144,28 +139,11 @@ class Scoring:
         """
         rules, models = per_function[:, : self.num_rules], per_function[:, self.num_rules :]
         normalisers = self._normalisers if is_training else copy.deepcopy(self._normalisers)
-        if is_training:
-            self._warn_of_constants(models)
         if normalisers:
             columns = zip(normalisers, models.unbind(1), strict=True)
             models = torch.stack([normalise(column) for normalise, column in columns], dim=1)
         own, others = weights[: self.num_rules], weights[self.num_rules :]
         return combine(rules, own, models, others, self._mode, self._gate_above)
-
-    def _warn_of_constants(self, models: torch.Tensor) -> None:
-        """Warn once of each reward model that gives all completions of a batch the same score; `models` is [N, M]."""
-        for i, (model, scores) in enumerate(zip(self._models, models.unbind(1), strict=True)):
-            known = scores.isfinite()
-            lowest = scores.masked_fill(~known, torch.inf).amin()
-            highest = scores.masked_fill(~known, -torch.inf).amax()
-            if i not in self._warned and bool((lowest == highest) & (known.sum() > 1)):
-                self._warned.add(i)
-                if is_main_process():
-                    logger.warning(
-                        f"The reward model {getattr(model, 'name', i)} gave all {int(known.sum())} completions of an "
-                        f"update the score {lowest.item():g}, and so taught nothing. If that goes on, check its "
-                        "weights and its tokenizer, and whether the completions differ."
-                    )
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [normaliser.state_dict() for normaliser in self._normalisers]

@@ -4,7 +4,6 @@ It has the format that `trl_ext.RewardTrainer` saves with a `peft_config`: LoRA 
 saves as a module. A causal model cannot hold the head, so it is returned separately.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers.utils import logging
 from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
-from trl_ext.trainers.forward.roles import REWARD, reward_role
+from trl_ext.trainers.forward.roles import REWARD
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.reward.scorer import CompletionScorer, num_positions
 
@@ -59,19 +58,6 @@ class SharedRewardModel(CompletionScorer):
             return SequenceClassifierOutputWithPast(logits=values[0, pool_index, None])
         ends = [scored_token(row, self._pad_token_id) for row in inputs["input_ids"].tolist()]
         return SequenceClassifierOutputWithPast(logits=values[range(len(ends)), ends, None])
-
-
-def load_reward_adapters(peft_model: Any, folders: Sequence[str | Path]) -> dict[str, torch.nn.Linear]:
-    """Load LoRA reward models, all or, if one raises, none; return their score heads by role."""
-    heads: dict[str, torch.nn.Linear] = {}
-    try:
-        for i, folder in enumerate(folders):
-            heads[reward_role(i)] = load_reward_adapter(peft_model, folder, reward_role(i))
-    except ConfigError:
-        for role in heads:
-            peft_model.delete_adapter(role)
-        raise
-    return heads
 
 
 def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward") -> torch.nn.Linear:

@@ -19,7 +19,7 @@ DESCRIPTION = """\
 Find settings that fit your cards before anything runs, from formulas: every number is estimated.
 
 A plan keeps the global batch and everything else that the optimisation depends on; settings that you give stay.
-Changes to the training need an opt-in: --allow lora, qlora, adam8bit, shorter, fewer."""
+Changes to the training need an opt-in: --allow lora, qlora, adam8bit."""
 EXAMPLES = """\
 examples:
   trl-ext plan --trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB \\
@@ -108,9 +108,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--headroom", metavar="SHARE", help="share of a card that stays free (default 5%%; 0 for none)"
     )
-    parser.add_argument(
-        "--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit, shorter, fewer"
-    )
+    parser.add_argument("--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit")
     parser.add_argument(
         "--what-if",
         action="append",

@@ -156,7 +156,7 @@ def of_a_run(search: Search) -> Iterator[Alternative]:
 
 def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative]:
     """Yield each single change of a question that may make something fit: first changes that do not affect the
-    optimisation, then the method, Adam in 8 bits, smaller lengths and groups, and more cards."""
+    optimisation, then the method, Adam in 8 bits, and more cards."""
     now, given = Alternative(search, allow), sorted(FREE & search.given)
     # Settings that the user gave and the planner could choose: each, then all together.
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
@@ -170,7 +170,6 @@ def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative
     yield from _other_methods(now)
     if search.job.method == "full" and search.may("optim"):
         yield from _allowed(now, "adam8bit")
-    yield from _allowed(now, *(("shorter", "fewer") if search.job.trainer == "grpo" else ("shorter",)))
     # Twice, four and eight times the cards: in one machine up to eight, then more machines.
     cards = search.hardware
     for count in (cards.num_gpus * times for times in (2, 4, 8)):

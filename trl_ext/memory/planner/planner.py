@@ -1,8 +1,7 @@
 """Plans for a job, best first; refused techniques with their memory; and what one more opt-in would change.
 
 A plan keeps what the user set, the global batch, and everything that changes the optimisation. Only opt-ins in `allow`
-let it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit), shorten sequences
-(shorter) or generate fewer completions per prompt (fewer).
+let it train adapters (lora), train them on 4 bits (qlora), or keep Adam's state in 8 bits (adam8bit).
 
 Seconds come from `formulas.times`. Of the plans within 15 % of the fastest, the simplest is first: the lowest ZeRO
 stage with the least in host memory.
@@ -35,7 +34,6 @@ from trl_ext.memory.units import in_gib
 
 NUM_PLANS = 5
 NUM_WAYS_OUT = 5
-SHORTEST = 64  # tokens
 ADAPTERS = ("lora", "qlora")  # the opt-ins that train adapters
 ALIKE = 0.05  # plans that differ by less are equal to a user
 CLOCK = 0.15  # error of the formulas of time, as a share of a step's seconds
@@ -143,13 +141,10 @@ class Plans:
         return tuple(f"{change.key}: {self._gain(plan)}." for change, plan in self.ways_out() if change.key)
 
     def _gain(self, plan: Plan) -> str:
-        now, then = self.search.job, plan.job
         host = ""
         if self.plans and self.plans[0].estimate.host_bytes > 2 * plan.estimate.host_bytes:
             host = f", {in_gib(plan.estimate.host_bytes)} of host memory instead of "
             host += in_gib(self.plans[0].estimate.host_bytes)
-        lengths = f", {then.sequence_tokens} tokens a sequence" if then.sequence_tokens != now.sequence_tokens else ""
-        fewer = f", {then.num_generations} completions a prompt" if then.num_generations != now.num_generations else ""
         one, step = plan.estimate, f"{plan.estimate.in_seconds()} s a step"
         if self.plans:
             before = self.plans[0].estimate
@@ -157,7 +152,7 @@ class Plans:
                 step += f" instead of {before.in_seconds()}"
             elif one.step_s < before.step_s:
                 step = f"{1 - one.step_s / before.step_s:.0%} less time a step"
-        return f"{one.peak_gib:.1f} GiB, about {step}, rough{host}{lengths}{fewer}"
+        return f"{one.peak_gib:.1f} GiB, about {step}, rough{host}"
 
     @property
     def best(self) -> Plan:
@@ -223,7 +218,7 @@ def plan(
         trainer: "reward", "grpo" or "ppo".
         model: See `find_shape`.
         gpus: "4xA40-48GB", "2x8xH100-80GB" for two machines, or a `Hardware`.
-        allow: Of "lora", "qlora", "adam8bit", "shorter", "fewer".
+        allow: Of "lora", "qlora", "adam8bit".
         headroom: Share of a card that stays free, 0.05 or "5%"; None for the hardware's, 5 %.
         settings: Fields of `Job` that stay as given. `gradient_accumulation_steps` fixes the global batch.
 
@@ -267,8 +262,6 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
                 if variant.job.shares_with_vllm:  # only with settings with which vLLM can start, if there are any
                     jobs = [job for one in jobs for job in choices.vllm_choices(variant, one) or [one]]
                 refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
-    if not plans and allow & {"shorter", "fewer"}:
-        plans = list(_smaller(search, allow))
     plans.sort(key=lambda one: one.estimate.step_s)
     kept = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
     if plans and not (kept and kept[0].estimate.step_s <= plans[0].estimate.step_s * (1 + ALIKE)):
@@ -312,25 +305,6 @@ def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
                     yield replace(placed, job=replace(job, method=method, **settings)), (method,)
 
 
-def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
-    """Halve lengths, or completions per prompt, until something fits."""
-    lengths = ("max_completion_length", "max_prompt_length") if search.job.generates else ("max_length",)
-    least = dict.fromkeys(lengths, SHORTEST) if "shorter" in allow else {}
-    least |= {"num_generations": 2} if "fewer" in allow else {}
-    opt_ins = tuple(sorted(allow & {"shorter", "fewer"}))
-    job = search.job
-    while True:
-        halved = {name: getattr(job, name) // 2 for name in least if getattr(job, name) // 2 >= least[name]}
-        if not halved:
-            return
-        job = changed(job, halved)
-        smaller = replace(search, job=job)
-        plans, _ = _plans_and_refusals(smaller, allow - {"shorter", "fewer"})
-        if plans:
-            yield from (replace(one, opt_ins=(*one.opt_ins, *opt_ins)) for one in plans)
-            return
-
-
 def _answered(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
     """Yield changes with which something fits, each with the best plan that needs it."""
     for change in asked:
@@ -346,7 +320,7 @@ def _that_may_fit(asked: Iterable[Alternative]) -> list[Alternative]:
     for change in asked:
         if change.kind in ("cards", "larger card", "shared rows") and found and found[-1].kind == change.kind:
             continue
-        if change.opt_in in ("shorter", "fewer") or _any_fits(change.search, {}, change.allow):
+        if _any_fits(change.search, {}, change.allow):
             found.append(change)
     return found
 

@@ -14,7 +14,7 @@ from trl_ext.memory.job import Job, changed, check_batch, check_has, check_model
 from trl_ext.memory.models.shapes import ModelShape, lm_params
 from trl_ext.memory.units import GIB
 
-ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
+ALLOW = ("lora", "qlora", "adam8bit")
 SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server, and numbers of servers
 OF_SERVERS = {"vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"}
 FULL_ENOUGH = 0.9  # largest share of a card for vLLM, and a server's default

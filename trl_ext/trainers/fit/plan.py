@@ -300,8 +300,6 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
         wanted["optim"] = type(args.optim)(job.optim)
     if hasattr(args, "steps_per_generation"):
         wanted["steps_per_generation"] = job.steps_per_generation or job.accumulation(args.world_size)
-    if "max_completion_length" in wanted and hasattr(args, "response_length"):
-        wanted["response_length"] = job.max_completion_length
     return wanted
 
 

@@ -55,19 +55,12 @@ def shown_by(visible: str | None, uuids: Sequence[str]) -> list[int]:
     if visible is None:
         return list(range(len(uuids)))
     shown: list[int] = []
-    for word in visible.split(","):
-        found = _named(word.strip(), uuids)
-        if found is None or found in shown:
+    for word in map(str.strip, visible.split(",")):
+        found = [at for at, uuid in enumerate(uuids) if word and (word == str(at) or uuid.startswith(word))]
+        if len(found) != 1 or found[0] in shown:
             break
-        shown.append(found)
+        shown += found
     return shown
-
-
-def _named(word: str, uuids: Sequence[str]) -> int | None:
-    if word.isdigit():
-        return int(word) if int(word) < len(uuids) else None
-    matches = [index for index, uuid in enumerate(uuids) if word and uuid.startswith(word)]
-    return matches[0] if len(matches) == 1 else None
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
@@ -125,14 +118,8 @@ def hardware_of(
 
 def known_card(name: str) -> Card | None:
     """Return the table's card for a driver's name such as "NVIDIA A100 80GB PCIe"; None if there is none."""
-    words = re.sub(r"\b(NVIDIA|Generation)\b|-SXM\d?", " ", name).split()
-    tried = [" ".join(words), " ".join(word for word in words if word != "RTX")]
-    if "PCIe" in words or any(word.endswith("-PCIE") for word in words):
-        plain = [word.removesuffix("-PCIE") for word in words if word != "PCIe"]
-        tried = [" ".join([plain[0], "PCIe", *plain[1:]]), *tried]
-    for words_tried in tried:
-        try:
-            return find_card(words_tried)
-        except ConfigError:
-            continue
-    return None
+    plain = re.sub(r"RTX (?=A\d)|Generation", "", name)
+    try:
+        return find_card(re.sub(r"(\d+GB) PCIe", r"PCIe \1", plain))
+    except ConfigError:
+        return None

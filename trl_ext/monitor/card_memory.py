@@ -17,7 +17,6 @@ STEP = "step"
 # The clock's phases that are part of another phase of the plan.
 _PLAN_PHASE = {"logps": "score"}
 TOLERANCE_FRAC = 0.05  # excess of measured over predicted memory that causes a warning
-SCARCE_FRAC = 0.03  # of a card; if less is free, the next long batch may not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +159,6 @@ class MemoryAudit:
                 f"{predicted[worst] / GIB:.1f} were predicted ({excess[worst]:+.1%}). Do not count on the plan's "
                 f"reserve: {self._remedy()}",
             )
-        if reading.free_frac < SCARCE_FRAC:
-            remedy = self._remedy()
-            self._once("scarce", f"{reading.free_frac:.1%} of the card is free. {remedy[:1].upper()}{remedy[1:]}")
         if reading.num_retries:
             self._once(
                 "retries",

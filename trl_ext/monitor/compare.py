@@ -1,6 +1,7 @@
 """Several runs in one table: their last numbers, and the settings and versions that differ."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -38,13 +39,9 @@ def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last parts of the folders' paths, as few as distinguish them."""
-    parts = [folder.resolve().parts for folder in folders]
-    for number in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-number:]) for part in parts]
-        if len(set(names)) == len(names):
-            break
-    return names
+    """Return the folders' paths below the folder that holds all of them."""
+    shared = os.path.commonpath([folder.resolve() for folder in folders])
+    return [str(folder.resolve().relative_to(shared)) for folder in folders]
 
 
 def _rows(runs: Sequence[Mapping[str, str]]) -> list[list[str]]:

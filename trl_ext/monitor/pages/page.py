@@ -64,27 +64,19 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
     held_out = evenly(held_out_entries(log_history), MOST_ROWS)
     return render(
         "report.html.jinja",
-        title=facts.title,
-        facts=facts.facts,
+        run=facts,
         kind=kind,
         verdict=judge_run(log_history, series, summary, facts.max_steps, facts.measures),
         tiles=_tiles(series, summary),
         curves=curve_rows(summary),
         pictures=[picture for axis in kind.axes if (picture := axis_chart(kind, axis, series))],
         has_completions=kind is not REWARD_MODEL,
-        samples=facts.samples,
         phases=phase_rows(summary),
         tokens=token_rows(summary),
         memory=summary.memory,
-        plan=facts.plan,
-        planned=facts.planned,
-        launch=facts.launch,
         held_out=entry_rows(kind, held_out, HELD_OUT),
         steps=entry_rows(kind, evenly(training, MOST_ROWS), ""),
         num_logged=len(training),
-        rules=facts.rules,
-        settings=list(facts.settings.items()),
-        versions=list(facts.versions.items()),
     )
 
 

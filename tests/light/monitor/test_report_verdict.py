@@ -175,3 +175,14 @@ def test_page_and_console_know_the_measures_from_the_runs_folder(tmp_path):
         console.print(summary_table(summary, log, tmp_path))
         for said in ((tmp_path / "report.html").read_text(), console.export_text()):
             assert ("Held-out answer fell from 0.60 in step 8 to 0.50" in said) == is_said
+
+
+def test_who_waits_for_whom_is_told_where_samples_are_generated_ahead():
+    for generation_s, waited_s, words in (
+        (9.0, 5.0, "Training waited 50% of the time"),
+        (4.0, 0.0, "were idle 60%"),
+        (8.0, 1.0, ""),
+    ):
+        phases = {"phase/update_s": 10.0 - waited_s, "phase/generate_wait_s": waited_s}
+        log = rewards([0.1, 0.5, 0.9], **phases, **{"sampling/generation_s": generation_s})
+        assert words in warned(log) and bool(words) == ("vLLM" in warned(log))

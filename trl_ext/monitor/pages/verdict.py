@@ -20,6 +20,7 @@ MEMORY_OVER_PLAN = 1.05
 LENGTH_CORRELATION = 0.5
 OVERFIT_GAP = 0.15
 OUTBID = 0.05
+IDLE_FRAC = 0.3
 MOST_WARNINGS = 8
 MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
@@ -173,6 +174,7 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
             f"The critic's explained variance ended at {score(explained)}: it predicts returns worse than their mean "
             "does."
         )
+    yield from _overlap(series)
     yield from _rules(series)
     key = HELD_OUT + "score_length_correlation"
     if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
@@ -204,6 +206,27 @@ def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequen
                 f"in training rose by {short(rose)}: they part. The policy learns what pays and not what is measured: "
                 f"take the model of step {step:,}, and mend the reward."
             )
+
+
+def _overlap(series: Mapping[str, Series]) -> Iterator[str]:
+    """Warn if training or the vLLM servers wait for each other, when samples are generated ahead."""
+    took = series.get("sampling/generation_s")
+    phases = [values for key, values in series.items() if key.startswith("phase/")]
+    if not took or not phases:
+        return
+    waited = series.get("phase/generate_wait_s")
+    step_s = sum(sum(values.values) for values in phases) / len(took.values)
+    waits, idle = sum(waited.values) / len(took.values) if waited else 0.0, step_s - statistics.fmean(took.values)
+    if waits > IDLE_FRAC * step_s:
+        yield (
+            f"Training waited {waits / step_s:.0%} of the time for samples that are generated ahead. Give more cards "
+            "to vLLM (--vllm_servers), or let completions be shorter."
+        )
+    elif idle > IDLE_FRAC * step_s:
+        yield (
+            f"The vLLM servers were idle {idle / step_s:.0%} of the time: training is the slower side. Give it more "
+            "cards, and --vllm_servers fewer."
+        )
 
 
 def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:

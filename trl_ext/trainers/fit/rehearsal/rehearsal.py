@@ -15,7 +15,7 @@ from transformers.utils import logging
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
-from trl_ext.monitor.card_memory import SCARCE_FRAC, MemoryAudit, MemoryMeter, MemorySource, MemoryWatch, source_of
+from trl_ext.monitor.card_memory import MemoryAudit, MemoryMeter, MemorySource, MemoryWatch, source_of
 from trl_ext.trainers.fit.message import cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models, why_not
@@ -27,6 +27,7 @@ logger = logging.get_logger(__name__)
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.DEEPSPEED)
 # Optimizers that step within the backward.
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
+SCARCE_FRAC = 0.03  # of a card; if less is free, the next long batch may not fit
 
 
 def watch_memory(trainer: Any, phases: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch.ray_train import (
     _check_resources,
     _resources,
-    _storage,
     accelerate_environment,
     split,
 )
@@ -101,10 +100,9 @@ def test_resources_are_asked_for_by_name():
 
 
 def test_more_workers_than_cards_are_refused():
-    with pytest.raises(ConfigError, match=r"4 workers with 1 GPU each .* has 2 GPU\. Give --num_workers 2\."):
+    with pytest.raises(ConfigError, match=r"4 workers with 1 GPU each .* has 2 GPU\. Give fewer .* --autoscaling if"):
         _check_resources({"CPU": 1.0, "GPU": 1.0}, 4, {"CPU": 64, "GPU": 2})
-    with pytest.raises(ConfigError, match=r"has 0 GPU\..* add machines"):
-        _check_resources({"GPU": 1.0}, 1, {"CPU": 64})
+    _check_resources({"CPU": 1.0, "GPU": 1.0}, 2, {"CPU": 64, "GPU": 2})
 
 
 def test_servers_of_one_machine_are_refused():
@@ -112,20 +110,6 @@ def test_servers_of_one_machine_are_refused():
     for words in (["--vllm_servers", "2"], ["--vllm_servers=2"]):
         with pytest.raises(ConfigError, match=r"--vllm_servers starts servers .* one machine.*--vllm_server_base_url"):
             split(words)
-
-
-def test_where_machines_come_when_asked_for_what_is_missing_is_waited_for(capsys):
-    _check_resources({"CPU": 8.0, "GPU": 1.0}, 4, {"CPU": 16}, autoscaling=True)
-    assert capsys.readouterr().out == (
-        "The cluster has 16 of 32 CPU and 0 of 4 GPU now: waiting for its autoscaler to start machines.\n"
-    )
-    _check_resources({"CPU": 1.0}, 4, {"CPU": 16}, autoscaling=True)
-    assert not capsys.readouterr().out
-
-
-def test_a_refusal_names_the_flag_for_clusters_that_start_machines():
-    with pytest.raises(ConfigError, match=r"If the cluster starts machines .*, give --autoscaling\."):
-        _check_resources({"GPU": 1.0}, 4, {"CPU": 64})
 
 
 @pytest.mark.parametrize(
@@ -136,16 +120,6 @@ def test_autoscaling_is_a_flag_and_in_a_notebook_a_value(words, autoscaling):
     pytest.importorskip("ray")
     own, rest = split(words)
     assert own.autoscaling is autoscaling and not rest
-
-
-@pytest.mark.parametrize("path", [None, "s3://bucket/runs", "gs://bucket/runs", "/shared/ray"])
-def test_a_place_in_the_cloud_is_left_as_it_is_given(path):
-    assert _storage(path) == path
-
-
-def test_a_relative_folder_of_state_is_one_of_this_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert _storage("ray") == str(tmp_path / "ray")
 
 
 def test_an_address_without_a_cluster_is_refused(capsys, tiny_model, tmp_path):

@@ -88,7 +88,8 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     import ray
 
     resources = _resources(own.resources_per_worker, on_cpu)
-    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
+    if not own.autoscaling:
+        _check_resources(resources, own.num_workers, ray.cluster_resources())
     config = {"module": module, "argv": script, "environment": environment}
     return _trainer(own, settings, resources, config, on_cpu).fit()
 
@@ -100,6 +101,8 @@ def _trainer(
     from ray.train.torch import TorchConfig, TorchTrainer
 
     folder = Path(settings["output_dir"] or "trainer_output")
+    state = own.storage_path  # a URL such as s3://... stays as it is
+    state = str(Path(state).absolute()) if state and "://" not in state else state
     places = {"folder": os.getcwd(), "output_dir": str(folder), "checkpoints": _checkpoints(folder)}
     return TorchTrainer(
         _work,
@@ -115,7 +118,7 @@ def _trainer(
             timeout_s=int(settings["ddp_timeout"]),
         ),
         run_config=RunConfig(
-            storage_path=_storage(own.storage_path),
+            storage_path=state,
             failure_config=FailureConfig(max_failures=own.max_failures),
         ),
     )
@@ -194,30 +197,16 @@ def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
     return {"CPU": 1.0, **({} if on_cpu else {"GPU": 1.0}), **asked}
 
 
-def _storage(path: str | None) -> str | None:
-    """Return `--storage_path`: a folder as an absolute path, a URL such as s3://... unchanged."""
-    return path if path is None or "://" in path else str(Path(path).absolute())
-
-
-def _check_resources(
-    wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float], *, autoscaling: bool = False
-) -> None:
-    """Raise ConfigError if the cluster has too few resources; with `autoscaling` print what is missing instead."""
-    totals = {name: number * num_workers for name, number in wanted.items()}
-    missing = {name: total for name, total in totals.items() if total > there.get(name, 0)}
-    if missing and autoscaling:
-        lacks = " and ".join(f"{there.get(name, 0):g} of {total:g} {name}" for name, total in missing.items())
-        print(f"The cluster has {lacks} now: waiting for its autoscaler to start machines.", flush=True)
-        return
-    for name in missing:
-        number, has = wanted[name], there.get(name, 0)
-        fit_in = int(has // number)
-        fewer = f"Give --resources_per_worker without {name}, or add machines that have it."
-        raise ConfigError(
-            f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has {has:g} {name}. "
-            + (f"Give --num_workers {fit_in}." if fit_in > 0 else fewer)
-            + " If the cluster starts machines on demand, give --autoscaling."
-        )
+def _check_resources(wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float]) -> None:
+    """Raise ConfigError if the cluster has too few resources, for which Ray would wait without end."""
+    for name, number in wanted.items():
+        has = there.get(name, 0)
+        if number * num_workers > has:
+            raise ConfigError(
+                f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has {has:g} {name}. "
+                "Give fewer --num_workers, other --resources_per_worker, or --autoscaling if the cluster starts "
+                "machines on demand."
+            )
 
 
 def _connect(own: Namespace) -> None:

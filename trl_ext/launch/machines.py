@@ -30,7 +30,7 @@ def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
         value = getattr(arguments, name)
         return file.get(name) if value is None else value
 
-    names = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "num_processes")
+    names = ("num_machines", "machine_rank", "main_process_ip", "num_processes")
     check_machines(*map(given, names))
     kinds = (arguments.multi_gpu, arguments.use_deepspeed, arguments.use_fsdp)
     is_alone = not any(kinds) and file.get("distributed_type", "NO") == "NO"
@@ -41,14 +41,10 @@ def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
         )
 
 
-def check_machines(
-    num_machines: int | None, rank: int | None, address: str | None, port: int | None, num_processes: int | None
-) -> None:
+def check_machines(num_machines: int | None, rank: int | None, address: str | None, num_processes: int | None) -> None:
     """Raise ConfigError for numbers with which a run on several machines would hang or leave cards idle."""
     if num_machines is None or num_machines == 1:
         return
-    if num_machines < 1:
-        raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Name at least one.")
     if rank is None:
         raise ConfigError(
             f"--num_machines is {num_machines}, but no --machine_rank gives the number of this machine. "
@@ -62,11 +58,6 @@ def check_machines(
         raise ConfigError(
             f"--num_machines is {num_machines}, but no --main_process_ip gives the address of machine 0. "
             "Give the address at which the other machines reach it."
-        )
-    if port == 0:
-        raise ConfigError(
-            f"--main_process_port is 0, so each of {num_machines} machines would choose another. "
-            f"Name a port that is free on the first, such as {PORT}."
         )
     if num_processes is not None and num_processes % num_machines:
         raise ConfigError(

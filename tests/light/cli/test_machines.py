@@ -87,11 +87,9 @@ FULL = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1", "nu
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_machines": 0}, "--num_machines is 0, fewer than one machine."),
         ({"machine_rank": None}, "--num_machines is 2, but no --machine_rank gives the number of this machine."),
         ({"machine_rank": 2}, "--machine_rank is 2 of 2 machines."),
         ({"main_process_ip": None}, "--num_machines is 2, but no --main_process_ip gives the address of machine 0"),
-        ({"main_process_port": 0}, "--main_process_port is 0, so each of 2 machines would choose another."),
         ({"num_processes": 15}, "--num_processes is 15, which 2 machines cannot share equally."),
         ({"multi_gpu": False}, "This launch starts one process alone, but num_machines is 2."),
     ],

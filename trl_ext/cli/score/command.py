@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -135,7 +134,6 @@ def _add_serve(parser: CommandParser) -> None:
     parser.add_argument(
         "--token_env", metavar="NAME", help="environment variable with the token that requests must send"
     )
-    parser.add_argument("--token_file", metavar="FILE", help="file with that token, instead of --token_env")
     parser.add_argument("--port", type=int, default=8300, help="port; 0 takes a free port (default 8300)")
     parser.add_argument("--max_mib", type=int, default=16, help="size limit of a request, in MiB (default 16)")
 
@@ -224,17 +222,12 @@ def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
 
     if arguments.max_mib < 1:
         raise ConfigError(f"--max_mib is {arguments.max_mib}. Give at least 1.")
-    token, source = (
-        "",
-        arguments.token_env or arguments.token_file,
-    )  # other users can read command lines, so no option takes the token itself
-    if source:
-        try:
-            token = (os.environ.get(source, "") if arguments.token_env else Path(source).read_text()).strip()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
-        if not token:
-            raise ConfigError(f"{source} holds no token. Put one there, such as the output of: openssl rand -hex 32")
+    # Other users can read command lines, so no option takes the token itself.
+    token = os.environ.get(arguments.token_env, "").strip() if arguments.token_env else ""
+    if arguments.token_env and not token:
+        raise ConfigError(
+            f"{arguments.token_env} holds no token. Put one there, such as the output of: openssl rand -hex 32"
+        )
     for rule in rules.rules:
         if getattr(rule, "unit", "") == "tokens":
             print(

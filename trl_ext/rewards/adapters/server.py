@@ -84,8 +84,8 @@ class RewardServer(ThreadingHTTPServer):
         if not is_local and not token:
             self.server_close()
             raise ConfigError(
-                f"Other machines reach {host}, and whoever asks learns right answers. Give a token by --token_env or "
-                "--token_file (in Python: token=...), or listen at 127.0.0.1."
+                f"Other machines reach {host}, and whoever asks learns right answers. Give a token by --token_env "
+                "(in Python: token=...), or listen at 127.0.0.1."
             )
 
     def handle_error(self, request: Any, client_address: Any) -> None:

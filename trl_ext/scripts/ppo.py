@@ -14,7 +14,6 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.data.look import look_at_prompts
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_functions
 from trl_ext.trainers.settings.values import setting
@@ -163,7 +162,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     settle_critic(script_args, training_args, model_args, reward_funcs)
     rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
-    look_at_prompts(rows, model_args.model_name_or_path, training_args, reward_funcs)
+    training.look_at_prompts(rows, model_args.model_name_or_path, training_args, reward_funcs)
 
     from trl_ext.trainers.ppo.trainer import PPOTrainer
 

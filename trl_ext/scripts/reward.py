@@ -16,7 +16,6 @@ from trl_ext.rewards.preference.filter import with_gaps
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.keys import DataArguments
-from trl_ext.scripts.data.look import look_at_pairs
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.trainers.settings.values import setting
@@ -126,7 +125,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             filter_everywhere(pairs[1], None, False, "held-out pairs"),
         )
     tokenizer = training.load_tokenizer(training_args, model_args)
-    look_at_pairs(pairs, training_args, tokenizer)
+    training.look_at_pairs(pairs, training_args, tokenizer)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
 
     from trl_ext.trainers.reward.trainer import RewardTrainer

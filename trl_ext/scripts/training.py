@@ -18,7 +18,6 @@ from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.data.keys import DataArguments
-from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES
 from trl_ext.scripts.exit import refusals, user_errors
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
@@ -31,6 +30,10 @@ from trl_ext.trainers.fit.message import out_of_memory_in_words
 from trl_ext.trainers.settings.values import check_settings, check_text
 
 logger = logging.get_logger(__name__)
+
+ROLES = ("train_dataset", "eval_dataset")
+NOT_APPLIED = "The prompts are text, and the model's chat template is not applied."
+AS_MEANT = "prompt_format: chat asks as a user would; prompt_format: text confirms that this is meant."
 
 
 def main(
@@ -178,6 +181,34 @@ def load_rows(
     ):
         logger.warning_once(f"{NOT_APPLIED} {AS_MEANT}")
     return train_rows, held_out_rows
+
+
+def look_at_prompts(
+    parts: Sequence[Any], model_name: str, training_args: Any, rewards: Sequence[Any], tokenizer: Any = None
+) -> None:
+    """Raise DataError for rows that GRPO or PPO would refuse.
+
+    `parts` are training rows, and held-out rows or None; rows of token ids, for PPO, are not checked here. The model
+    is not loaded; its tokenizer is, if it is None.
+    """
+    from trl_ext.trainers.rows.prompts import PromptChecks
+    from trl_ext.trainers.rows.sentence import columns_of
+
+    checks = PromptChecks(model_name, list(rewards), training_args, {"processing_class": tokenizer})
+    for part, role in zip(parts, ROLES, strict=True):
+        if part is not None and "input_ids" not in columns_of(part, role):
+            checks.look_at(part, role)
+
+
+def look_at_pairs(parts: Sequence[Any], training_args: Any, tokenizer: Any = None) -> None:
+    """Raise DataError for pairs that the reward trainer would refuse; with `tokenizer`, chats need its template."""
+    from trl_ext.trainers.rows.pairs import check_pairs
+
+    # A template that the recipe names replaces the tokenizer's.
+    reader = None if training_args.chat_template_path else tokenizer
+    for part, role in zip(parts, ROLES, strict=True):
+        if part is not None:
+            check_pairs(part, role, reader)
 
 
 def load_tokenizer(training_args: Any, model_args: ModelConfig) -> Any:

@@ -11,7 +11,7 @@ from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
-from trl_ext.scripts.data.look import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
+from trl_ext.scripts.training import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
 
 NUM_ROWS = 8
 # Characters shown of the first row, and of each other row.

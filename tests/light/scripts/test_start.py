@@ -13,7 +13,7 @@ from trl_ext.trainers.record.launch import is_launcher
 pytestmark = pytest.mark.slow
 
 CHILD = (
-    "import os, time; from trl_ext.scripts.start import end_with_launcher; end_with_launcher(); "
+    "import os, time; from trl_ext.scripts.process import end_with_launcher; end_with_launcher(); "
     "print('ready', flush=True); time.sleep(600)"
 )
 LAUNCHER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"

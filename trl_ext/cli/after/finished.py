@@ -64,7 +64,7 @@ class FinishedRun:
         """Load a policy's weights in the dtype of the files, with the run's adapter if there is any."""
         from trl.trainer.utils import create_model_from_path
 
-        from trl_ext.scripts.quiet import quiet_libraries
+        from trl_ext.scripts.process import quiet_libraries
 
         quiet_libraries()
         options: dict[str, Any] = {"dtype": "auto", "trust_remote_code": trust_remote_code}

@@ -1,17 +1,50 @@
-"""Set up a process that a launcher has started: it ends with the launcher, and other machines can reach it.
+"""Set up a process of a run: its console, its end with the launcher, its address for other machines.
 
-Only the scripts do this, not a notebook or a user's program.
+Only the scripts do this, not a notebook or a user's program. Rank 0 prints warnings and bars of libraries, all ranks
+print errors. Messages of our code and the user's are not filtered.
 """
 
 import ipaddress
+import logging
 import os
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 
 from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.trainers.record.launch import is_launcher
+
+# Libraries that all processes call in the same way.
+_LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
+_UNHEEDED = r"`torch\.distributed\.\w+` is deprecated"  # DeepSpeed's and accelerate's code
+_OMP = "Setting OMP_NUM_THREADS"
+
+
+def quiet_launcher() -> None:
+    """Drop the banner of torch's launcher; PyTorch still sets one thread a process."""
+    logging.getLogger("torch.distributed.run").addFilter(lambda record: _OMP not in str(record.msg))
+
+
+def quiet_libraries() -> None:
+    """Let only rank 0 show bars and warnings of libraries, and bars only on a terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    quiet_launcher()
+    warnings.filterwarnings("ignore", message=_UNHEEDED, category=FutureWarning)
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not (is_first and sys.stderr.isatty()):
+        import datasets
+
+        transformers_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+    if not is_first:
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+        transformers_logging.set_verbosity_error()
+        warnings.filterwarnings("ignore", module=_LIBRARIES)
 
 
 def end_with_launcher() -> None:

@@ -27,14 +27,8 @@ from trl_ext.scripts.recipe import (
 )
 
 _CONFIG_FLAG = "--config"
-# Launcher arguments that people write in a recipe. Not read from accelerate's parser, which imports torch.
-_LAUNCH_KEYS = frozenset(
-    "deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
-    "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
-)
 # A flag that is false removes the recipe's keys with this prefix, which would have no effect.
 _PARTS = {"use_vllm": "vllm_"}
-_PROMPT_KEYS = frozenset({"system_prompt", "prompt_template", "prompt_format"})  # unknown to the reward script alone
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
@@ -134,11 +128,7 @@ class StrictParser(TrlParser):
         words, recipe = split_config_flag(argv), {}
         if _CONFIG_FLAG in words:
             at = words.index(_CONFIG_FLAG)
-            known = dict.fromkeys(_PROMPT_KEYS, "It belongs to grpo and ppo: preference pairs bring their prompts.")
-            for key in _LAUNCH_KEYS:
-                advice = f"give --{key} on the command line, before the script."
-                known[key] = f"It belongs to `accelerate launch`: {advice}"
-            recipe = read_recipe(words[at + 1], self.types_of, known)
+            recipe = read_recipe(words[at + 1], self.types_of)
             del words[at : at + 2]
         flags = {word.partition("=")[0] for word in words}
         switches = [name for name in _PARTS if name in self.types_of and f"--{name}" in flags]

@@ -12,7 +12,6 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -29,6 +28,11 @@ _WRONG_VALUE = re.compile(
 _BOOL_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 ENV_KEY = "env"  # TRL's block of environment variables
 LAUNCH_KEY = "config_file"  # accelerate's file, with which `trl-ext` launches the run unless a flag overrides it
+# Launcher arguments that people write in a recipe. Not read from accelerate's parser, which imports torch.
+_LAUNCH_KEYS = frozenset(
+    "deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
+    "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
+)
 PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes next to its recipe
 
 
@@ -50,20 +54,17 @@ def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
     return types_of
 
 
-def read_recipe(
-    path: str | Path, types_of: Mapping[str, Any], of_others: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, Any]:
+def read_recipe(path: str | Path, types_of: Mapping[str, Any]) -> dict[str, Any]:
     """Read a recipe's keys and values, `env` included.
 
     Args:
         types_of: Type of every valid key, see `field_types`.
-        of_others: Advice for unknown keys that the caller recognises; other unknown keys get the nearest valid key.
 
     Raises:
         ConfigError: The file is missing or not YAML, or a key is unknown, occurs twice or has a value of another type.
     """
     text, node = _parse(path)
-    problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of, of_others)]
+    problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of)]
     if problems:
         raise ConfigError("\n".join(problems))
     return yaml.safe_load(text)
@@ -107,9 +108,7 @@ def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:
     return text, node
 
 
-def _problems(
-    node: yaml.MappingNode, types_of: Mapping[str, Any], of_others: Mapping[str, str]
-) -> Iterator[tuple[int, str]]:
+def _problems(node: yaml.MappingNode, types_of: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     yield from _repeated_keys(node)
     for key_node, value_node in _pairs(node):
         key, line = str(key_node.value), key_node.start_mark.line + 1
@@ -121,7 +120,9 @@ def _problems(
         elif key not in types_of and key != LAUNCH_KEY:
             guess = nearest(key, types_of)
             suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
-            yield line, f"unknown key '{key}'. {of_others.get(key) or replacement(key) or suggestion}"
+            if key in _LAUNCH_KEYS:
+                suggestion = f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
+            yield line, f"unknown key '{key}'. {replacement(key) or suggestion}"
         else:
             yield from _value_problems(key, types_of.get(key, str), value_node)
 
@@ -150,7 +151,7 @@ def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int,
     if isinstance(item_type, type) and dataclasses.is_dataclass(item_type) and isinstance(node, yaml.SequenceNode):
         for item in node.value:
             if isinstance(item, yaml.MappingNode):
-                yield from _problems(item, field_types([item_type]), {})
+                yield from _problems(item, field_types([item_type]))
             else:
                 yield item.start_mark.line + 1, f"each item of '{key}' must be a mapping."
     elif not fits(hint, value):  # with advice for the two slips that YAML invites

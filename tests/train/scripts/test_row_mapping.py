@@ -9,9 +9,8 @@ import yaml
 from datasets import ClassLabel, Dataset, IterableDataset, Value
 
 from tests.conftest import ROOT
-from trl_ext.errors import ConfigError, DataError, TrlExtError
+from trl_ext.errors import DataError, TrlExtError
 from trl_ext.rewards import RuleSet
-from trl_ext.scripts import reward
 from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.data.keys import DataArguments, PromptArguments
 from trl_ext.trainers.checkpoints.fingerprint import data_of, differences
@@ -277,13 +276,6 @@ def test_keys_that_do_not_fit_the_data_are_a_sentence(subtests):
             with pytest.raises(TrlExtError) as caught:
                 mapped(**keys)
             assert sentence in str(caught.value)
-
-
-def test_keys_of_prompts_are_not_for_pairs(tmp_path):
-    for key in ("system_prompt", "prompt_template", "prompt_format"):
-        (tmp_path / "recipe.yaml").write_text(f"{key}: text\n")
-        with pytest.raises(ConfigError, match=f"unknown key '{key}'. It belongs to grpo and ppo"):
-            reward.make_parser().parse(["--config", str(tmp_path / "recipe.yaml")])
 
 
 TEMPLATE = {"prompt_template": QUESTION}

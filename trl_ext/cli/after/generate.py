@@ -5,7 +5,6 @@ torch is imported when the arguments are right, so that help answers at once.
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -94,23 +93,14 @@ def add_engine_options(parser: CommandParser) -> None:
 
 
 def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Iterator[list[Completion]]:
-    """Pass completions on, and print prompts done and tokens per second on stderr."""
+    """Pass completions on, and print prompts and tokens done on stderr."""
     from tqdm import tqdm
 
-    is_terminal = sys.stderr.isatty()
-    num_tokens, start_s = 0, time.perf_counter()
-    with tqdm(
-        total=num_prompts,
-        unit="prompt",
-        file=sys.stderr,
-        dynamic_ncols=True,
-        mininterval=0.1 if is_terminal else 10,
-        bar_format="{n_fmt}/{total_fmt} prompts{postfix}, left {remaining}" + ("" if is_terminal else "\n"),
-    ) as bar:
+    num_tokens = 0
+    with tqdm(total=num_prompts, unit=" prompts", file=sys.stderr, dynamic_ncols=True) as bar:
         for completions in found:
             num_tokens += sum(len(completion.token_ids) for completion in completions)
-            per_s = num_tokens / (time.perf_counter() - start_s)
-            bar.set_postfix_str(f"{num_tokens:,} tokens, {per_s:,.0f} tokens/s", refresh=False)
+            bar.set_postfix_str(f"{num_tokens:,} tokens", refresh=False)
             bar.update()
             yield completions
 

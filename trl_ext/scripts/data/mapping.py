@@ -5,8 +5,7 @@ rows before a model is loaded. Rows of a stream are checked as they are read.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from string import ascii_uppercase
@@ -20,18 +19,6 @@ from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
 PAIR = (PROMPT, "chosen", "rejected")
-
-
-@contextmanager
-def _without_bar() -> Iterator[None]:
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        restore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,6 @@ class RowMapping:
         given = self.system_prompt or self.template or self.prompt_format or self.columns.get(PROMPT)
         return bool(given) and not self.has_pairs
 
-    @_without_bar()
     def apply(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
         """Return the mapped rows; rows of a stream are mapped as they are read.
 

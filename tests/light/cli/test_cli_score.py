@@ -126,7 +126,7 @@ def test_redteam_cheats_on_the_users_rows(folder, capsys):
     assert " cheats on 1 row, " in text
 
 
-def test_explain_prints_rules_columns_and_text_also_under_other_names(folder, capsys):
+def test_explain_prints_rules_columns_and_text(folder, capsys):
     write(
         "table.jsonl", [{"prompt": "?", "completion": "A: 1", "answer": "2"}, {"completion": "A: 42", "answer": "42"}]
     )
@@ -134,10 +134,6 @@ def test_explain_prints_rules_columns_and_text_also_under_other_names(folder, ca
     text = capsys.readouterr().out
     assert "completion: A: 42" in text and "total   1.100" in text
     assert "answer='42'" in text and "where 'answer' is at least 1" in text
-    write("table.jsonl", [{"question": "?", "response": "A: 42", "solution": "42"}])
-    names = ["--column", "completion=response", "--column", "answer=solution"]
-    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0", *names]) == 0
-    assert "total   1.100" in capsys.readouterr().out
 
 
 def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):
@@ -204,7 +200,6 @@ SLIPS = {
     f"{ROW_0} --data other.jsonl": "other.jsonl or the table has no column 'prompt' to match rows by.",
     f"{ROW_0} --data unlike.jsonl": "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
     f"{ROW_0} --data twice.jsonl": "Rows 0, 1 of twice.jsonl have this prompt and differ.",
-    f"{ROW_0} --column answer": "--column is 'answer'.",
     "explain tokens.yaml table.jsonl --row 0": "Rule 'length' raised RuleError",
 }
 

@@ -34,7 +34,7 @@ Rules that count tokens use the tokenizer of the run whose folder holds the tabl
 examples:
   trl-ext score explain out/rules.yaml out/completions/completions_00010.parquet --row 17
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
-  trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
+  trl-ext score explain rules.yaml samples.jsonl --row 3"""
 REDTEAM = """\
 Try known cheats. Scores completions that deserve nothing (empty tags, hidden answers, a copy of the prompt, programs
 that exit) and compares them with an honest attempt that fails. Also scores texts with the answers of three rows, which
@@ -106,13 +106,6 @@ def _add_explain(parser: CommandParser) -> None:
     purpose = "dataset with the columns that the rules read, if the table lacks them; rows are matched by prompt"
     parser.add_argument("--data", help=purpose)
     parser.add_argument("--split", default="train", help="split to read if --data is a folder (default train)")
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="NAME=NAME_IN_FILE",
-        help="a column and its different name in the file or the data; may be repeated",
-    )
     purpose = "model name or folder whose tokenizer counts tokens for the rules (default: the run's tokenizer)"
     parser.add_argument("--tokenizer", help=purpose)
 
@@ -178,23 +171,21 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
         heading,
         ids_of,
         logged,
-        renamed,
         tokenizer_of_run,
     )
     from trl_ext.rewards import completion_text
     from trl_ext.rewards.base.rows import make_rows
 
-    names = renamed(arguments.column)
-    group, place = group_of(arguments.completions, arguments.row, names)
+    group, place = group_of(arguments.completions, arguments.row)
     row = group[place]
     text = completion_text(row["completion"])
-    columns = columns_of(rules, row, names, arguments.data, arguments.split)
+    columns = columns_of(rules, row, arguments.data, arguments.split)
     tokenizer = arguments.tokenizer
     if tokenizer is None and any(getattr(rule, "unit", None) == "tokens" for rule in rules.rules):
         tokenizer = tokenizer_of_run(arguments.completions)
     ids = ids_of(group, tokenizer)
     # Rows with equal prompts share a row of the dataset.
-    cells = [columns if arguments.data else columns_of(rules, one, names, None, "") for one in group]
+    cells = [columns if arguments.data else columns_of(rules, one, None, "") for one in group]
     rows = make_rows(
         [one.get("prompt") for one in group],
         [one["completion"] for one in group],

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.pages.samples import json_mapping
-from trl_ext.rewards import AsyncRule, Explanation, RuleSet, completion_text
+from trl_ext.rewards import Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit_report import shortened, table
 from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.totals.composition import gate_of
@@ -58,35 +58,19 @@ def _loaded(source: Path, split: str) -> Any:
     return found[split]
 
 
-def renamed(pairs: Iterable[str]) -> dict[str, str]:
-    """Parse `["completion=response"]` into a mapping from a name to the name in the file."""
-    found = {}
-    for pair in pairs:
-        name, equals, in_file = pair.partition("=")
-        if not (name and equals and in_file):
-            raise ConfigError(f"--column is '{pair}'. Write NAME=NAME_IN_FILE, such as completion=response.")
-        found[name] = in_file
-    return found
-
-
-def group_of(path: str, number: int, names: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the neighbours of a row with the same prompt and step, the row among them, and its place in this list.
-
-    Columns get the names that the rules use.
-    """
+def group_of(path: str, number: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the neighbours of a row with the same prompt and step, the row among them, and its place in this list."""
     found = read_data(path)
     if not 0 <= number < len(found):
         raise DataError(f"{path} has {len(found)} rows, counted from 0, so there is no row {number}. Check --row.")
-    row = _under(names, found[number])
+    row = found[number]
     if "completion" not in row:
         there = ", ".join(found.column_names)
-        raise DataError(
-            f"{path} has no column 'completion'; its columns are: {there}. Name it: --column completion=NAME."
-        )
+        raise DataError(f"{path} has no column 'completion'; its columns are: {there}. Rename a column.")
     if row.get("prompt") is None:
         return [row], 0
-    before = list(takewhile(partial(_is_beside, row), (_under(names, found[n]) for n in reversed(range(number)))))
-    after = takewhile(partial(_is_beside, row), (_under(names, found[n]) for n in range(number + 1, len(found))))
+    before = list(takewhile(partial(_is_beside, row), (found[n] for n in reversed(range(number)))))
+    after = takewhile(partial(_is_beside, row), (found[n] for n in range(number + 1, len(found))))
     return [*reversed(before), row, *after], len(before)
 
 
@@ -94,45 +78,35 @@ def _is_beside(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return row.get("step") == other.get("step") and prompt_key(row["prompt"]) == prompt_key(other["prompt"])
 
 
-def _under(names: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, **{name: row[in_file] for name, in_file in names.items() if in_file in row}}
-
-
-def columns_of(
-    rules: RuleSet, row: Mapping[str, Any], names: Mapping[str, str], data: str | None, split: str
-) -> dict[str, Any]:
+def columns_of(rules: RuleSet, row: Mapping[str, Any], data: str | None, split: str) -> dict[str, Any]:
     """Return the columns that the rules may read: the row's, and those in the dataset `data` if it is given."""
     columns = {name: cell for name, cell in row.items() if name not in _OWN}
     if "advantage" in columns:  # TRL's table: a column named like a rule holds its reward
         for name in (rules.name, *(rule.name for rule in rules.rules)):
             columns.pop(name, None)
     if data is not None:
-        return {**columns, **_matching(read_data(data, split), row, names, rules.columns, data)}
+        return {**columns, **_matching(read_data(data, split), row, rules.columns, data)}
     for name, cell in json_mapping(row.get("rule_columns")).items():  # what the rules of the run have read
-        if name not in names and not str(cell).endswith("..."):  # else it is cut
+        if not str(cell).endswith("..."):  # else it is cut
             columns[name] = cell
     missing = [name for name in rules.columns if name not in columns]
     if missing:
         raise DataError(
             f"The rules read the column '{missing[0]}', which this table lacks, or holds shortened: a run's table has "
-            f"the starts of long cells. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
+            "the starts of long cells. Name the dataset: --data FILE."
         )
     return columns
 
 
-def _matching(
-    data: Any, row: Mapping[str, Any], names: Mapping[str, str], needed: Sequence[str], path: str
-) -> dict[str, Any]:
+def _matching(data: Any, row: Mapping[str, Any], needed: Sequence[str], path: str) -> dict[str, Any]:
     """Return the dataset's row with the same prompt; raise DataError if there is none, or several that differ."""
-    in_file = names.get("prompt", "prompt")
-    column = in_file if in_file in data.column_names else "prompt"
-    if column not in data.column_names or "prompt" not in row:
-        raise DataError(f"{path} or the table has no column 'prompt' to match rows by. Name it: --column prompt=NAME.")
+    if "prompt" not in data.column_names or "prompt" not in row:
+        raise DataError(f"{path} or the table has no column 'prompt' to match rows by. Rename a column.")
     wanted = prompt_key(row["prompt"])
-    found = [number for number, prompt in enumerate(data[column]) if prompt_key(prompt) == wanted]
+    found = [number for number, prompt in enumerate(data["prompt"]) if prompt_key(prompt) == wanted]
     if not found:
         raise DataError(f"No row of {path} has this row's prompt: {wanted[:200]}. Give the data of that run.")
-    rows = [_under(names, data[number]) for number in found]
+    rows = [data[number] for number in found]
     missing = [name for name in needed if name not in rows[0]]
     if missing:
         there = ", ".join(data.column_names)
@@ -199,19 +173,16 @@ def heading(row: Mapping[str, Any], text: str) -> str:
 
 
 def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
-    """Return a table with each rule's columns, where it runs, and when it counts."""
+    """Return a table with each rule's columns, and when it counts."""
     lines = []
     for rule in rules.rules:
-        is_inline = rule.tier == "inline" or not rules.isolate
-        runs = "inline" if is_inline else f"worker, {rules.limits.cpu_s:g} s at most"
-        runs = f"waits, {rule.concurrency} calls at a time" if isinstance(rule, AsyncRule) else runs
         reads = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
         reads += ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
         gate, status = gate_of(rule)
         counts = [f"where '{gate}' is {status or 'at least 1'}"] if gate else []
         counts += [f"where {name} is {' or '.join(map(repr, some))}" for name, some in (rule.when or {}).items()]
-        lines.append((rule.name, ", ".join(reads) or "no column", runs, ", ".join(counts) or "always"))
-    return table([("rule", "reads", "runs", "counts"), *lines])
+        lines.append((rule.name, ", ".join(reads) or "no column", ", ".join(counts) or "always"))
+    return table([("rule", "reads", "counts"), *lines])
 
 
 def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:

@@ -51,11 +51,19 @@ def make_parser(prog: str | None = None) -> StrictParser:
     return StrictParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
 
+def all_rewards(script_args: Any) -> list[Any]:
+    """Build all rewards in the form that GRPOTrainer takes: rules, the reward model, functions."""
+    models = list(filter(None, [script_args.reward_model_name_or_path]))
+    rewards = build_rewards(script_args.rules, script_args.reward_funcs, *models)
+    at = 0 if script_args.rules is None else 1
+    return [*rewards[:at], *models, *rewards[at:]]
+
+
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
     """Check, read the data, train, save, report."""
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
-    rewards = build_rewards(script_args.rules, script_args.reward_funcs, script_args.reward_model_name_or_path)
+    rewards = all_rewards(script_args)
     rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
 

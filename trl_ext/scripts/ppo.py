@@ -15,7 +15,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_functions
+from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_rewards
 from trl_ext.trainers.settings.values import setting
 
 DESCRIPTION = f"""\
@@ -107,20 +107,6 @@ def check_paths(script_args: Any, model_args: Any) -> None:
             raise ConfigError(f"There is no folder {adapter}. Check --reward_adapter.")
 
 
-def scorers(script_args: Any) -> list[Any]:
-    """Build the rules and reward functions, none if only a reward model scores.
-
-    Raises ConfigError if there is no reward, or if one cannot be found or built.
-    """
-    functions = build_functions(script_args.rules, script_args.reward_funcs)
-    if not (functions or reward_models(script_args)):
-        raise ConfigError(
-            "There is nothing to score completions with. Give `rules` in the recipe (or --rules FILE.yaml), "
-            "--reward_funcs, --reward_model, or --reward_adapter."
-        )
-    return functions
-
-
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
     """Set `critic`, and raise the trainer's errors about models before the data are read."""
     from trl_ext.trainers.ppo.inputs import check_arguments, choose_critic
@@ -158,7 +144,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     take_old_paths(script_args, training_args, model_args)
     check_paths(script_args, model_args)
     checkpoint = training.resume_point(training_args)
-    reward_funcs = scorers(script_args)
+    reward_funcs = build_rewards(script_args.rules, script_args.reward_funcs, *reward_models(script_args))
     settle_critic(script_args, training_args, model_args, reward_funcs)
     rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)

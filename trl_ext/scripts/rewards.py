@@ -65,37 +65,26 @@ class RewardArguments(PromptArguments):
 
 
 def build_rewards(
-    rules: str | Sequence[Any] | Mapping[str, Any] | None,
-    functions: Sequence[str] | None,
-    reward_model: str | None,
+    rules: str | Sequence[Any] | Mapping[str, Any] | None, functions: Sequence[str] | None, *models: str
 ) -> list[Any]:
-    """Build all rewards in the form that GRPOTrainer takes, rules first.
+    """Build rules and functions, rules first.
 
     Args:
         rules: Path of a rules file, a list of rules, or a mapping with `rules` and `clip`.
         functions: Names of TRL's reward functions, or dotted paths of others.
-        reward_model: Hub name or folder of a reward model.
+        models: Reward models of the run, which are not built here.
 
     Raises:
         ConfigError: Nothing is given, or something cannot be found or built.
     """
-    rewards = build_functions(rules, functions)
-    if reward_model:
-        rewards.insert(0 if rules is None else 1, reward_model)
-    if not rewards:
+    own = [] if rules is None else [build_rules(rules)]
+    rewards = [*own, *(find_function(name) for name in functions or ())]
+    if not (rewards or models):
         raise ConfigError(
             "There is nothing to score completions with. Give `rules` in the recipe (or --rules FILE.yaml), "
-            "--reward_funcs, or --reward_model_name_or_path."
+            "--reward_funcs, or a reward model."
         )
     return rewards
-
-
-def build_functions(
-    rules: str | Sequence[Any] | Mapping[str, Any] | None, functions: Sequence[str] | None
-) -> list[Any]:
-    """Build rules and functions as `build_rewards` does, without a reward model; the list may be empty."""
-    own = [] if rules is None else [build_rules(rules)]
-    return [*own, *(find_function(name) for name in functions or ())]
 
 
 def build_rules(rules: str | Sequence[Any] | Mapping[str, Any]) -> RuleSet:

@@ -10,7 +10,7 @@ import yaml
 
 from tests.documents import BLOCKS, ROOT
 from trl_ext import RuleSet
-from trl_ext.scripts.rewards import build_functions
+from trl_ext.scripts.rewards import build_rewards
 
 PAGE = "docs/reference/own_rules.md"
 PRINTED = {
@@ -76,7 +76,7 @@ def test_a_task_of_reasoning_gym_is_scored_by_its_own_scorer(folder):
 
 @pytest.mark.slow
 def test_trls_own_functions_stand_beside_the_rules(folder):
-    (punish,) = build_functions(None, ["near_limit.punish"])
+    (punish,) = build_rewards(None, ["near_limit.punish"])
     assert punish(completion_ids=[range(896), range(960), range(1024)]) == [0.0, -0.5, -1.0]
 
 

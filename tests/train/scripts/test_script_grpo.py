@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -165,14 +166,14 @@ def test_a_name_and_a_mixture_contradict_each_other():
 def test_rules_inline_with_clip_and_from_a_file_are_the_same(tmp_path):
     mapping = {"rules": RULES, "clip": [0, 1]}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(mapping))
-    assert build_rewards(mapping, None, None) == build_rewards(str(tmp_path / "rules.yaml"), None, None)
-    assert build_rewards(RULES, None, None)[0].rules == build_rewards(mapping, None, None)[0].rules
+    assert build_rewards(mapping, None) == build_rewards(str(tmp_path / "rules.yaml"), None)
+    assert build_rewards(RULES, None)[0].rules == build_rewards(mapping, None)[0].rules
 
 
 def test_functions_come_by_trls_name_and_by_dotted_path():
-    rules, model, named, built, dotted = build_rewards(
-        RULES, ["think_format_reward", "get_soft_overlong_punishment", "json.dumps"], "some/model"
-    )
+    names = ["think_format_reward", "get_soft_overlong_punishment", "json.dumps"]
+    asked = SimpleNamespace(rules=RULES, reward_funcs=names, reward_model_name_or_path="some/model")
+    rules, model, named, built, dotted = grpo.all_rewards(asked)
     assert rules.columns == ("answer",) and model == "some/model"
     assert named.__name__ == "think_format_reward" and callable(built) and dotted is json.dumps
 
@@ -185,7 +186,7 @@ def test_a_reward_function_that_is_not_there_is_a_sentence():
         ("json.no_such_function", "json has no reward function 'no_such_function'"),
     ):
         with pytest.raises(ConfigError) as error:
-            build_rewards(None, [name], None)
+            build_rewards(None, [name])
         assert sentence in str(error.value)
 
 

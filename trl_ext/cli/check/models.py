@@ -15,6 +15,7 @@ from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.scripts import training
 from trl_ext.scripts.data.hub import unloadable
+from trl_ext.scripts.grpo import all_rewards
 from trl_ext.scripts.rewards import build_rewards, build_rules
 
 
@@ -26,13 +27,14 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
         ppo.take_old_paths(script_args, training_args, parsed.model_args)
         ppo.check_paths(script_args, parsed.model_args)
-        rewards = ppo.scorers(script_args)
+        models = ppo.reward_models(script_args)
+        rewards = build_rewards(script_args.rules, script_args.reward_funcs, *models)
         ppo.settle_critic(script_args, training_args, parsed.model_args, rewards)
     else:
         training.check_model(parsed.model_args)
     training.resume_point(training_args)
     if parsed.trainer == "grpo":
-        return build_rewards(script_args.rules, script_args.reward_funcs, script_args.reward_model_name_or_path)
+        return all_rewards(script_args)
     if parsed.trainer == "reward":
         return [] if script_args.rules is None else [build_rules(script_args.rules)]
     return rewards

@@ -93,22 +93,18 @@ def of_slurm(num_machines: int) -> dict[str, Any]:
             f"Ask for --nodes {num_machines}, or take another file."
         )
     listed = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
-    return {
-        "num_machines": nodes,
-        "machine_rank": int(variables["SLURM_NODEID"]),
-        "main_process_ip": hosts(listed)[0],
-        # Two jobs that share a node must not share the port.
-        "main_process_port": PORT + int(variables.get("SLURM_JOB_ID", 0)) % 1000,
-    }
-
-
-def hosts(listed: str) -> list[str]:
-    """Expand SLURM's list of nodes, such as "node[1-4]"; raise ConfigError if `scontrol` is missing or fails."""
     try:
         command = ["scontrol", "show", "hostnames", listed]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+        hosts = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"SLURM's list of nodes '{listed}' cannot be read: {error}. Give --num_machines, --machine_rank and "
             "--main_process_ip on the command line."
         ) from error
+    return {
+        "num_machines": nodes,
+        "machine_rank": int(variables["SLURM_NODEID"]),
+        "main_process_ip": hosts[0],
+        # Two jobs that share a node must not share the port.
+        "main_process_port": PORT + int(variables.get("SLURM_JOB_ID", 0)) % 1000,
+    }

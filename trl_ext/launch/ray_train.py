@@ -86,27 +86,19 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     script = without(words, parser.unknown_arguments(words))
     _connect(own)
     import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     resources = _resources(own.resources_per_worker, on_cpu)
     if not own.autoscaling:
         _check_resources(resources, own.num_workers, ray.cluster_resources())
-    config = {"module": module, "argv": script, "environment": environment}
-    return _trainer(own, settings, resources, config, on_cpu).fit()
-
-
-def _trainer(
-    own: Namespace, settings: Mapping[str, Any], resources: dict[str, float], config: Mapping[str, Any], on_cpu: bool
-) -> Any:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
     folder = Path(settings["output_dir"] or "trainer_output")
     state = own.storage_path  # a URL such as s3://... stays as it is
     state = str(Path(state).absolute()) if state and "://" not in state else state
     places = {"folder": os.getcwd(), "output_dir": str(folder), "checkpoints": _checkpoints(folder)}
-    return TorchTrainer(
+    trainer = TorchTrainer(
         _work,
-        train_loop_config={**config, **places},
+        train_loop_config={"module": module, "argv": script, "environment": environment, **places},
         scaling_config=ScalingConfig(
             num_workers=own.num_workers,
             use_gpu="GPU" in resources,
@@ -117,11 +109,9 @@ def _trainer(
             backend=settings["ddp_backend"] or ("gloo" if on_cpu else "nccl"),
             timeout_s=int(settings["ddp_timeout"]),
         ),
-        run_config=RunConfig(
-            storage_path=state,
-            failure_config=FailureConfig(max_failures=own.max_failures),
-        ),
+        run_config=RunConfig(storage_path=state, failure_config=FailureConfig(max_failures=own.max_failures)),
     )
+    return trainer.fit()
 
 
 def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -216,26 +206,20 @@ def _connect(own: Namespace) -> None:
     if ray.is_initialized():
         return
     address = own.address or os.environ.get("RAY_ADDRESS")
-    if address and ":" in address and "://" not in address:
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would try for minutes
-        except (OSError, ValueError, OverflowError) as error:
-            raise _no_cluster(address, error) from error
     local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
+        if address and ":" in address and "://" not in address:  # else Ray would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()
         os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else each line of a worker is printed twice
         hook = {"worker_process_setup_hook": f"{__name__}.prepare_process"}
         ray.init(address=address, logging_level=logging.WARNING, runtime_env=hook, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _no_cluster(address or "this machine", error) from error
-
-
-def _no_cluster(address: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"There is no Ray cluster at {address}: {' '.join(str(error).split()).rstrip('.')}. Start one by "
-        "`ray start --head`, or leave --address out to start a cluster on this machine."
-    )
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"There is no Ray cluster at {address or 'this machine'}: {reason}. Start one by `ray start --head`, or "
+            "leave --address out to start a cluster on this machine."
+        ) from error
 
 
 # In a worker -------------------------------------------------------------------------------------------------------

@@ -96,13 +96,11 @@ def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except FileNotFoundError:
         raise ConfigError(f"There is no recipe {path}. Check the path given to --config.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The recipe {path} cannot be read: {error}.") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}, line {line}: this is not valid YAML: {error.problem}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"The recipe {path} cannot be read: {error}.") from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"The recipe {path} holds no keys. Write one `key: value` per line.")
     return text, node

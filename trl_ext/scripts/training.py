@@ -13,6 +13,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.monitor.ending import ending
 from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
@@ -287,7 +288,8 @@ def run(
     except OSError as error:
         print(f"\nwarning: the model card could not be written: {error}.\n", file=sys.stderr, flush=True)
     if trainer.is_world_process_zero():
-        print_next(trainer)
+        folder = Path(trainer.args.output_dir)
+        print(f"Model: {folder}", "", *ending(folder, trainer.memory_kind), sep="\n", flush=True)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
     _leave_together(trainer)
@@ -318,12 +320,3 @@ def _leave_together(trainer: Any) -> None:
     # group together rules out the likely cause.
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
-
-
-def print_next(trainer: Any) -> None:
-    """Print where the model is, problems of the run, and what to do next."""
-    from trl_ext.monitor.ending import ending
-
-    folder = Path(trainer.args.output_dir)
-    print(f"Model: {folder}", "", sep="\n")
-    print(*ending(folder, trainer.memory_kind), sep="\n", flush=True)

@@ -51,7 +51,12 @@ def evaluate(argv: Sequence[str]) -> int:
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     name, problems = load_problems(run, arguments, bool(tokenizer.chat_template))
-    check_columns(rules, problems, name)
+    if lacking := [column for column in rules.columns if column not in problems[0]]:
+        there = ", ".join(problems[0])
+        raise DataError(
+            f"The rules read the column '{lacking[0]}', which {name} lacks; its columns are: {there}. Name it in the "
+            "recipe's `columns`, or give other --rules."
+        )
     tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
     source = Path(name)
@@ -142,14 +147,3 @@ def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, li
     rows = recipe_mapping(run.recipe).apply(data, name, lambda: has_template).to_list()
     check_prompts(rows, name)
     return name, rows
-
-
-def check_columns(rules: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
-    """Raise DataError if the rows lack a column that the rules read."""
-    there = list(rows[0])
-    lacking = [column for column in rules.columns if column not in there]
-    if lacking:
-        raise DataError(
-            f"The rules read the column '{lacking[0]}', which {name} lacks; its columns are: {', '.join(there)}. Name "
-            "it in the recipe's `columns`, or give other --rules."
-        )

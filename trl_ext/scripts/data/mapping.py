@@ -120,7 +120,7 @@ class RowMapping:
             return renamed
         try:
             return renamed.map(rewrite)
-        except _RowError:
+        except DataError:
             self._refuse(renamed, role)
 
     def problem(self, row: Mapping[str, Any]) -> str:
@@ -148,7 +148,7 @@ class RowMapping:
         if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
             return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
         if self._makes_answers and self._answer(row) is None:
-            return f"{_shown(row[ANSWER])} as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
+            return f"'{row[ANSWER]}' as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:
@@ -295,14 +295,10 @@ class RowMapping:
         refuse(found, role, "Drop or mend such rows, or mend the recipe.")
 
 
-class _RowError(DataError):
-    """A row that cannot be mapped."""
-
-
 def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, version: str) -> dict[str, Any]:
     """Return the new cells of a row; raise DataError if it cannot be mapped."""
     if problem := mapping.problem(row):
-        raise _RowError(f"A row of the stream has {problem}. Filter such rows out of the stream.")
+        raise DataError(f"A row of the stream has {problem}. Filter such rows out of the stream.")
     return mapping.rewritten(row, makes_chats)
 
 
@@ -360,9 +356,3 @@ def _check_pattern(pattern: str) -> None:
 
 def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else f"a value of type {type(value).__name__}"
-
-
-def _shown(text: Any) -> str:
-    """Return the end of a value in quotes; answers are mostly at the end."""
-    text = str(text)
-    return f"'...{text[-40:]}'" if len(text) > 43 else f"'{text}'"

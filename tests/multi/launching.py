@@ -1,11 +1,15 @@
-"""Start a worker script as one process or under a launch file that we ship, and read what it left behind."""
+"""Start a job as one process or under a launch file that we ship, and read what it left behind."""
 
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ GATHER_OF_CARDS = PROGRAMS / "gather_of_cards.py"
 YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
 JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
 TIMEOUT_S = 900  # of a run that hangs; one that compiles first takes 60 on an idle machine
+PATIENCE_S = 300  # of a run that is to end
 
 ENVIRONMENT = os.environ | {
     "CUDA_VISIBLE_DEVICES": "",
@@ -34,39 +39,97 @@ ENVIRONMENT = os.environ | {
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished worker left behind."""
+    """What a finished job left behind: what each of its processes said, and the folder of what it saved."""
 
-    facts: dict
-    weights: dict
+    ranks: list
     folder: Path
 
+    @property
+    def facts(self) -> Any:
+        return self.ranks[0]
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All that was trained and saved, a critic included."""
+        files = [*self.folder.glob("*.safetensors"), *self.folder.glob("critic/*.safetensors")]
+        of_file = {file: f"{file.parent.relative_to(self.folder)}/".removeprefix("./") for file in files}
+        return {prefix + name: w for file, prefix in of_file.items() for name, w in loaded(file).items()}
+
+    def part(self, name: str) -> "Run":
+        """One of several runs that the job made, in folders of their names."""
+        return Run([said[name] for said in self.ranks], self.folder / name)
+
     def distance(self, other: "Run") -> float:
-        """The largest difference of any two weights that belong together."""
-        assert self.weights.keys() == other.weights.keys()
-        return max((self.weights[name] - other.weights[name]).abs().max().item() for name in self.weights)
+        return distance(self.weights, other.weights)
 
 
-def run_worker(worker, command, model, output_dir, num_processes, *options, weights="model.safetensors") -> Run:
-    """Run the worker to its end, or fail with the tail of its log."""
-    facts = facts_of(worker, command, model, output_dir, num_processes, *options)
-    return Run(facts, loaded(output_dir / weights), output_dir)
+def distance(weights: dict, others: dict) -> float:
+    """The largest difference of any two weights that belong together."""
+    assert weights.keys() == others.keys() and weights
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
-def facts_of(worker, command, model, output_dir, num_processes, *options) -> dict:
-    """Run the worker to its end, or fail with the tail of its log; what it says of itself."""
-    command = [*command, worker, "--model", model, "--output_dir", output_dir, "--num_processes", num_processes]
-    command = list(map(str, [*command, *options]))
-    log = output_dir.with_suffix(".log")
-    with log.open("w") as file, subprocess.Popen(command, env=environment(), stdout=file, stderr=file) as process:
-        try:
-            code = process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # and not kill: the launcher stops its workers when it is asked to end
-            locks = sorted(Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"))
-            code = f"none after {TIMEOUT_S} s (locks of builds: {locks})"
-    if code != 0:
-        pytest.fail(f"exit code {code} from {' '.join(command)}\n{log.read_text()[-6000:]}", pytrace=False)
-    return json.loads((output_dir / "facts.json").read_text())
+def run_job(job: str, launch: str | None, folder: Path, num_processes: int = 2, **options: Any) -> Run:
+    """Run a job of `worker.py` to its end, under a launch file, or, without one, as a plain process."""
+    succeeded(job_command(job, launch, folder, num_processes, **options))
+    return Run(torch.load(folder / "facts.pt"), folder)
+
+
+def job_command(job: str, launch: str | None, folder: Path, num_processes: int = 2, **options: Any) -> list:
+    command = launched(launch, num_processes) if launch else [warm_python()]
+    return [*command, "-m", "tests.multi.worker", job, folder, json.dumps(options, default=str)]
+
+
+def succeeded(command, folder: Path = ROOT, **variables: Any) -> subprocess.CompletedProcess:
+    """Run a command to its end, or fail with the tail of what it said."""
+    done = ended(command, folder, **variables)
+    if done.returncode != 0:
+        said = f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        pytest.fail(f"exit code {done.returncode} from {' '.join(done.args)}\n{said}", pytrace=False)
+    return done
+
+
+def ended(command, folder: Path = ROOT, **variables: Any) -> subprocess.CompletedProcess:
+    """Run a command to its end in a folder; `variables` of the environment are beside those of every launch."""
+    env = environment() | {name: str(value) for name, value in variables.items()}
+    command = [str(word) for word in command]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+class Started:
+    """A command that runs in a session of its own; what it says goes into a file."""
+
+    def __init__(self, command, log: Path):
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=ROOT,
+                env=environment(),
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def until(self, is_so) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.text[-4000:]
+            time.sleep(0.05)
+
+    def code(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        print(self.text[-6000:])  # shown where the test fails
+        return code
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)  # its own session, started above
+            self.process.wait(PATIENCE_S)
 
 
 def environment() -> dict[str, str]:
@@ -85,7 +148,9 @@ def launched(yaml_name: str, num_processes: int) -> list:
     """accelerate's launch, by a Python that is warm. A file for several cards gathers as on cards."""
     # Port 0 lets accelerate choose a free one.
     launcher = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0]
-    variables = ["env", f"RUN_FIRST={GATHER_OF_CARDS}"] if yaml_name.startswith(("multi_gpu", "zero")) else []
+    for_cards = [str(GATHER_OF_CARDS)] if yaml_name.startswith(("multi_gpu", "zero")) else []
+    first = dict.fromkeys([*filter(None, ENVIRONMENT.get("RUN_FIRST", "").split(os.pathsep)), *for_cards])
+    variables = ["env", f"RUN_FIRST={os.pathsep.join(first)}"] if first else []
     return [*variables, *launcher, "--num_processes", num_processes, "--config_file", YAMLS[yaml_name]]
 
 

@@ -40,6 +40,7 @@ from tests import tiny
 from tests.documents import BLOCKS, NEEDS, PAGES, ROOT, Block, text_of
 from tests.multi.launching import ENVIRONMENT, PROGRAMS
 from tests.multi.warm import warm_python
+from tests.nightly import daily
 from tests.preferences import reward_model
 
 torch.set_num_threads(1)
@@ -369,7 +370,7 @@ def trained(tmp_path_factory, desk, tiny_models, environment):
     return train("grpo", folder, environment, "trl-ext grpo --config recipe.yaml")
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "reward", "ppo"])
+@pytest.mark.parametrize("trainer", daily(["grpo", "reward", "ppo"], "reward", "ppo"))  # `trained` is a run of GRPO
 def test_the_first_line_of_a_trainer_reaches_step_1(trainer, hub, environment):
     assert list(train(trainer, hub, environment).glob("*.safetensors"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import fake_servers, tiny
 from tests.conftest import ROOT
-from tests.multi.launching import TIMEOUT_S, environment
+from tests.multi.launching import environment, succeeded
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer
@@ -60,16 +60,7 @@ def desk(tmp_path_factory):
 def run(name, desk, out, *options, **variables):
     """Run a script to its end; return what it printed."""
     words = ["--model", "tiny", "--output_dir", out, *OPTIONS[name].split(), *options]
-    done = subprocess.run(
-        [warm_python(), EXAMPLES / f"{name}.py", *map(str, words)],
-        cwd=desk,
-        env=environment() | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return done.stdout
+    return succeeded([warm_python(), EXAMPLES / f"{name}.py", *words], desk, **variables).stdout
 
 
 def saved(folder) -> bool:

@@ -1,17 +1,10 @@
 """Launch files for cards gather over gloo as accelerate does on cards (`programs/gather_of_cards.py`)."""
 
-import json
-import subprocess
-
-from tests.multi.launching import PROGRAMS, TIMEOUT_S, environment, launched
+from tests.multi.launching import run_job
 
 
 def test_what_works_over_gloo_alone_is_refused(tmp_path):
-    file = tmp_path / "facts.json"
-    command = list(map(str, [*launched("multi_gpu", 2), PROGRAMS / "gather_worker.py", file]))
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    facts = json.loads(file.read_text())
+    facts = run_job("gather", "multi_gpu", tmp_path).facts
     assert facts["number"] == [0, 1]
     assert facts["columns"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert facts["no rows"] == []

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tests.faults.starting import IS_THOROUGH
-from tests.multi.launching import YAMLS, loaded
-from tests.multi.raying import under_accelerate, under_ray, write_recipe
+from tests.multi.launching import YAMLS, distance, loaded
+from tests.multi.raying import under_accelerate, under_ray
+from tests.multi.recipes import write_recipe
 from trl_ext import launch
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, SupportError
@@ -24,19 +25,14 @@ from trl_ext.launch.ray_train import (
 from trl_ext.scripts.grpo import make_parser
 
 
-def difference(weights, others) -> float:
-    assert weights.keys() == others.keys()
-    return max((weights[name] - others[name]).abs().max().item() for name in weights)
-
-
 @pytest.mark.skipif(not IS_THOROUGH, reason="a minute; make drills does so for all trainers")
 def test_a_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tiny_model, tmp_path):
     pytest.importorskip("ray")
     recipe = write_recipe("grpo", tiny_model, tmp_path)
     alone = under_accelerate("grpo", "cpu", recipe, tmp_path / "alone")
     killed = under_ray("grpo", "cpu", recipe, tmp_path / "killed", 5, 1)
-    assert difference(alone, loaded(tiny_model / "model.safetensors")) > 1e-3
-    assert difference(alone, killed) == 0.0
+    assert distance(alone, loaded(tiny_model / "model.safetensors")) > 1e-3
+    assert distance(alone, killed) == 0.0
 
 
 def refused(capsys, *words) -> str:

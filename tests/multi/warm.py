@@ -170,7 +170,7 @@ def _script(arguments: list[str]):
     """What `python ARGUMENTS` would run."""
     if arguments[0] == "-u":
         arguments = arguments[1:]
-    if first := os.environ.get("RUN_FIRST"):  # what a test changes in the libraries
+    for first in filter(None, os.environ.get("RUN_FIRST", "").split(os.pathsep)):  # what a test changes in libraries
         runpy.run_path(first)
     is_module = arguments[0] == "-m"
     sys.argv = arguments[1:] if is_module else arguments

@@ -9,7 +9,8 @@ import pytest
 
 from tests.multi.conftest import tiny_model as tiny_model
 from tests.multi.launching import skip_what_cannot_run
-from tests.multi.raying import under_accelerate, under_ray, write_recipe
+from tests.multi.raying import under_accelerate, under_ray
+from tests.multi.recipes import write_recipe
 
 pytest.importorskip("ray")
 RANDOM = random.Random(2026)

@@ -14,7 +14,8 @@ import pytest
 
 from tests.multi.conftest import tiny_model as tiny_model
 from tests.multi.launching import environment, loaded
-from tests.multi.raying import PATIENCE_S, under_accelerate, write_recipe
+from tests.multi.raying import PATIENCE_S, under_accelerate
+from tests.multi.recipes import write_recipe
 from tests.multi.test_two_machines import ADDRESSES
 from tests.multi.test_two_machines import machines as machines
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.multi.launching import ENVIRONMENT, PROGRAMS, Run, facts_of, launched, loaded
+from tests.multi.launching import ENVIRONMENT, PROGRAMS, Run, run_job
 from tests.multi.trainers.test_fsdp2 import run_of as run_printed
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.formulas.peak import Setup, resident
@@ -16,25 +16,19 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 
 TOLERANCE = 1e-6
-# Options of the worker, and the files with what it trained.
+# The job, its options, and the folder of what it trained.
 JOBS = {
-    "grpo": ("zero_worker", ["--packing"], "model.safetensors"),
-    "reward": ("reward_worker", ["--steps", 3], "model.safetensors"),
-    "ppo": ("ppo_worker", ["--packing", "--critics", "head"], "head/model.safetensors"),
-    "ppo_adapter": ("ppo_worker", ["--packing", "--critics", "adapter"], "adapter/**/adapter_model.safetensors"),
+    "grpo": ("grpo", {"packing": True}, ""),
+    "reward": ("reward", {"steps": 3}, ""),
+    "ppo": ("ppo", {"packing": True, "critics": ["head"]}, "head"),
+    "ppo_adapter": ("ppo", {"packing": True, "critics": ["adapter"]}, "adapter"),
 }
 
 
-def run_of(job, launch, models, folder, *options) -> Run:
-    name, own, weights = JOBS[job]
-    model, reward_model = models
-    options = [*own, *options, *(["--reward_model", reward_model] if job.startswith("ppo") else [])]
-    folder.mkdir(exist_ok=True)
-    out = folder / "out"
-    model = reward_model if job == "reward" else model
-    facts = facts_of(PROGRAMS / f"{name}.py", launched(launch, 2), model, out, 2, *options)
-    files = out.glob(weights)
-    return Run(facts, {f"{file.parent.name} {name}": w for file in files for name, w in loaded(file).items()}, out)
+def run_of(job, launch, models, folder, **options) -> Run:
+    name, own, part = JOBS[job]
+    run = run_job(name, launch, folder / "out", model=models[job == "reward"], **own, **options)
+    return run.part(part) if part else run
 
 
 @pytest.fixture
@@ -88,6 +82,6 @@ def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward
     models = tiny_model, tiny_reward_model
     whole = run_of("ppo", "cpu", models, tmp_path / "ddp")
     facts = on_cpu()
-    sharded = run_of("ppo", "cpu", models, tmp_path, "--fsdp")
+    sharded = run_of("ppo", "cpu", models, tmp_path, fsdp=True)
     assert json.loads(facts.read_text())["shares"].count(0.5) > 15
     assert sharded.distance(whole) <= TOLERANCE

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
 import time
 
 import psutil
 import pytest
 
 from tests import fake_servers, tiny
-from tests.multi.launching import TIMEOUT_S, environment
+from tests.multi.launching import TIMEOUT_S, ended
 from tests.multi.warm import warm_python
 from tests.reward_trainers import chat_tokenizer
 
@@ -40,14 +39,8 @@ def launched(folder, tmp_path, *options, **variables):
     launch = ["--config_file", "multi_gpu", "--num_processes", "2", "--main_process_port", "0", "--vllm_servers", "2"]
     bin_folder = tmp_path / "bin"
     variables = fake_servers.put_on_path(bin_folder) | variables
-    done = subprocess.run(
-        [warm_python(), "-m", "trl_ext.cli.main", "grpo", *launch, *words, *map(str, options)],
-        cwd=bin_folder,
-        env=environment() | {"FAKE_TRL_CLIENT": "1"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    command = [warm_python(), "-m", "trl_ext.cli.main", "grpo", *launch, *words, *options]
+    done = ended(command, bin_folder, FAKE_TRL_CLIENT=1, **variables)
     return done, fake_servers.noted(bin_folder)
 
 

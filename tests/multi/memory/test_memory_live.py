@@ -4,12 +4,10 @@ One launch trains a random Llama of 9.4 M parameters by every job below, in bf16
 the bytes of live tensors. Few tokens, so that states are what counts. Bytes of a GPU's kernels are not seen here.
 """
 
-import json
-
 import pytest
 
 from tests.faults.starting import IS_THOROUGH
-from tests.multi.launching import PROGRAMS, facts_of, launched
+from tests.multi.launching import run_job
 from tests.twin.simulation import simulation_of
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas import states
@@ -21,7 +19,6 @@ pytest.importorskip("deepspeed")
 # The twin judges the formulas by day; here real runs judge the twin.
 pytestmark = pytest.mark.nightly
 
-WORKER = PROGRAMS / "memory_live_worker.py"
 TOLERANCE, BELOW = 0.03, 0.05
 NUM_PROCESSES = 2
 # The vocabulary is such that the border between the two processes' shares lies between two layers: both hold the whole
@@ -64,11 +61,8 @@ BY_TWIN = [n for n in ("reward, full, ZeRO-1", "reward, full, ZeRO-3", "reward, 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
     """By job: what each process counted."""
-    folder = tmp_path_factory.mktemp("live")
-    model = folder / "config.json"
-    model.write_text(json.dumps(CONFIG))
-    jobs = ("--jobs", json.dumps(SETTINGS))
-    return facts_of(WORKER, launched("cpu", NUM_PROCESSES), model, folder / "out", NUM_PROCESSES, *jobs)
+    run = run_job("memory live", "cpu", tmp_path_factory.mktemp("live"), NUM_PROCESSES, config=CONFIG, jobs=SETTINGS)
+    return {name: [said[name] for said in run.ranks] for name in SETTINGS}
 
 
 def setup_of(name: str) -> Setup:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.multi.launching import TIMEOUT_S, environment, skip_what_cannot_run
+from tests.multi.launching import skip_what_cannot_run, succeeded
 from tests.multi.warm import warm_python
 from trl_ext.cli.plan.command import plan
 from trl_ext.memory.planner.presets import PRESETS
@@ -121,13 +120,6 @@ def test_the_printed_line_reaches_step_1(name, assets, tmp_path, monkeypatch, ca
         command += ["--value_model", str(assets / "model")]
     for key, override in OVERRIDES.items():
         command += override.format(cards=cards).split() if recipe.get(key) else []
-    done = subprocess.run(
-        [warm_python(), "-m", "trl_ext.cli.main", *command, "--main_process_port", "0"],
-        env=environment() | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    succeeded([warm_python(), "-m", "trl_ext.cli.main", *command, "--main_process_port", 0], tmp_path, **variables)
     state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
     assert state["global_step"] == 1

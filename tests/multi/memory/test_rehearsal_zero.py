@@ -1,24 +1,20 @@
-"""Two processes that rehearse before step 1 train the bits of two that do not, under DDP and ZeRO-3; with
-`TRL_EXT_THOROUGH=1` also under ZeRO-1 and 2 and the offload files.
-
-A launch trains each kind of model twice; most of its time are imports.
-"""
+"""Two processes that rehearse before step 1 train the bits of two that do not, under DDP and ZeRO-3; at night also
+under ZeRO-1 and 2 and the offload files, and with every kind of model."""
 
 import functools
 import json
-import os
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.multi.launching import JSONS, PROGRAMS, Run, facts_of, launched, skip_what_cannot_run
-from tests.multi.programs.rehearsal_worker import KINDS, NUM_STEPS
+from tests.faults.starting import IS_THOROUGH
+from tests.multi.jobs.rehearsal import KINDS
+from tests.multi.jobs.shared import NUM_STEPS
+from tests.multi.launching import JSONS, Run, distance, run_job, skip_what_cannot_run
 
-WORKER = PROGRAMS / "rehearsal_worker.py"
-KINDS_OF = {name: KINDS for name in ("cpu", "zero3")}
-if os.environ.get("TRL_EXT_THOROUGH"):  # minutes more
-    KINDS_OF |= {"zero1": KINDS, "zero2": KINDS} | {
+KINDS_OF = {"cpu": ("grpo", "reward"), "zero3": ("ppo",)}
+if IS_THOROUGH:  # minutes more
+    KINDS_OF = {name: KINDS for name in ("cpu", "zero1", "zero2", "zero3")} | {
         name: ("grpo", "reward") for name in ("zero2_offload", "zero3_offload")
     }
 
@@ -30,17 +26,10 @@ def runs_under(tiny_model, tiny_reward_model, tmp_path_factory):
     @functools.cache
     def runs(name):
         skip_what_cannot_run(name)
-        folder = tmp_path_factory.mktemp(name) / "out"
-        options = ("--reward_model", tiny_reward_model, "--kinds", *KINDS_OF[name])
-        facts = facts_of(WORKER, launched(name, 2), tiny_model, folder, 2, *options)
-        return {kind: Run(facts[kind], weights_in(folder / kind), folder / kind) for kind in facts}
+        options = dict(model=tiny_model, reward_model=tiny_reward_model, kinds=KINDS_OF[name])
+        return run_job("rehearsal", name, tmp_path_factory.mktemp(name), **options)
 
     return runs
-
-
-def weights_in(folder: Path) -> dict:
-    files = [*folder.glob("*.safetensors"), *folder.glob("critic/*.safetensors")]
-    return {f"{file.relative_to(folder)} {name}": w.float() for file in files for name, w in load_file(file).items()}
 
 
 def logs_of(run: Run) -> list[str]:
@@ -52,15 +41,13 @@ def logs_of(run: Run) -> list[str]:
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS_OF.items() for kind in kinds])
 def test_a_rehearsal_changes_no_bit(name, kind, runs_under):
     runs = runs_under(name)
-    with_it, without = runs[f"{kind}_with"], runs[f"{kind}_without"]
+    with_it, without = runs.part(f"{kind}_with"), runs.part(f"{kind}_without")
     assert with_it.facts["world_size"] == 2
     assert with_it.facts["zero_stage"] == (int(name[4]) if name.startswith("zero") else 0)
     assert with_it.facts["packs"]
-    assert (len(with_it.facts["rehearsed_s"]), len(without.facts["rehearsed_s"])) == (1, 0)
-    print(f"the rehearsal took {with_it.facts['rehearsed_s'][0]:.2f} s")  # pytest -rP shows it
+    assert (with_it.facts["num_rehearsals"], without.facts["num_rehearsals"]) == (1, 0)
     assert len([entry for entry in without.facts["logs"] if "loss" in entry]) == NUM_STEPS
     assert logs_of(with_it) == logs_of(without)
-    assert with_it.weights
     assert with_it.distance(without) == 0
 
 
@@ -71,8 +58,10 @@ def test_sums_of_gradients_in_a_buffer_of_their_own_are_dropped(tiny_model, tiny
     file, folder = tmp_path / "zero2.json", tmp_path / "out"
     settings = json.loads(JSONS["zero2"].read_text())
     file.write_text(json.dumps({**settings, "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}))
-    options = ("--reward_model", tiny_reward_model, "--kinds", "grpo", "--fp32_sums", file)
-    facts = facts_of(WORKER, launched("cpu", 2), tiny_model, folder, 2, *options)
-    with_it, without = (Run(facts[kind], weights_in(folder / kind), folder) for kind in ("grpo_with", "grpo_without"))
-    assert (with_it.facts["zero_stage"], len(with_it.facts["rehearsed_s"])) == (2, 1)
-    assert with_it.distance(without) == 0
+    options = dict(bf16=True, deepspeed=file, model_init_kwargs={"dtype": "bfloat16"})
+    models = dict(model=tiny_model, reward_model=tiny_reward_model)
+    run = run_job("rehearsal", "cpu", folder, kinds=["grpo"], **models, **options)
+    with_it = run.part("grpo_with")
+    assert (with_it.facts["zero_stage"], with_it.facts["num_rehearsals"]) == (2, 1)
+    weights = (load_file(folder / name / "model.safetensors") for name in ("grpo_with", "grpo_without"))
+    assert distance(*weights) == 0

@@ -1,17 +1,15 @@
 """Rows that processes share are computed as one process computes them."""
 
-import subprocess
 from functools import cache
 
 import pytest
 import torch
 
 from tests.batches import RAGGED, Batch, alone, gradient
-from tests.conftest import ROOT
 from tests.faults.starting import IS_THOROUGH
-from tests.multi.launching import TIMEOUT_S, environment, launched
-from tests.multi.programs.ulysses_worker import BUDGETS, CASES, TEMPERATURE, subject
-from tests.multi.programs.ulysses_worker import model as model_of
+from tests.multi.jobs.ulysses import BUDGETS, CASES, TEMPERATURE, subject
+from tests.multi.jobs.ulysses import model as model_of
+from tests.multi.launching import run_job
 from trl_ext.packing.layout import lay_out
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.step.score import score
@@ -23,18 +21,13 @@ torch.set_num_threads(1)
 # Processes, and how many of them share a row.
 @pytest.fixture(
     scope="module",
-    params=[(2, 2), (4, 4), *([(4, 2)] if IS_THOROUGH else [])],
+    params=[(2, 2), *([(4, 4), (4, 2)] if IS_THOROUGH else [])],
     ids=lambda sizes: f"{sizes[0]} by {sizes[1]}",
 )
 def got(request, tmp_path_factory) -> list[dict]:
     """Of each process, by case, what it computed."""
     num_processes, size = request.param
-    file = tmp_path_factory.mktemp("ulysses") / "got.pt"
-    worker = ["-m", "tests.multi.programs.ulysses_worker", file, size]
-    command = list(map(str, [*launched("cpu", num_processes), *worker]))
-    done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(file)
+    return run_job("ulysses", "cpu", tmp_path_factory.mktemp("ulysses"), num_processes, size=size).ranks
 
 
 @cache

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 
 import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from tests.multi.launching import TIMEOUT_S, environment
+from tests.multi.launching import succeeded
 from tests.multi.warm import warm_python
 
 # As a user writes it; only the model and the data lie elsewhere.
@@ -74,9 +73,7 @@ def test_one_recipe_and_one_command_reach_step_1(name, model, gsm8k, tmp_path):
     more, messages = PROMPTS[name]
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=model, data=gsm8k, more=more))
     command = [warm_python(), "-m", "trl_ext.cli.main", "grpo", "--config", "recipe.yaml"]
-    command = list(map(str, [*command, "--num_processes", 1, "--main_process_port", 0]))
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr[-4000:]
+    succeeded([*command, "--num_processes", 1, "--main_process_port", 0], tmp_path)
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 1
     (table,) = (tmp_path / "out" / "completions").glob("*.parquet")
     prompts = parquet.read_table(table)["prompt"].to_pylist()

@@ -1,11 +1,10 @@
 """Two processes say what one process says: steps, a table, one problem, and what comes next. So do scripts."""
 
 import json
-import subprocess
 
 import pytest
 
-from tests.multi.launching import PROGRAMS, environment
+from tests.multi.launching import PROGRAMS, succeeded
 from tests.multi.warm import warm_python
 
 RECIPE = dict(
@@ -48,9 +47,7 @@ def test_a_script_is_as_quiet_as_the_command_line(option, num_tables, tiny_model
     """A table is printed once, or each time where a script says how many completions it wants to see, TRL's
     last one at the end of training included."""
     command = [warm_python(), PROGRAMS / "plain_script.py", tiny_model, tmp_path / "out", *filter(None, [option])]
-    command = [str(word) for word in command]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = succeeded(command, tmp_path)
     assert done.stdout.count("╰") == num_tables, done.stdout
     assert len(list((tmp_path / "out" / "completions").glob("*.parquet"))) == 3
     assert "FutureWarning: a user's own" in done.stderr and "deprecated" not in done.stderr
@@ -68,9 +65,7 @@ def test_a_console_is_quiet(tiny_model, tmp_path):
     command = [warm_python(), "-m", "trl_ext.cli.main", "grpo", "--num_processes", 2, "--config_file", "cpu"]
     command += ["--main_process_port", 0, "--config", "recipe.yaml", "--output_dir", "out"]
     command += ["--model_name_or_path", tiny_model, "--dataset_name", tmp_path]
-    env = {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = succeeded(["env", "--unset=OMP_NUM_THREADS", *command], tmp_path)
     text = done.stdout + done.stderr
     assert not [noise for noise in NOISE if noise in text]
     said = [line for line in done.stderr.splitlines() if line.strip() and "runpy" not in line]  # of the warm Python

@@ -7,14 +7,13 @@ of the data that the recipe names; the CPU computes. vLLM needs a GPU: servers a
 import json
 import os
 import shlex
-import subprocess
 
 import pytest
 import yaml
 
 from tests import fake_servers, tiny
 from tests.embeddings import save_model
-from tests.multi.launching import PROGRAMS, TIMEOUT_S, environment
+from tests.multi.launching import PROGRAMS, succeeded
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer
@@ -123,13 +122,11 @@ def test_a_recipe_is_launched_by_its_printed_line_and_trains(name, folder):
     if any("zero" in file for file in (*named, yaml.safe_load(RECIPES[name].path.read_text()).get("config_file", ""))):
         pytest.importorskip("deepspeed")
     program, where = [str(PROGRAMS / "command.py")], folder
-    env = environment() | {"HF_HOME": str(folder / "hub"), "COLUMNS": "200"}
+    variables = {"HF_HOME": folder / "hub", "COLUMNS": 200}
     if "--vllm_servers" in words:
         program, where = ["-m", "trl_ext.cli.main"], folder / "bin"  # an empty vLLM lies there
-        env |= fake_servers.put_on_path(where) | {"FAKE_TRL_CLIENT": "1"}
-    command = [str(warm_python()), *program, *words, "--main_process_port", "0"]
-    done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, " ".join(command) + "\n" + done.stdout[-2000:] + done.stderr[-4000:]
+        variables |= fake_servers.put_on_path(where) | {"FAKE_TRL_CLIENT": "1"}
+    succeeded([warm_python(), *program, *words, "--main_process_port", 0], where, **variables)
     num_steps = 2 if "--vllm_servers" in words else 1
     assert json.loads((folder / name / "trainer_state.json").read_text())["global_step"] == num_steps
     assert not os.path.exists(where / "out")

@@ -4,14 +4,12 @@ DeepSpeed's refusals stand here, too: they need a process that DeepSpeed may kee
 """
 
 import json
-import subprocess
 
 import pytest
 
-from tests.multi.launching import PROGRAMS, environment, launched
+from tests.multi.launching import PROGRAMS, ended, launched
 from tests.multi.warm import warm_python
 
-TIMEOUT_S = 300  # of a launch that hangs
 RECIPE = dict(
     rules=[{"rule": "length", "high": 4, "slack": 4}],
     max_steps=1,
@@ -33,14 +31,6 @@ ENGINE = {
 }
 
 
-def ended(command, folder, **variables):
-    """Run a command to its end in a folder: its exit code and its stderr."""
-    env = environment() | {name: str(value) for name, value in variables.items()}
-    command = list(map(str, command))
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    return done.returncode, done.stderr
-
-
 @pytest.fixture
 def recipe(tiny_model, tmp_path):
     """Write a GRPO recipe of the tiny model, JSON being YAML, and its prompts; return the script's arguments."""
@@ -58,17 +48,17 @@ def recipe(tiny_model, tmp_path):
 
 
 def test_a_sentence_that_only_rank_1_has_is_printed_and_ends_the_run(tmp_path):
-    code, said = ended([*launched("cpu", 2), PROGRAMS / "refusing_worker.py"], tmp_path)
-    assert code != 0
-    assert said.count("error: Rank 1 has no rollouts. Give the whole checkpoint.") == 1
-    assert "exitcode  : 2" in said  # the rank that the launcher names as the first to fail
+    done = ended([*launched("cpu", 2), PROGRAMS / "refusing.py"], tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("error: Rank 1 has no rollouts. Give the whole checkpoint.") == 1
+    assert "exitcode  : 2" in done.stderr  # the rank that the launcher names as the first to fail
 
 
 def test_a_sentence_that_all_ranks_have_is_printed_once(recipe, tmp_path):
     script = ["-m", "trl_ext.scripts.grpo", *recipe(max_tokens_per_forward=5)]
-    code, said = ended([*launched("cpu", 2), *script], tmp_path)
-    assert code != 0
-    assert said.count("error: max_tokens_per_forward=5 is smaller than the longest row") == 1
+    done = ended([*launched("cpu", 2), *script], tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("error: max_tokens_per_forward=5 is smaller than the longest row") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "recipe.yaml"}
 
 
@@ -105,7 +95,7 @@ def check(folder, script, words):
     """Run a script as the one process of a launch: it ends in a sentence, and leaves nothing."""
     before = {path.name for path in folder.iterdir()}
     address = dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=0)
-    code, said = ended([warm_python(), *script], folder, **address)
-    assert code == 2 and "Traceback" not in said, said[-3000:]
-    assert words in said.partition("\nerror: ")[2].splitlines()[0]
+    done = ended([warm_python(), *script], folder, **address)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert words in done.stderr.partition("\nerror: ")[2].splitlines()[0]
     assert {path.name for path in folder.iterdir()} == before

@@ -1,31 +1,28 @@
 """Two processes save one checkpoint, and come to one end when they resume, over gloo on a tiny Llama."""
 
-import json
 import re
 import socket
-import subprocess
 
 import pytest
+import torch
 
-from tests.multi.launching import PROGRAMS, environment, launched
-from tests.multi.programs import checkpoint_worker
+from tests.multi.jobs import checkpoints
+from tests.multi.launching import job_command, succeeded
 from trl_ext.errors import ConfigError
-
-WORKER = PROGRAMS / "checkpoint_worker.py"
-TIMEOUT_S = 900
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What each rank says, and the folder of their run."""
-    folder, one = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("one")
-    checkpoint_worker.trained(one, max_steps=2)
-    command = list(map(str, [*launched("cpu", 2), WORKER, folder, one / "checkpoint-2"]))
-    done = subprocess.run(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(2)], done.stdout, folder
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder, tmp_path_factory):
+    """What each rank says, and what stood on their console."""
+    one = tmp_path_factory.mktemp("one")
+    checkpoints.trained(one, max_steps=2)
+    done = succeeded(job_command("checkpoints", "cpu", folder, of_one_process=one / "checkpoint-2"))
+    return torch.load(folder / "facts.pt"), done.stdout + done.stderr
 
 
 def both(ranks, name):
@@ -51,15 +48,15 @@ def test_both_fall_back_to_the_same_checkpoint_and_one_says_so(ranks):
     assert ranks[1].count("Passed over checkpoint-4: rng_state_1.pth has 0 bytes") == 1
 
 
-def test_another_number_of_processes_is_refused_unless_told(ranks, tmp_path):
+def test_another_number_of_processes_is_refused_unless_told(ranks, folder, tmp_path):
     assert "processes was 1 and is 2" in both(ranks, "of one process")
-    assert both(ranks, "despite") == checkpoint_worker.STEPS
+    assert both(ranks, "despite") == checkpoints.STEPS
     with pytest.raises(ConfigError, match="processes was 2 and is 1"):
-        checkpoint_worker.trained(tmp_path, point=str(ranks[2] / "run" / "checkpoint-2"))
+        checkpoints.trained(tmp_path, point=str(folder / "run" / "checkpoint-2"))
 
 
 def test_a_write_that_fails_on_rank_1_skips_the_checkpoint_on_both(ranks):
-    assert both(ranks, "full disk") == [checkpoint_worker.STEPS, [1, 3, 4]]
+    assert both(ranks, "full disk") == [checkpoints.STEPS, [1, 3, 4]]
     assert ranks[1].count("The checkpoint of step 2 could not be written: process 1: ") == 1
 
 

@@ -1,36 +1,15 @@
 """What goes wrong on one rank ends the run on all of them, at once and with a sentence."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
-from tests.multi.warm import warm_python
-
-TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
-
-
-def launch(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess:
-    """Two processes, started by and as `python`."""
-    launcher = [python, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    return subprocess.run(
-        [*launcher, "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), "--num_processes", "2", *command],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+from tests.multi.launching import ended, job_command
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory) -> str:
-    done = launch("-m", "tests.multi.programs.failing_worker", str(tmp_path_factory.mktemp("out")))
+    done = ended(job_command("failing", "cpu", tmp_path_factory.mktemp("out")))
     assert done.returncode != 0
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def test_a_reward_that_raises_on_one_rank_ends_both(log):
@@ -53,6 +32,6 @@ def test_a_row_of_a_stream_that_is_bad_on_one_rank_is_refused_on_both(log):
 
 
 def test_an_environment_that_raises_on_one_rank_ends_both(tmp_path):
-    done = launch("-m", "tests.multi.programs.failing_environment", str(tmp_path), python=str(warm_python()))
+    done = ended(job_command("failing environment", "cpu", tmp_path))
     assert done.returncode != 0
-    assert "OSError: the game server is away" in done.stdout
+    assert "OSError: the game server is away" in done.stderr

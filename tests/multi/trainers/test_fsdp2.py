@@ -7,15 +7,12 @@ length. Reward, PPO and weights in host memory: `make fsdp2`.
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from tests.multi import launching
-from tests.multi.launching import PROGRAMS, ROOT, TIMEOUT_S, YAMLS, Run, environment, loaded
+from tests.multi.launching import PROGRAMS, ROOT, YAMLS, Run, distance, loaded, run_job, succeeded
 from tests.multi.warm import warm_python
 
 PAGE = (ROOT / "docs" / "reference" / "support.md").read_text()
@@ -50,17 +47,9 @@ def run_of(launch, model, folder, settings=None, **variables) -> Run:
     )
     words = [{"$(trl-ext launch-file fsdp2)": YAMLS[launch]}.get(word, word) for word in shlex.split(PRINTED)]
     command = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0, *words]
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=environment() | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    done = succeeded(command, folder, **variables)
     (folder / "log").write_text(done.stdout + done.stderr)
-    return Run({}, loaded(folder / "out" / "model.safetensors"), folder)
+    return Run([], folder / "out")
 
 
 def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
@@ -69,8 +58,7 @@ def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
     variables = {"RUN_FIRST": str(PROGRAMS / "fsdp_on_cpu.py"), "SHARDED": str(facts)}
     sharded = run_of("fsdp2", tiny_model, tmp_path / "fsdp2", **variables)
     assert json.loads(facts.read_text())["shares"] == [0.5] * len(whole.weights)
-    start = Run({}, loaded(tiny_model / "model.safetensors"), tiny_model)
-    assert whole.distance(start) > 1e-3
+    assert distance(whole.weights, loaded(tiny_model / "model.safetensors")) > 1e-3
     assert sharded.distance(whole) <= 1e-6
 
 
@@ -78,13 +66,10 @@ def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
 def test_a_value_head_goes_on_from_its_checkpoint(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setitem(launching.ENVIRONMENT, "RUN_FIRST", str(PROGRAMS / "fsdp_on_cpu.py"))
 
-    def run(name, *options):
-        options = ["--critics", "head", "--reward_model", tiny_model, *options]
-        command = PROGRAMS / "ppo_worker.py", launching.launched("fsdp2", 2), tiny_model, tmp_path / name, 2
-        return launching.run_worker(*command, *options, weights="head/model.safetensors")
+    def run(name, **options):
+        return run_job("ppo", "fsdp2", tmp_path / name, model=tiny_model, critics=["head"], **options).part("head")
 
-    whole = run("whole", "--save_every_step")
-    again = run("again", "--resume_from", tmp_path / "whole")
+    whole = run("whole", save_strategy="steps", save_steps=1)
+    again = run("again", resume_from=tmp_path / "whole")
     assert again.distance(whole) == 0
-    heads = [load_file(tmp_path / name / "head" / "critic" / "score.safetensors") for name in ("whole", "again")]
-    assert torch.equal(*(head["weight"] for head in heads)) and heads[0]["weight"].any()
+    assert whole.weights["critic/weight"].any()

@@ -1,15 +1,11 @@
 """Rows with images on two processes, of which one may have none, train what one process of TRL does, to 1e-6."""
 
-from dataclasses import replace
-from functools import cache
-
 import pytest
 
 from tests import tiny_images
-from tests.multi.launching import JSONS, PROGRAMS, launched, run_worker, skip_what_cannot_run
-from tests.multi.warm import warm_python
+from tests.multi.launching import JSONS, distance, run_job, skip_what_cannot_run
+from tests.nightly import nightly
 
-WORKER = PROGRAMS / "image_worker.py"
 TOLERANCE = 1e-6
 # The smallest image's: of a forward without images on a process beside one with some.
 BLACK = 4
@@ -23,37 +19,26 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    """A run of TRL in one process, by its options."""
-
-    @cache
-    def run(*options):
-        folder = tmp_path_factory.mktemp("alone")
-        return run_worker(WORKER, [warm_python()], model, folder / "out", 1, "--library", "trl", *options)
-
-    return run
-
-
-def check(run, expected):
-    print(f"largest weight difference: {run.distance(expected):.1e}")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"text_step": True},
+        # A step without images has no gradient for the tower alone, and one of zero, with Adam's momentum, under ZeRO.
+        nightly({"deepspeed": str(JSONS["zero3"]), "kept": True}),
+    ],
+    ids=["DDP", "ZeRO-3"],
+)
+def test_a_process_without_images_trains_with_one_that_has_some_what_trl_does_alone(options, model, tmp_path):
+    skip_what_cannot_run("zero3" if "deepspeed" in options else "cpu")
+    text_step = options.get("text_step", False)
+    expected = run_job("image", None, tmp_path / "alone", model=model, library="trl", text_step=text_step)
+    run = run_job("image", "cpu", tmp_path / "out", model=model, **options)
+    weights = {plain_name(name): weight for name, weight in run.weights.items()}
+    print(f"largest weight difference: {distance(weights, expected.weights):.1e}")
     assert run.facts["world_size"] == 2
     assert min(run.facts["padded_over_forwarded"]) > 1
     assert BLACK in run.facts["patches"]
-    assert run.distance(expected) <= TOLERANCE
-
-
-def test_two_processes_train_what_trl_does_alone(alone, model, tmp_path):
-    run = run_worker(WORKER, launched("cpu", 2), model, tmp_path / "out", 2, "--text_step")
-    check(run, alone("--text_step"))
-
-
-def test_under_zero3_a_process_without_images_trains_with_one_that_has_some(alone, model, tmp_path):
-    skip_what_cannot_run("zero3")
-    # A step without images has no gradient for the tower alone, and one of zero, with Adam's momentum, under ZeRO.
-    options = ("--deepspeed", JSONS["zero3"], "--kept")
-    run = run_worker(WORKER, launched("cpu", 2), model, tmp_path / "out", 2, *options)
-    check(replace(run, weights={plain_name(name): weight for name, weight in run.weights.items()}), alone())
+    assert distance(weights, expected.weights) <= TOLERANCE
 
 
 def plain_name(name):

@@ -7,10 +7,9 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from tests.multi.conftest import with_score_head
-from tests.multi.launching import PROGRAMS, facts_of, launched, run_worker, skip_what_cannot_run
-from tests.multi.trainers.test_ppo_zero import TOLERANCE, run_of, saved_reward_adapter
-from tests.multi.trainers.test_reward_zero import BUDGET, check_against
-from tests.multi.warm import warm_python
+from tests.multi.launching import run_job, skip_what_cannot_run
+from tests.multi.trainers.test_ppo_zero import TOLERANCE, saved_reward_adapter
+from tests.multi.trainers.test_reward_zero import BOUNDED, check_against
 from tests.nightly import daily
 
 CRITICS = ["head", "adapter", "separate"]
@@ -37,26 +36,25 @@ def scorer(policy, tmp_path_factory) -> Path:
 def ppo(policy, scorer, tmp_path_factory):
     """Starts PPO with every critic, and returns its runs by critic."""
     folder = tmp_path_factory.mktemp("adapters")
-    adapters = [saved_reward_adapter(policy, folder / str(seed), seed) for seed in (1, 2)]
+    adapters = [str(saved_reward_adapter(policy, folder / str(seed), seed)) for seed in (1, 2)]
+    models = dict(model=policy, reward_model=scorer, adapters=adapters, critics=CRITICS)
 
-    def runs(name, command, num_processes, *options):
-        folder = tmp_path_factory.mktemp(name) / "out"
-        models = ("--reward_model", scorer, "--reward_adapters", *adapters, "--critics", *CRITICS)
-        facts = facts_of(PROGRAMS / "ppo_worker.py", command, policy, folder, num_processes, *models, *options)
-        return {critic: run_of(folder, facts, critic) for critic in CRITICS}
+    def runs(launch, **options):
+        run = run_job("ppo", launch, tmp_path_factory.mktemp("ppo"), 4, **models, **options)
+        return {critic: run.part(critic) for critic in CRITICS}
 
     return runs
 
 
 @pytest.fixture(scope="module")
 def plain(ppo):
-    return ppo("plain", [warm_python()], 1)
+    return ppo(None)
 
 
 @pytest.mark.parametrize("name", daily(["cpu", "zero2", "zero3"]))
 def test_ppo(name, plain, ppo):
     skip_what_cannot_run(name)
-    shared = ppo(name, launched(name, 4), 4, "--packing", "--sequence_parallel", 4, "--accumulation", 1)
+    shared = ppo(name, packing=True, sequence_parallel=4, accumulation=1)
     for critic, run in shared.items():
         print(f"largest weight difference, {critic}: {run.distance(plain[critic]):.1e}")  # pytest -rP shows it
         assert run.distance(plain[critic]) <= TOLERANCE
@@ -67,7 +65,5 @@ def test_ppo(name, plain, ppo):
 @pytest.mark.parametrize("name", daily(["cpu", "zero2"]))
 def test_reward(name, scorer, tmp_path):
     skip_what_cannot_run(name)
-    worker = PROGRAMS / "reward_worker.py"
-    padded = run_worker(worker, [warm_python()], scorer, tmp_path / "padded", 1, "--library", "trl")
-    options = ("--budget", BUDGET, "--sequence_parallel", 4)
-    check_against(padded, run_worker(worker, launched(name, 4), scorer, tmp_path / "out", 4, *options))
+    padded = run_job("reward", None, tmp_path / "padded", model=scorer, library="trl")
+    check_against(padded, run_job("reward", name, tmp_path / "out", 4, model=scorer, sequence_parallel=4, **BOUNDED))

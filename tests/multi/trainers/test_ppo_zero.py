@@ -2,7 +2,7 @@
 
 The plain process pads, the launched ones pack and share prompts; every run checkpoints activations, takes a KL in the
 reward and clips its gradients; a row that nothing could score is among them. All runs are on the CPU in fp32, over
-gloo, on a tiny random Llama. A process trains its critics one after the other: most of its 20 s are imports.
+gloo, on a tiny random Llama. A process trains its critics one after the other.
 """
 
 import functools
@@ -15,11 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.faults.starting import IS_THOROUGH
 from tests.multi.conftest import HIDDEN_SIZE
-from tests.multi.launching import PROGRAMS, Run, facts_of, launched, loaded, skip_what_cannot_run
-from tests.multi.programs.ppo_worker import CRITICS
-from tests.multi.warm import warm_python
+from tests.multi.jobs.ppo import CRITICS, IN_BFLOAT16
+from tests.multi.launching import Run, distance, loaded, run_job, skip_what_cannot_run
 
-WORKER = PROGRAMS / "ppo_worker.py"
 TOLERANCE = 1e-6
 CRITICS_OF = {
     "cpu": (*CRITICS, "reinforce_pp", "rloo", "grpo"),
@@ -28,18 +26,10 @@ CRITICS_OF = {
     "zero2_offload": ("separate",),
     "zero3": ("head", "separate", "adapter", "reinforce_pp"),
 }
+if not IS_THOROUGH:  # the optimizer in host memory: tests/multi/trainers/test_zero.py
+    CRITICS_OF = {"cpu": (*CRITICS, "reinforce_pp", "rloo"), "zero3": ("head", "separate")}
 CASES = [(name, critic) for name, critics in CRITICS_OF.items() for critic in critics]
 RESUMED = ("zero2", "zero3") if IS_THOROUGH else ("zero3",)
-if not IS_THOROUGH:  # the optimizer in host memory: tests/multi/trainers/test_zero.py
-    CASES = [case for case in CASES if case[0] in ("cpu", "zero3")]
-
-
-def run_of(folder: Path, facts: dict, critic: str) -> Run:
-    """The run of one critic of a worker, with everything that was trained."""
-    own = folder / critic
-    files = [*own.glob("*.safetensors"), *own.glob("critic/*.safetensors")]
-    weights = {f"{file.relative_to(own)} {name}": w for file in files for name, w in loaded(file).items()}
-    return Run(facts[critic], weights, own)
 
 
 def saved_reward_adapter(model: Path, folder: Path, seed: int) -> Path:
@@ -53,20 +43,20 @@ def saved_reward_adapter(model: Path, folder: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def of_the_adapter_critic(tiny_model, tmp_path_factory):
-    """Options for an ensemble of two reward adapters."""
+    """An ensemble of two reward adapters."""
     folder = tmp_path_factory.mktemp("of_the_adapter_critic")
-    return ["--reward_adapters", *(saved_reward_adapter(tiny_model, folder / str(seed), seed) for seed in (1, 2))]
+    return [saved_reward_adapter(tiny_model, folder / str(seed), seed) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
 def start(tiny_model, tiny_reward_model, of_the_adapter_critic, tmp_path_factory):
-    """Starts the worker and returns its run of every critic."""
+    """Starts the job and returns its run of every critic."""
+    models = dict(model=tiny_model, reward_model=tiny_reward_model, adapters=list(map(str, of_the_adapter_critic)))
 
-    def runs(name, command, num_processes, critics, *options) -> dict[str, Run]:
-        folder = tmp_path_factory.mktemp(name) / "out"
-        options = ("--reward_model", tiny_reward_model, *of_the_adapter_critic, "--critics", *critics, *options)
-        facts = facts_of(WORKER, command, tiny_model, folder, num_processes, *options)
-        return {critic: run_of(folder, facts, critic) for critic in critics}
+    def runs(launch, critics, num_processes=2, **options) -> dict[str, Run]:
+        folder = tmp_path_factory.mktemp("ppo")
+        run = run_job("ppo", launch, folder, num_processes, critics=critics, **models, **options)
+        return {critic: run.part(critic) for critic in critics}
 
     return runs
 
@@ -74,7 +64,7 @@ def start(tiny_model, tiny_reward_model, of_the_adapter_critic, tmp_path_factory
 @pytest.fixture(scope="module")
 def plain(start):
     """One process, no launcher, padded batches."""
-    return start("plain", [warm_python()], 1, CRITICS_OF["cpu"])
+    return start(None, CRITICS_OF["cpu"])
 
 
 # Launch file, processes, and how many of them share a row.
@@ -86,9 +76,9 @@ if IS_THOROUGH:
 @pytest.mark.parametrize(("name", "num_processes", "size"), GROUPS)
 def test_processes_that_share_rows_train_what_one_does(name, num_processes, size, plain, start):
     skip_what_cannot_run(name)
-    critics = [critic for critic in CRITICS_OF[name] if (name, critic) in CASES]
-    shared = ["--sequence_parallel", size, *(["--accumulation", 1] if num_processes == 4 else [])]
-    runs = start(name, launched(name, num_processes), num_processes, critics, "--packing", *shared)
+    critics = CRITICS_OF[name] if IS_THOROUGH else ("head", "separate")
+    accumulation = {"accumulation": 1} if num_processes == 4 else {}
+    runs = start(name, critics, num_processes, packing=True, sequence_parallel=size, **accumulation)
     for critic, run in runs.items():
         print(f"largest weight difference: {run.distance(plain[critic]):.1e}")  # pytest -rP shows it
         assert set(run.facts["layers_per_forward"]) == {2}, "every checkpointed layer computes again in the backward"
@@ -107,8 +97,8 @@ def run_under(start):
     @functools.cache
     def runs(name):
         skip_what_cannot_run(name)
-        saving = ["--save_every_step"] if name in RESUMED else []
-        return start(name, launched(name, 2), 2, CRITICS_OF[name], "--packing", *saving)
+        saving = dict(save_strategy="steps", save_steps=1) if name in RESUMED else {}
+        return start(name, CRITICS_OF[name], packing=True, **saving)
 
     return runs
 
@@ -122,13 +112,14 @@ def test_the_plain_runs_clip_every_step_and_leave_unscored_rows_out(plain):
 
 
 def test_a_run_that_loses_its_clipping_would_be_noticed(plain, start):
-    unclipped = start("unclipped", [warm_python()], 1, CRITICS, "--max_grad_norm", 1e9)
+    unclipped = start(None, CRITICS, max_grad_norm=1e9)
     for critic in CRITICS:
-        run = plain[critic]
         for part in ("critic/", ""):
-            weights = {name: w for name, w in run.weights.items() if name.startswith("critic/") == bool(part)}
-            others = {name: unclipped[critic].weights[name] for name in weights}
-            assert Run({}, weights, run.folder).distance(Run({}, others, run.folder)) > 1e3 * TOLERANCE, critic + part
+            weights, others = (
+                {name: w for name, w in run[critic].weights.items() if name.startswith("critic/") == bool(part)}
+                for run in (plain, unclipped)
+            )
+            assert distance(weights, others) > 1e3 * TOLERANCE, critic + part
 
 
 @pytest.mark.parametrize(("name", "critic"), CASES)
@@ -171,7 +162,7 @@ def resumed(run_under, start):
     @functools.cache
     def runs(name):
         stopped = next(iter(run_under(name).values())).folder.parent
-        return start(f"resumed_{name}", launched(name, 2), 2, CRITICS_OF[name], "--packing", "--resume_from", stopped)
+        return start(name, CRITICS_OF[name], packing=True, resume_from=stopped)
 
     return runs
 
@@ -189,11 +180,10 @@ def test_a_run_resumed_inside_an_update_ends_with_the_same_bits(name, critic, ru
 def test_bfloat16_trains_under_zero3(tiny_model, tiny_reward_model, tmp_path):
     """A float32 value head beside weights that are split in bfloat16 stopped DeepSpeed at its start."""
     skip_what_cannot_run("zero3")
-    worker, adapter = WORKER.with_name("ppo_bf16_worker.py"), tmp_path / "adapter"
-    saved_reward_adapter(tiny_model, adapter, 0)
-    rewards = ("--reward_model", tiny_reward_model, "--reward_adapter", adapter)
-    facts = facts_of(worker, launched("zero3", 2), tiny_model, tmp_path / "out", 2, *rewards)
-    for run in facts.values():
+    adapter = saved_reward_adapter(tiny_model, tmp_path / "adapter", 0)
+    models = dict(model=tiny_model, reward_model=tiny_reward_model, adapter=adapter)
+    names = list(IN_BFLOAT16) if IS_THOROUGH else ["head", "adapter"]
+    for run in run_job("ppo in bfloat16", "zero3", tmp_path / "out", names=names, **models).facts.values():
         assert run["zero_stage"] == 3
         assert run["dtypes"] == ["torch.bfloat16"]
         assert len(run["value_losses"]) == 2

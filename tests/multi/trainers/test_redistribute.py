@@ -1,14 +1,11 @@
 """Rows that change ranks arrive whole, in order and without more padding than they need."""
 
-import subprocess
-
 import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.conftest import ROOT
-from tests.multi.launching import TIMEOUT_S, environment, launched
-from tests.multi.programs.redistribute_worker import ROWS, padded, plans
+from tests.multi.jobs.exchange import ROWS, padded, plans
+from tests.multi.launching import run_job
 from trl_ext.trainers.step.exchange import redistribute
 
 PLANS = list(plans(1))
@@ -20,11 +17,7 @@ def got(request, tmp_path_factory) -> list[dict]:
     if request.param == 1:
         batch = padded(list(range(ROWS)))
         return [{name: redistribute(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
-    file = tmp_path_factory.mktemp("redistribute") / "got.pt"
-    command = [*launched("cpu", request.param), "-m", "tests.multi.programs.redistribute_worker", file]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(file)
+    return run_job("exchange", "cpu", tmp_path_factory.mktemp("exchange"), request.param).ranks
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -1,15 +1,12 @@
 """Processes that share rows train what processes train that forward rows of their own: the same weights, to 1e-6."""
 
-import json
-import subprocess
+from functools import cache
 
 import pytest
-import torch
 
-from tests.conftest import ROOT
 from tests.faults.starting import IS_THOROUGH
-from tests.multi.launching import TIMEOUT_S, environment, launched
-from tests.multi.programs.sequence_worker import CASES, save_models
+from tests.multi.jobs.sequence import CASES, save_models
+from tests.multi.launching import distance, run_job
 
 TOLERANCE = 1e-6
 # Processes, how many of them share a row, and what they train: without TRL_EXT_THOROUGH=1, what takes seconds.
@@ -34,26 +31,16 @@ _NOT_COMPARED = (
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Of a number of processes, by case and size of groups: weights, and what was logged."""
-    done = {}
 
+    @cache
     def of(num_processes: int) -> dict:
-        if num_processes not in done:
-            _, sizes, cases = next(launch for launch in LAUNCHES if launch[0] == num_processes)
-            file = tmp_path_factory.mktemp("sequence") / "got.pt"
-            save_models(file.parent)
-            worker = ["-m", "tests.multi.programs.sequence_worker", file, json.dumps(sizes), json.dumps(cases)]
-            command = list(map(str, [*launched("cpu", num_processes), *worker]))
-            run = subprocess.run(command, cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
-            assert run.returncode == 0, run.stderr[-6000:].decode()
-            done[num_processes] = torch.load(file)
-        return done[num_processes]
+        _, sizes, cases = next(launch for launch in LAUNCHES if launch[0] == num_processes)
+        folder = tmp_path_factory.mktemp("sequence")
+        save_models(folder)
+        options = dict(models=folder, sizes=sizes, cases=cases)
+        return run_job("sequence", "cpu", folder / "out", num_processes, **options).facts
 
     return of
-
-
-def distance(one: dict, other: dict) -> float:
-    assert one.keys() == other.keys() and one
-    return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
 @pytest.mark.parametrize(("num_processes", "size", "case"), RUNS)

@@ -6,11 +6,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from tests import tiny
 from tests.multi.conftest import HIDDEN_SIZE
-from tests.multi.launching import PROGRAMS, launched, run_worker, skip_what_cannot_run
-from tests.multi.warm import warm_python
+from tests.multi.launching import run_job, skip_what_cannot_run
 from tests.nightly import nightly
 
-WORKER = PROGRAMS / "zero_worker.py"
 TOLERANCE = 1e-5  # a recurrence rounds by the sizes of its chunks
 
 
@@ -42,13 +40,13 @@ def hybrid(tiny_model, tmp_path_factory):
 @pytest.fixture(scope="session")
 def alone(hybrid, tmp_path_factory):
     """One process, no launcher, padded batches."""
-    return run_worker(WORKER, [warm_python()], hybrid, tmp_path_factory.mktemp("alone") / "out", 1)
+    return run_job("grpo", None, tmp_path_factory.mktemp("alone"), model=hybrid)
 
 
 @pytest.mark.parametrize("name", [nightly("cpu"), nightly("zero2"), "zero3"])
 def test_two_processes_train_what_one_does(name, alone, hybrid, tmp_path):
     skip_what_cannot_run(name)
-    run = run_worker(WORKER, launched(name, 2), hybrid, tmp_path / "out", 2, "--packing")
+    run = run_job("grpo", name, tmp_path, model=hybrid, packing=True)
     # Under ZeRO-3 transformers saves the text model by its names inside the multimodal one.
     run.weights.update({name.replace("language_model.", ""): run.weights.pop(name) for name in [*run.weights]})
     print(f"largest weight difference: {run.distance(alone):.1e}")  # pytest -rP shows it

@@ -182,8 +182,6 @@ def test_messages_that_the_chat_template_refuses_are_named(model, tmp_path):
         trainer(tmp_path, pairs(system, good=chat), model=model, processing_class=tokenizer)
 
 
-
-
 def test_a_list_is_no_dataset():
     with pytest.raises(DataError, match=r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list"):
         check_columns([text()], "train_dataset")

@@ -1,12 +1,6 @@
-"""Worker of test_kept_ranks: trains groups that are cut over forwards, in one launch with prompts kept and without.
+"""Groups that are cut over forwards, by cases in one launch: with prompts kept and without, and by a still policy."""
 
-All of it is deterministic: runs may differ only by the order in which floating-point numbers were added.
-"""
-
-import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,16 +9,15 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 
 from tests import tiny
-from tests.multi.programs.sequence_worker import LORA, zero
-from tests.multi.programs.zero_worker import token_reward
+from tests.half_precision import wide_model
+from tests.multi.jobs.shared import LORA, SETTINGS, Rollout, num_processes, token_reward, zero
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.packing import step_plan
 
 # Words of the prompts of one generation: the first is cut on one process alone, the last fits into a forward.
 PROMPTS = (70, 30, 45, 4)
 NUM_GENERATIONS = 8
-WIDTH = 12
-# By name: the model's family, and what is set beside `config`.
+# By name: the model's family, and what is set.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("qwen3", dict(beta=0.05)),
     "rows that stay": ("llama", dict(loss_type="bnpo", per_device_train_batch_size=8, gradient_accumulation_steps=2)),
@@ -37,60 +30,57 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sharing rows in zero3": ("qwen3", dict(sequence_parallel=2, deepspeed=zero(3))),
     "out of memory": ("llama", dict()),
 }
+# Several updates of each generation at learning rate 0. Rows change ranks in all of them.
+UNMOVED: dict[str, dict[str, Any]] = {
+    "ddp": dict(beta=0.1, num_iterations=2),
+    "zero3": dict(deepspeed=zero(3)),
+    "sharing rows": dict(sequence_parallel=2, beta=0.1),
+}
 
 
-def save_models(folder: Path) -> None:
-    """Save the models of all cases, each under its family's name."""
-    for family in sorted({family for family, _ in CASES.values()}):
-        tiny.model(family).save_pretrained(folder / family)
-
-
-def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-    """TRL's `rollout_func`: between 1 and 12 tokens, by prompt and place among its completions."""
-    tokenizer = trainer.processing_class
-    first, completions = trainer.accelerator.process_index * len(prompts), []
-    for row, prompt in enumerate(prompts, start=first):
-        dice = random.Random(f"{prompt} {row % NUM_GENERATIONS}")
-        completions.append([dice.randrange(4, tiny.VOCAB) for _ in range(dice.randint(1, WIDTH))])
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
-
-
-def trained(case: str, folder: Path, keeps: bool) -> dict[str, Any]:
-    """Train; return the weights, tokens through the model by step, and prefixes that were kept."""
-    family, settings = CASES[case]
-    changes = dict(settings)
-    peft_config = changes.pop("peft_config", None)
+def made(folder, model: str, peft_config=None, **changes: Any) -> GRPOTrainer:
     torch.manual_seed(0)
-    world = torch.distributed.get_world_size()
     dice = random.Random(3)
     texts = [tiny.words(*(dice.randrange(3, tiny.VOCAB) for _ in range(n))) for n in PROMPTS * 2]
     options = dict(
-        output_dir=str(folder / "out"),
         per_device_train_batch_size=4,
-        gradient_accumulation_steps=8 // world,
+        gradient_accumulation_steps=8 // num_processes(),
         num_generations=NUM_GENERATIONS,
-        max_completion_length=WIDTH,
+        max_completion_length=12,
         max_tokens_per_forward=90,
         packing=True,
         gradient_checkpointing=False,
         max_steps=2,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        adam_epsilon=1e-3,
-        logging_steps=1,
-        save_strategy="no",
         shuffle_dataset=False,
     )
-    trainer = GRPOTrainer(
-        model=str(folder / family),
+    return GRPOTrainer(
+        model=model,
         reward_funcs=token_reward,
-        args=GRPOConfig(**options | tiny.QUIET_ON_CPU | changes),
+        args=GRPOConfig(str(folder / "out"), **SETTINGS | options | changes),
         train_dataset=Dataset.from_dict({"prompt": texts}),
         processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
+        rollout_func=Rollout(num_generations=NUM_GENERATIONS),
         peft_config=peft_config,
     )
+
+
+def train(folder, models: str, cases: list[str], still: list[str]) -> dict:
+    """Of each case, with prompts kept and without; and of each case of a policy that stands still."""
+    found: dict = {}
+    for case in cases:
+        for keeps in (False, True):
+            found[case, keeps] = train_one(folder, models, case, keeps)
+            AcceleratorState._reset_state()
+    for case in still:
+        found[case] = stand_still(folder, f"{models}/wide", case)
+        AcceleratorState._reset_state()
+    return found
+
+
+def train_one(folder, models: str, case: str, keeps: bool) -> dict[str, Any]:
+    """Weights, tokens through the model by step, and prefixes that were kept."""
+    family, settings = CASES[case]
+    trainer = made(folder, f"{models}/{family}", **settings)
     prefix_groups = []
     plan = trainer._planner._plan
 
@@ -104,12 +94,10 @@ def trained(case: str, folder: Path, keeps: bool) -> dict[str, Any]:
     with mock.patch.object(step_plan, "CALL_COST", 1 if keeps else 10**9):
         trainer.train()
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    logged = [
-        log["packing/forwarded_tokens"] for log in trainer.state.log_history if "packing/forwarded_tokens" in log
-    ]
+    logs = [log for log in trainer.state.log_history if "packing/forwarded_tokens" in log]
     return {
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
-        "tokens": logged,
+        "tokens": [log["packing/forwarded_tokens"] for log in logs],
         "prefix_groups": prefix_groups,
         "level": trainer.forward_loop.halving.level("actor"),
     }
@@ -130,17 +118,19 @@ def _run_out_once(trainer: GRPOTrainer) -> None:
     model.forward = forward
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    file, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
-    got = {}
-    for case in cases:
-        for keeps in (False, True):
-            got[case, keeps] = trained(case, file.parent, keeps)
-            AcceleratorState._reset_state()
-    if torch.distributed.get_rank() == 0:
-        torch.save(got, file)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+def stand_still(folder, model: str, case: str) -> list[dict]:
+    """The log entries of all steps, in bfloat16."""
+    own = dict(steps_per_generation=4, gradient_accumulation_steps=1, max_steps=8, learning_rate=0.0, bf16=True)
+    own |= dict(epsilon=1e-9, epsilon_high=1e-9)  # any ratio but 1 is clipped where its advantage asks
+    trainer = made(folder, model, **own | UNMOVED[case])
+    with mock.patch.object(step_plan, "CALL_COST", 0):
+        trainer.train()
+    assert trainer._packs
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def save_models(folder) -> None:
+    """Save the models of all cases, each under its family's name, and the one that stands still."""
+    for family in sorted({family for family, _ in CASES.values()}):
+        tiny.model(family).save_pretrained(folder / family)
+    wide_model("qwen3").save_pretrained(folder / "wide")

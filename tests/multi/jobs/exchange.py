@@ -1,11 +1,7 @@
-"""Worker of test_redistribute: ragged rows change ranks; each rank writes what it got."""
-
-import sys
-from pathlib import Path
+"""Tensors that go from process to process: ragged rows, and what accelerate gathers."""
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch.nn.functional import pad
 
 from trl_ext.trainers.step.exchange import redistribute
@@ -65,14 +61,30 @@ def plans(num_ranks: int) -> dict[str, list[list[int]]]:
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def change_ranks(folder) -> dict:
+    """By plan, what this rank got."""
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index
     mine = padded(list(range(rank * ROWS, (rank + 1) * ROWS)))
-    got = {name: redistribute(mine, wanted, accelerator) for name, wanted in plans(accelerator.num_processes).items()}
-    everywhere = gather_object([got])
-    if accelerator.is_main_process:
-        torch.save(everywhere, Path(sys.argv[1]))
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    return {name: redistribute(mine, wanted, accelerator) for name, wanted in plans(accelerator.num_processes).items()}
+
+
+def gather(folder) -> dict:
+    """What accelerate gathers from two processes, and what it refuses."""
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    tensors = {
+        "number": torch.tensor(rank),
+        "columns": (torch.arange(4).view(2, 2) + 4 * rank).T,
+        "no rows": torch.zeros(0, 3),
+        "no columns": torch.zeros(2, 0),
+        "dtype": torch.zeros(1, dtype=torch.int16),
+        "shapes": torch.zeros(1 + rank),
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        try:
+            found[name] = accelerator.gather(tensor).tolist()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found

@@ -1,6 +1,6 @@
 """Trains with DeepSpeed on two processes and counts the bytes of live tensors by term, at four moments of a step.
 
-Started by `test_memory_live.py`. Trainer, arguments and data are those of the memory twin, on real tensors and in a
+Trainer, arguments and data are those of the memory twin, on real tensors and in a
 real process group; what the twin replaces (kernels of a GPU, fake values) stays as it is.
 
 Moments, of the last optimizer step: "backward", when all gradients have come; "held", when DeepSpeed has cleaned up
@@ -8,25 +8,21 @@ after it; "step", when the optimizer inside the engine begins; "resident", after
 counted besides, by the twin's tracker.
 """
 
-import argparse
 import contextlib
 import gc
-import json
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import deepspeed
 import torch
-from accelerate import PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import TrainerCallback
 
+from tests.multi.jobs.shared import num_processes
 from tests.twin import run as twin
 from tests.twin import simulation_of
 from tests.twin.adapters import engine_steps
@@ -37,15 +33,6 @@ from trl_ext.memory.job import Job
 _EPILOGUE = "independent_gradient_partition_epilogue"
 END_OF_BACKWARD = {1: "reduce_gradients", 2: _EPILOGUE, 3: _EPILOGUE}
 NUM_STEPS = 2  # Adam's state appears in the first
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True, help="a config.json")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--num_processes", type=int, required=True)
-    parser.add_argument("--jobs", required=True, help="name and settings of each job, as JSON")
-    return parser.parse_args()
 
 
 # Tensors ----------------------------------------------------------------------------------------------------------
@@ -194,9 +181,9 @@ def objects_of(engine) -> dict[str, object]:
     return facts | {"groups": groups, "masters": [m.numel() for m in optimizer.single_partition_of_fp32_groups]}
 
 
-def train(job: Job, config: dict, num_processes: int) -> dict:
+def train_one(job: Job, config: dict) -> dict:
     """The job's trainer for two steps; what was counted."""
-    simulation, tracker = replace(simulation_of(job, config, num_processes), num_steps=NUM_STEPS), Tracker()
+    simulation, tracker = replace(simulation_of(job, config, num_processes()), num_steps=NUM_STEPS), Tracker()
     known = storages_of(live_tensors()).keys()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         arguments = twin.make_arguments(simulation, folder)
@@ -216,27 +203,16 @@ def train(job: Job, config: dict, num_processes: int) -> dict:
     return found
 
 
-def main() -> None:
-    options = parse_options()
-    config = json.loads(Path(options.model).read_text())
+def train(folder, config: dict, jobs: dict[str, dict]) -> dict:
+    """By name of a job, which has settings of the planner's."""
     # At fixed moments instead: what is freed late by chance would move peaks by 4 %.
     gc.disable()
     # Before the first model: ZeRO-3 splits it while it is made.
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     found = {}
-    for name, settings in json.loads(options.jobs).items():
+    for name, settings in jobs.items():
         torch.manual_seed(0)
-        found[name] = gather_object([train(Job(**settings), config, options.num_processes)])
+        found[name] = train_one(Job(**settings), config)
         AcceleratorState._reset_state()
         gc.collect()
-    state = PartialState()
-    if state.is_main_process:
-        Path(options.output_dir).mkdir(parents=True, exist_ok=True)
-        Path(options.output_dir, "facts.json").write_text(json.dumps(found))
-    # Leave together: a rank that ends while the other is at work can take it down.
-    state.wait_for_everyone()
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return found

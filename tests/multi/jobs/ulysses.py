@@ -1,12 +1,8 @@
-"""Worker of test_ulysses: groups of processes share rows; the first process writes what they computed."""
-
-import sys
-from pathlib import Path
+"""Groups of processes that share rows: what each computes of a batch."""
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from tests import tiny
 from tests.batches import RAGGED, Batch, forked, gradient, ready_to_pack
@@ -49,14 +45,8 @@ def shared(family: str, share_prompt: bool, given: Batch, budget: int | None, gr
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    file, size = Path(sys.argv[1]), int(sys.argv[2])
-    accelerator = Accelerator(cpu=True)
+def compute(folder, size: int) -> dict:
+    Accelerator(cpu=True)
     group = SequenceGroup.of_world(size, 60)
     got = {(name, budget): shared(*case, budget, group) for name, case in CASES.items() for budget in BUDGETS}
-    everywhere = gather_object([got | {"size": size}])
-    if accelerator.is_main_process:
-        torch.save(everywhere, file)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    return got | {"size": size}

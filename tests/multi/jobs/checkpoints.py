@@ -1,8 +1,4 @@
-"""Worker of test_checkpoints: two processes save, resume, fail to write, have disks of their own, and
-meet another run.
-
-Each rank leaves `facts-<rank>.json` in the folder that it is given.
-"""
+"""Two processes save, resume, fail to write, have disks of their own, and meet another run."""
 
 import json
 import resource
@@ -18,14 +14,12 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from tests import tiny
+from tests.grpo_trainers import weights
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import TrlExtError
 from trl_ext.rewards import Call
 from trl_ext.trainers.checkpoints import folder as folders
 from trl_ext.trainers.checkpoints.folder import LOCK, OWNER
-
-torch.set_num_threads(1)
-folders.PATIENCE_S = 0.5
 
 STEPS = 4
 
@@ -61,10 +55,6 @@ def trainer(folder, *callbacks, **changes) -> GRPOTrainer:
     return GRPOTrainer(model, rules, args, prompts, processing_class=tiny.tokenizer(), callbacks=list(callbacks))
 
 
-def weights(done: GRPOTrainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in done.model.parameters()])
-
-
 def trained(folder, *callbacks, point=None, **changes) -> GRPOTrainer:
     done = trainer(folder, *callbacks, **changes)
     done.train(resume_from_checkpoint=point)
@@ -95,7 +85,8 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
 
 
-def main(folder: Path, of_one_process: str) -> None:
+def train(folder: Path, of_one_process: str) -> dict:
+    folders.PATIENCE_S = 0.5
     whole, facts = weights(trained(folder / "run")), {}
     state = PartialState()  # as the first trainer's arguments have made it
     rank = state.process_index
@@ -125,10 +116,4 @@ def main(folder: Path, of_one_process: str) -> None:
     with holder(folder / "run") if rank == 0 else nullcontext():
         facts["in use"] = refusal(folder / "run", point=None)
 
-    (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
-    state.wait_for_everyone()
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    return facts

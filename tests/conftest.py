@@ -6,6 +6,8 @@ import signal
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import cache
+from importlib.metadata import Distribution
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,6 +31,10 @@ ROOT = Path(__file__).parent.parent
 # A shell starts what runs in its background with Ctrl-C ignored, and the processes that tests start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A trainer asks fifty times which packages are there, which is a third of its making: a package is read once.
+Distribution.from_name = classmethod(cache(Distribution.from_name.__func__))
+Distribution.metadata = property(cache(Distribution.metadata.fget))
 
 # Each run draws other examples. A machine may be busy, and then a single one takes long.
 hypothesis.settings.register_profile("few", max_examples=40, deadline=None)

@@ -1,10 +1,21 @@
 """Tiny models are trained on one thread each: more would only wait for each other."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries_that_no_collection_looks_at():
+    """A training ends with a collection of garbage, which takes longer than a training with all imports to look at."""
+    from trl_ext import GRPOTrainer, PPOTrainer, RewardTrainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Every field of PPOConfig changes what is trained, leaves the numbers alone by its nature, or is refused."""
 
-import gc
 from dataclasses import fields
 from datetime import date
 from functools import partial
@@ -162,15 +161,6 @@ REFUSED = {
     "train_sampling_strategy": "group_by_length",
     "use_bias_correction_kl": False,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imports_out_of_the_way():
-    """A training ends with a garbage collection, which takes longer than the training with all imports to look at."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from benchmarks.gpu import runner
 from benchmarks.gpu.card import card_bytes
 from benchmarks.gpu.memory_report import predict, record, sentences, summary, table
 from benchmarks.gpu.memory_rows import ROWS, Row, tiny
-from tests.twin.driver import environment, simulate
+from tests.twin.driver import environment, run_apart
 from tests.twin.simulation import Simulation, simulation_of
 from trl_ext.memory.units import GIB, gib
 
@@ -104,7 +104,7 @@ def surroundings(simulation: Simulation, device: str) -> dict[str, str]:
 
 def by_twin(row: Row) -> dict[str, int] | str:
     """The twin's bytes by phase, or why it cannot follow."""
-    result = simulate(row.job, row.config, row.num_gpus)
+    result = run_apart(simulation_of(row.job, row.config, row.num_gpus))
     return result.refusal or {phase: peak.num_bytes for phase, peak in result.peaks.items()}
 
 

@@ -34,6 +34,7 @@ from trl_ext.trainers.fit.rehearsal.state import trained_models
 
 # No rehearsal, whose peak is no phase's, and no second try with less after an out-of-memory error.
 UNASSISTED = {"memory_rehearsal": False, "memory_on_oom": "raise"}
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ def train(task: Task, meter: Any) -> dict[str, Any]:
         trainer.add_callback(Updates(len(trained_models(trainer))))
         trainer.train()
     refuse_idle(trainer.state.log_history)
-    packages = run.PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
+    packages = PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
     return {
         "packed": bool(trainer._packs),
         "step_phases": step_phases(trainer),

@@ -8,12 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from tests.twin.simulation import Simulation, simulation_of, why_not
-from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.units import gib
+from tests.twin.simulation import Simulation, why_not
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900.0
@@ -41,19 +37,12 @@ class TwinResult:
 
     Args:
         peaks: The peak of each phase: "load", "score", "update", "step".
-        num_params, num_trained: Parameters of the policy; trained parameters of all models.
         packed: True if forwards were flat rows without padding.
-        seconds: Time that the simulation took.
-        versions: Versions of the packages that ran.
         refusal: Why the twin could not follow, as a sentence; then there are no peaks, and formulas must answer.
     """
 
     peaks: Mapping[str, TwinPeak]
-    num_params: int = 0
-    num_trained: int = 0
     packed: bool = False
-    seconds: float = 0.0
-    versions: Mapping[str, str] | None = None
     refusal: str = ""
 
     @property
@@ -61,26 +50,8 @@ class TwinResult:
         """Allocated bytes of the worst phase; loading, in part in host memory, is left out."""
         return max((peak.num_bytes for phase, peak in self.peaks.items() if phase != "load"), default=0)
 
-    @property
-    def peak_gib(self) -> float:
-        return gib(self.peak_bytes)
 
-
-def simulate(
-    job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int, timeout_s: float = TIMEOUT_S
-) -> TwinResult:
-    """Run the job's trainer on fake tensors, in a process of its own.
-
-    Args:
-        job: A planned job.
-        model: Its model's config.json, or the shape of a dense one.
-        num_gpus: Ranks; rank 0 is simulated.
-        timeout_s: After which the twin gives up.
-    """
-    return run_apart(simulation_of(job, model, num_gpus), timeout_s)
-
-
-def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResult:
+def run_apart(simulation: Simulation) -> TwinResult:
     """Run a simulation in a process of its own."""
     if sentence := why_not(simulation):
         return TwinResult({}, refusal=sentence)
@@ -89,21 +60,21 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
         file.write_text(json.dumps(asdict(simulation)), encoding="utf-8")
         command = [sys.executable, "-m", "tests.twin.run", str(file)]
         try:
-            how = {"env": environment(simulation), "cwd": ROOT, "timeout": timeout_s}
+            how = {"env": environment(simulation), "cwd": ROOT, "timeout": TIMEOUT_S}
             process = subprocess.run(command, capture_output=True, text=True, check=False, **how)
         except subprocess.TimeoutExpired:
-            return TwinResult({}, refusal=f"The twin took more than {timeout_s:.0f} s.")
+            return TwinResult({}, refusal=f"The twin took more than {TIMEOUT_S:.0f} s.")
     return read_answer(process.stdout, process.stderr)
 
 
-def environment(simulation: Simulation | None) -> dict[str, str]:
+def environment(simulation: Simulation) -> dict[str, str]:
     """Environment variables of the simulating process: no GPU, no network, and DeepSpeed's place as rank 0."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         variables.pop(name, None)
     variables |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    if simulation is not None and simulation.deepspeed:
+    if simulation.deepspeed:
         world = str(simulation.num_gpus)
         variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         # Nobody connects: the process group is a fake. DeepSpeed wants to read them.

@@ -14,7 +14,6 @@ import json
 import logging
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,18 +29,15 @@ from tests.twin import adapters, stand_ins
 from tests.twin.driver import PREFIX
 from tests.twin.simulation import Simulation
 from tests.twin.tracker import Tracker
-from trl_ext.compat.versions import installed_versions
 
 # A phase of the trainers' clocks: the planner's name for it.
 PHASES = {"update": "update", "logps": "score", "score": "score", "generate": "score", "layout": "update"}
 STEP = "step"
 QUIET = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no", "logging_steps": 1}
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def run(simulation: Simulation) -> dict[str, Any]:
-    """Run a simulation; return its peaks by phase, and what ran, as JSON values."""
-    begun_s = time.perf_counter()
+    """Run a simulation; return its peaks by phase, and whether it was packed, as JSON values."""
     if simulation.deepspeed:
         start_world(simulation.num_gpus)
     tracker = Tracker()
@@ -53,15 +49,8 @@ def run(simulation: Simulation) -> dict[str, Any]:
             trainer.leaves_record = False
             with gradients_in_buckets(simulation, trainer):
                 trainer.train()
-    counts = count_parameters(trainer)
-    packages = PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
-    return {
-        "peaks": {phase: asdict(peak) for phase, peak in tracker.peaks.items()},
-        **counts,
-        "packed": bool(trainer.step_settings.packs),
-        "seconds": round(time.perf_counter() - begun_s, 1),
-        "versions": installed_versions(*packages),
-    }
+    peaks = {phase: asdict(peak) for phase, peak in tracker.peaks.items()}
+    return {"peaks": peaks, "packed": bool(trainer.step_settings.packs)}
 
 
 def start_world(num_gpus: int) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.errors import ConfigError
 from trl_ext.memory.files import settings
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape
 
 # Keys of a recipe that no simulation has: those of TRL's ModelConfig and of the script, those that say how long a run
 # is and how often it generates, and those that name files.
@@ -90,22 +88,13 @@ def why_not(simulation: Simulation) -> str:
     return next((sentence for sentence, is_so in checks.items() if is_so), "")
 
 
-def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int) -> Simulation:
-    """The simulation of a planned job.
-
-    Args:
-        job: The job.
-        model: Its model's config.json, or the shape of a dense one.
-        num_gpus: Ranks.
-
-    Raises:
-        ConfigError: A mixture of experts as shape: give its config.json.
-    """
+def simulation_of(job: Job, config: Mapping[str, Any], num_gpus: int) -> Simulation:
+    """The simulation of a planned job, with its model's config.json."""
     recipe = settings.recipe(job, "", num_gpus)
     num_processes = num_gpus if job.zero_stage else 1
     return Simulation(
         trainer=job.trainer,
-        config=config_of(model) if isinstance(model, ModelShape) else dict(model),
+        config=dict(config),
         arguments=shortened(job.trainer, recipe, num_processes),
         num_gpus=num_gpus,
         dtype=job.dtype,
@@ -152,26 +141,3 @@ def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict
     if trainer == "ppo":
         kept |= {"num_iterations": 1, "num_generations": 1}
     return kept
-
-
-def config_of(shape: ModelShape) -> dict[str, Any]:
-    """A config.json of the shape.
-
-    Raises:
-        ConfigError: It is a mixture of experts, or of a family without a formula: a shape does not hold all of it.
-    """
-    if shape.experts is not None or shape.stands_for:
-        what = f"a '{shape.stands_for}'" if shape.stands_for else "a mixture of experts"
-        raise ConfigError(f"{shape.name} is {what}. Give the twin its config.json instead of its shape.")
-    return {
-        "model_type": shape.family,
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tied,
-        "max_position_embeddings": shape.max_positions or 131_072,
-    }

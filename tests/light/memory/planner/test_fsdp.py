@@ -91,7 +91,7 @@ def test_a_file_that_splits_otherwise_is_not_planned(key, value, tmp_path):
 
 
 def test_the_twin_refuses_it():
-    assert why_not(simulation_of(KINDS["grpo"], SHAPE, 8)).startswith("FSDP2:")
+    assert why_not(simulation_of(KINDS["grpo"], {}, 8)).startswith("FSDP2:")
 
 
 def test_where_nothing_fits_rows_are_not_shared_and_a_larger_card_is_named():

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
-from tests.nightly import nightly
+from tests.nightly import daily, nightly
 from tests.preferences import reward_model
 from trl_ext.errors import ConfigError
 from trl_ext.packing import attention
@@ -49,7 +49,7 @@ def trained(kind: str, folder: Any, options: dict | None, family: str, dtype: to
     return after, (after - before).abs().max(), calls.num
 
 
-@pytest.mark.parametrize("merges", [False, True], ids=["copies", "merged"])
+@pytest.mark.parametrize("merges", daily([False, True], True), ids=["copies", "merged"])
 @pytest.mark.parametrize(
     ("kind", "family", "dtype"),
     [

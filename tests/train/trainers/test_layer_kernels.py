@@ -9,6 +9,7 @@ from transformers.models.llama import modeling_llama
 from transformers.utils import is_liger_kernel_available
 
 from tests import grpo_trainers, layer_kernels, ppo_trainers, reward_trainers, tiny
+from tests.nightly import daily
 from tests.preferences import reward_model
 from trl_ext.errors import ConfigError
 from trl_ext.monitor.summary import summarize, token_rows
@@ -70,7 +71,7 @@ def test_kernels_that_compute_the_same_are_in_before_the_first_step(kind, tmp_pa
     assert kernels_row(subject) == "attention: sdpa by segments (flash), long shared prompts merged; layers: Liger's"
 
 
-@pytest.mark.parametrize("fault", ["wrong", "leaks", "raises"])
+@pytest.mark.parametrize("fault", daily(["wrong", "leaks", "raises"], "leaks"))
 def test_kernels_that_compute_something_else_are_taken_out_and_packing_stays(fault, tmp_path, monkeypatch, caplog):
     expected = learned(trainer("grpo", tmp_path / "plain"))
     kernels = layer_kernels.install(tmp_path, monkeypatch, fault)

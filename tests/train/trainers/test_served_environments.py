@@ -11,6 +11,7 @@ import trl_ext
 from tests import grpo_trainers, tiny, tool_task
 from tests.documents import BLOCKS
 from tests.environment_servers import ADD, EnvClient, Game, GymServer
+from tests.nightly import daily
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, RuleSet
 from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym, openenv
@@ -173,7 +174,7 @@ def test_rules_are_added_and_the_reward_needs_an_environment(server, tmp_path):
         grpo_trainers.trainer(tmp_path, rewards=EnvironmentReward(), rollout_func=None)
 
 
-@pytest.mark.parametrize("library", ["grpo", "ppo"])
+@pytest.mark.parametrize("library", daily(["grpo", "ppo"], "grpo"))
 def test_a_server_that_dies_in_turn_two_costs_the_row_its_floor_and_many_end_the_run(library, tmp_path, caplog):
     turns = (tool_task.call("add", 3, 4) + " <eos>",)
 

@@ -9,6 +9,7 @@ from peft import LoraConfig
 import trl_ext
 from tests import grpo_trainers, tiny_images
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
+from tests.nightly import daily, nightly
 from tests.tiny_images import image, rows
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import step_plan
@@ -45,9 +46,9 @@ def test_weights_are_trls(family, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(loss_type="bnpo"),
-        dict(max_tokens_per_forward=48),
-        dict(top_entropy_quantile=0.5),
+        nightly(dict(loss_type="bnpo")),
+        nightly(dict(max_tokens_per_forward=48)),
+        nightly(dict(top_entropy_quantile=0.5)),
         dict(share_prompt=False, gradient_checkpointing=True),
         dict(peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), learning_rate=1e-2),
         dict(family="qwen3_5", max_tokens_per_forward=48, gradient_checkpointing=True),
@@ -87,7 +88,7 @@ def test_the_vision_tower_sees_an_image_once_a_group(tmp_path):
     assert sum(theirs) == 4 * sum(ours)
 
 
-@pytest.mark.parametrize("family", list(tiny_images.FAMILIES)[:2])
+@pytest.mark.parametrize("family", daily(list(tiny_images.FAMILIES)[:2], "qwen2_5_vl"))
 def test_the_vision_tower_sees_an_image_once_where_a_group_takes_several_forwards(family, tmp_path, monkeypatch):
     monkeypatch.setattr(step_plan, "CALL_COST", 0)
     shown = [[image(1), image(2, 24, 16)], [image(3, 16, 24)], [image(4)], [image(5)]]  # TRL stops at rows without

@@ -7,8 +7,9 @@ import pytest
 import trl_ext
 from tests import ppo_trainers, tiny, tool_task
 from tests.documents import BLOCKS
+from tests.nightly import nightly
 from tests.ppo_replay import OF_GROUPS, TOLERANCE, Settings, check
-from tests.ppo_trainers import CRITICS, stir
+from tests.ppo_trainers import stir
 from tests.rollouts import rollout
 from trl_ext.errors import RuleError
 
@@ -47,13 +48,17 @@ def rewards_of_turns(update):
     return found
 
 
-@pytest.mark.parametrize("by_turn", [False, True], ids=["whole", "turns"])
+WAYS = [("separate", True, "gae"), ("adapter", True, "gae"), ("none", True, "rloo"), ("none", True, "reinforce_pp")]
+WAYS += [("head", True, "gae"), ("head", False, "gae"), ("none", True, "grpo")]
+
+
 @pytest.mark.parametrize(
-    ("critic", "packing", "estimator"),
+    ("critic", "packing", "estimator", "by_turn"),
     [
-        *((critic, True, "gae") for critic in CRITICS),
-        ("head", False, "gae"),
-        *(("none", True, estimator) for estimator in ("reinforce_pp", "rloo", "grpo")),
+        # By day the first four, in turn with rewards of each turn and of the whole.
+        (*way, by_turn) if number < 4 and by_turn == number % 2 else nightly(*way, by_turn)
+        for number, way in enumerate(WAYS)
+        for by_turn in (False, True)
     ],
 )
 def test_an_update_is_that_of_the_turns_alone(critic, packing, estimator, by_turn, tmp_path):

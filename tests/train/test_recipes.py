@@ -16,7 +16,6 @@ from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.planner.folder import write_plan
-from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.units import gib
 from trl_ext.scripts.rewards import build_rules
@@ -109,19 +108,6 @@ def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkey
     assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
     assert float(said[2]) == pytest.approx(hardware.card.usable_gib, abs=0.1)
     assert float(said[1]) == pytest.approx(need_gib, rel=0.03)  # 3 %: changes of the formulas that move no recipe
-
-
-def test_a_question_about_the_reward_recipe_has_one_answer(monkeypatch):
-    """The planner's answer to the recipe's settings is that of `trl-ext check`: 18.9 GiB, 19.4 with slack."""
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    parsed = check_recipe.parse("rm-ultrafeedback-6x4090", "reward", [], 6)
-    keys = ("lora_r", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length")
-    settings = {key: getattr(parsed.training_args, key, None) or getattr(parsed.model_args, key) for key in keys}
-    kept = dict(method="lora", dtype="bfloat16", zero_stage=0, checkpoint_every=1, activation_offloading=False)
-    planned = plan("reward", "Qwen/Qwen2.5-7B-Instruct", "6x4090", **kept, **settings).best.estimate
-    run = run_of_recipe(parsed, shape_of(parsed), 6, check_recipe.read_launch(None, "rm-ultrafeedback-6x4090"))
-    checked = run.plans(parse_gpus("6x4090")).best.estimate
-    assert planned.memory == checked.memory == "18.9 GiB, 19.4 with slack,"
 
 
 @pytest.mark.parametrize("name", PRESETS)

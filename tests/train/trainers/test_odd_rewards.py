@@ -14,7 +14,7 @@ import torch
 from tests import grpo_trainers, ppo_trainers
 from trl_ext import RuleSet
 from trl_ext.rewards import LARGEST, Row, Rule, Verdict
-from trl_ext.trainers.grpo.rewards import guard, raise_together, within_bounds
+from trl_ext.trainers.grpo.rewards import guard, raise_together
 
 BEYOND = (
     *(1e16, -1e16, 3e38, -3e38, 1e39, -1e39, 1e308, -1e308, math.inf, -math.inf, math.nan, 10**400, -(10**400)),
@@ -51,19 +51,6 @@ def test_a_value_within_bounds_passes_as_it_is(value):
     alone, turns = scored(value)
     assert alone is value
     assert turns == (pytest.approx(float(value) + 0.5) if float(value) + 0.5 <= LARGEST else None)
-
-
-def test_turns_that_leave_the_bounds_together_or_cancel_beyond_them_are_no_score():
-    for turns in ([LARGEST, LARGEST], [1e39, -1e39], [math.inf, -math.inf]):
-        assert guard(lambda completions, t=turns, **_: [t], "odd", takes_turns=True)(completions=["a"]) == [None]
-
-
-def test_a_weight_counts_and_what_a_model_gave():
-    rewards = torch.tensor([[1.0, 2.0], [1e12, 1e12], [torch.inf, torch.nan], [-1e12, 0.0]])
-    found = within_bounds(rewards, torch.tensor([1e4, -0.5]), ["r", "s"])
-    nan = torch.nan
-    assert torch.equal(found.isnan(), torch.tensor([[1.0, 2.0], [nan, 1e12], [nan, nan], [nan, 0.0]]).isnan())
-    assert torch.equal(found.nan_to_num(), torch.tensor([[1.0, 2.0], [0.0, 1e12], [0.0, 0.0], [0.0, 0.0]]))
 
 
 # Training ---------------------------------------------------------------------------------------------------------

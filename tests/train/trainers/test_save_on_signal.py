@@ -1,18 +1,23 @@
 """Which signals end a run, and when; checkpoints/test_killed_runs.py resumes what they leave."""
 
+import asyncio
 import os
 import signal
-import sys
 import threading
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import psutil
 import pytest
 from transformers import TrainerCallback
 
+from tests import grpo_trainers
 from tests.preferences import pairs
 from tests.reward_trainers import trainer
+from trl_ext import RuleSet
+from trl_ext.rewards import Length, Verdict
+from trl_ext.rewards.rules import async_rule
+from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.trainers.ending import signals
 
 NUM_STEPS = 4
@@ -145,9 +150,25 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path):
     assert trained.state.global_step == 2
 
 
-def test_an_interactive_session_is_told_from_a_library_that_was_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
-    assert not signals.is_interactive()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: "a shell"))
-    assert signals.is_interactive()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hangs(AsyncRule):
+    """Answers in the first step, and never again."""
+
+    timeout_s: float = 600.0
+
+    async def score(self, row):
+        if row.step:
+            asyncio.get_running_loop().call_later(0.1, signal.pthread_kill, threading.main_thread().ident, 15)
+            await asyncio.sleep(600)
+        return Verdict(1.0)
+
+
+def test_a_signal_ends_the_calls_of_a_judge_that_hangs_and_the_run_saves(tmp_path, monkeypatch):
+    """They are given up within seconds, and the run saves as after any step."""
+    monkeypatch.setattr(async_rule, "LAST_S", 0.3)
+    rewards = RuleSet([Length(high=4, unit="words"), Hangs()])
+    subject = grpo_trainers.trainer(tmp_path, rewards=rewards, max_steps=9, save_strategy="steps", save_steps=100)
+    with pytest.raises(SystemExit) as end:
+        subject.train()
+    assert end.value.code == 75 and (tmp_path / "checkpoint-2").is_dir()
+    assert not async_rule._is_ending

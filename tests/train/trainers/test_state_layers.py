@@ -1,6 +1,5 @@
 """Layers that carry state along the row are packed and share prompts, with their kernels and without."""
 
-import copy
 import importlib
 
 import pytest
@@ -11,11 +10,9 @@ import trl_ext
 from tests import ppo_trainers, reward_trainers, state_kernels, tiny
 from tests.batches import forked
 from tests.grpo_trainers import learned, trained
-from tests.nightly import daily
-from tests.preferences import reward_model
+from tests.nightly import daily, nightly
 from tests.train.trainers.grpo.test_grpo_exactness import LOGP_TOLERANCE, check_exact, trainer
 from trl_ext.errors import PackingError
-from trl_ext.trainers.reward.scorer import RewardModel
 
 IDS = torch.arange(3, 40)[None]
 # A recurrence rounds by the sizes of its chunks.
@@ -34,8 +31,17 @@ def install(monkeypatch):
     return of
 
 
-@pytest.mark.parametrize("with_kernels", [False, True])
-@pytest.mark.parametrize("family", tiny.STATEFUL)
+KERNELS = ("qwen3_5", "granite4", "falcon_h1")  # families whose kernels are asked by day
+
+
+@pytest.mark.parametrize(
+    ("family", "with_kernels"),
+    [
+        (family, on) if on == (family in KERNELS) else nightly(family, on)
+        for family in tiny.STATEFUL
+        for on in (False, True)
+    ],
+)
 def test_packed_rows_share_prompts_and_score_as_each_row_alone(family, with_kernels, install, tmp_path, caplog):
     reference = tiny.model(family).train()
     without_kernels = reference(IDS).logits
@@ -50,7 +56,7 @@ def test_packed_rows_share_prompts_and_score_as_each_row_alone(family, with_kern
     check_exact(subject, reference, temperature=0.7)
 
 
-@pytest.mark.parametrize("family", tiny.STATEFUL)
+@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "qwen3_5", "lfm2", "falcon_h1"))
 def test_rows_that_fork_go_on_from_the_states_of_their_common_beginnings(family, tmp_path):
     subject = trainer(tiny.model(family), tmp_path)
     subject.model.train()
@@ -58,7 +64,7 @@ def test_rows_that_fork_go_on_from_the_states_of_their_common_beginnings(family,
         check_exact(subject, tiny.model(family).train(), forked(seed))
 
 
-@pytest.mark.parametrize("family", tiny.STATEFUL)
+@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "qwen3_next", "bamba"))
 def test_rows_that_share_nothing_are_left_to_kernels(family, install, tmp_path):
     """Mamba-2's layers in training by their fused kernel, which the row alone takes as well."""
     install(family)
@@ -67,7 +73,7 @@ def test_rows_that_share_nothing_are_left_to_kernels(family, install, tmp_path):
     check_exact(subject, tiny.model(family))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", daily([False, True], False))
 @pytest.mark.parametrize("family", ["qwen3_5", "granite4"])
 def test_so_they_do_under_gradient_checkpointing(family, reentrant, tmp_path):
     subject = trainer(tiny.model(family), tmp_path, gradient_checkpointing=True)
@@ -95,7 +101,7 @@ def test_where_a_kernel_ignores_the_state_of_a_prompt_none_is_shared(
 @pytest.mark.parametrize(
     ("family", "kernel"),
     [
-        ("qwen3_5", "torch_chunk_gated_delta_rule"),
+        nightly("qwen3_5", "torch_chunk_gated_delta_rule"),
         ("qwen3_5", "causal_conv1d_fn"),
         ("bamba", "mamba2_split_conv1d_scan_combined"),  # asked in training only
     ],
@@ -109,7 +115,7 @@ def test_a_kernel_that_ignores_where_sequences_begin_is_found_out(family, kernel
         trainer(tiny.model(family), tmp_path)
 
 
-@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "qwen3_5", "falcon_h1"))
+@pytest.mark.parametrize("family", daily(tiny.STATEFUL, "falcon_h1"))
 def test_three_steps_of_grpo_are_trls(family, tmp_path):
     # A mixture's auxiliary loss would keep a micro-batch whole.
     options = dict(max_steps=3, gradient_accumulation_steps=2, router_aux_loss_coef=0.0)
@@ -147,21 +153,6 @@ def test_three_steps_of_ppo_are_those_of_padded_rows(family, tmp_path):
         subject.train()
         found.append(ppo_trainers.trained_weights(subject))
     assert ppo_trainers.distance(*found) <= WEIGHT_TOLERANCE
-
-
-def test_a_reward_model_in_ppo_scores_completions_that_share_a_prompt_as_alone(tmp_path):
-    model = reward_model(tmp_path, "qwen3_5")
-    texts = [tiny.words(5, 6, 7) + " " + tiny.words(*answer) for answer in ((8, 9), (10,), (11, 12, 13))]
-    alone = copy.deepcopy(model).eval()
-    tokenizer = tiny.tokenizer()
-    ids = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in texts]
-    with torch.no_grad():
-        expected = torch.cat([alone(input_ids=one).logits[:, 0] for one in ids])
-    subject = RewardModel(model, tokenizer, "tiny", eos="never")
-    prompt = tiny.words(5, 6, 7) + " "
-    scores = subject([prompt] * 3, [text.removeprefix(prompt) for text in texts])
-    assert subject.packs and subject._shares_prompts
-    assert (scores - expected).abs().max() < LOGP_TOLERANCE
 
 
 def test_a_layer_that_does_not_pass_on_where_sequences_begin_is_found_out(tmp_path, monkeypatch):

@@ -102,14 +102,3 @@ def test_a_file_system_without_locks_is_said_and_does_not_stop_the_run(tmp_path,
     done.train()
     assert done.state.global_step == 1
     assert [text.partition(":")[0] for text in said] == [f"Nothing keeps a second run out of {tmp_path}"]
-
-
-def test_an_owner_that_cannot_be_read_is_another_run_and_one_of_another_machine_may_be_gone(owner, tmp_path):
-    own = json.loads((tmp_path / OWNER).read_text())
-    for content in ("", "[]", '{"host": "a", "pid": 1, "user": "\\u001b[2J", "since": "now"}'):
-        (tmp_path / OWNER).write_text(content)
-        with pytest.raises(ConfigError, match=r"is in use by another run\. Wait"):
-            check_free(tmp_path)
-    (tmp_path / OWNER).write_text(json.dumps(own | {"host": "node7"}))
-    with pytest.raises(ConfigError, match=f"on node7 .*; if that machine is gone, remove {tmp_path / LOCK}.$"):
-        check_free(tmp_path)

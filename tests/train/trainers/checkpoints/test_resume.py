@@ -13,6 +13,7 @@ from peft import LoraConfig
 
 from tests import grpo_trainers, ppo_trainers, reward_trainers, sampling_servers, tiny
 from tests.faults import forks, jobs
+from tests.nightly import nightly
 from tests.ppo_trainers import distance, trained_weights
 from trl_ext import RuleSet
 from trl_ext.errors import ConfigError
@@ -26,10 +27,6 @@ STEPS = 3
 
 def length_of_text(row) -> float:
     return float(len(row.text))
-
-
-def number_of_words(row) -> float:
-    return float(len(row.text.split()))
 
 
 def rules(function=length_of_text, **changes) -> RuleSet:
@@ -202,11 +199,6 @@ def test_a_changed_reward_function_is_a_sentence_unless_told(tmp_path, monkeypat
     assert resumed(tmp_path / "out", reward=after, max_steps=2, resume_despite="rewards").state.global_step == 2
 
 
-def test_a_changed_function_within_rules_is_another_run():
-    first, other = (dict(fingerprint.sources_of(rules(one))) for one in (length_of_text, number_of_words))
-    assert first and first != other
-
-
 def test_a_checkpoint_of_another_trainer_is_refused(folder, tmp_path):
     def ppo(folder, **changes):
         return ppo_trainers.trainer("head", folder, **SAVES | dict(max_steps=1) | changes)
@@ -238,18 +230,6 @@ def test_a_learning_rate_that_the_checkpoint_brings_along_is_told(tmp_path, capl
     assert "max_steps was 2 and is 3: the new value counts from here on." in said
     assert again.state.global_step == 3
     assert [log["learning_rate"] for log in again.state.log_history if "learning_rate" in log] == [1e-3] * 3
-
-
-def test_a_separate_critic_goes_on_at_the_learning_rate_of_the_checkpoint(tmp_path):
-    def ppo(**changes):
-        settings = SAVES | dict(max_steps=2, value_learning_rate=3e-3) | changes
-        return ppo_trainers.trainer("separate", tmp_path, **settings)
-
-    whole = ppo()
-    whole.train()
-    again = ppo(learning_rate=5e-4, value_learning_rate=7e-3)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert same(again, trained_weights(whole))
 
 
 def test_the_frozen_weights_under_an_adapter_are_part_of_the_run(tmp_path):
@@ -291,17 +271,6 @@ def test_what_moves_outside_the_policy_goes_on_where_it_stood(name, tmp_path, mo
     assert jobs.differences(whole, again) == []
 
 
-def test_the_epoch_of_a_stream_is_counted_from_its_beginnings_when_max_steps_has_changed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = lambda: jobs.pairs().select(range(32)).to_iterable_dataset()  # noqa: E731
-    jobs.trainer("reward", rows=rows(), max_steps=10, save_steps=5).train()
-    again = jobs.trainer("reward", rows=rows(), max_steps=20, save_strategy="no", logging_steps=1)
-    again.train(resume_from_checkpoint="out/checkpoint-5")
-    epochs = [log["epoch"] for log in again.state.log_history if "loss" in log and log["step"] > 5]
-    # The steps of a pass by max_steps: three more of the second pass, then four a pass.
-    assert [round(epoch, 4) for epoch in epochs[:8]] == [1.1, 1.15, 1.2, 2.05, 2.1, 2.15, 2.2, 3.05]
-
-
 def test_a_reference_that_cannot_move_or_is_not_in_the_checkpoint_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jobs.trainer("grpo", max_steps=1).train()
@@ -313,8 +282,9 @@ def test_a_reference_that_cannot_move_or_is_not_in_the_checkpoint_is_refused(tmp
         jobs.trainer("grpo", **MOVING)
 
 
-@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)], ids=["turned on", "turned off"])
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    ("before", "after", "step"), [(False, True, 1), (True, False, 2), nightly(False, True, 2), nightly(True, False, 1)]
+)
 def test_vllm_that_is_turned_on_or_off_between_rollouts_generates_again(before, after, step, tmp_path, monkeypatch):
     def made(name, use_vllm):
         vllm = dict(use_vllm=True, vllm_mode="server") if use_vllm else {}

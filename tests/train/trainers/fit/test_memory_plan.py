@@ -9,7 +9,6 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import HfArgumentParser
 
 from tests import tiny
 from tests.preferences import pairs, reward_model
@@ -202,15 +201,6 @@ def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
 
 
 # Who gave what ----------------------------------------------------------------------------------------------------
-
-
-def test_a_default_that_was_given_is_known_from_one_that_was_not_and_a_parser_gives_what_differs(tmp_path):
-    name = "per_device_train_batch_size"
-    assert name in GRPOConfig(str(tmp_path), **{name: 8}, **QUIET).given
-    assert name not in GRPOConfig(str(tmp_path), **QUIET).given
-    words = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "False", "--max_length", "64"]
-    (args,) = HfArgumentParser(RewardConfig).parse_args_into_dataclasses(words)
-    assert {"max_length", "use_cpu"} <= args.given and name not in args.given
 
 
 def test_our_parser_knows_the_words_of_flags_and_recipe(tmp_path):

@@ -12,6 +12,7 @@ from trl.generation.vllm_client import VLLMClient
 import trl_ext
 from tests import grpo_trainers, sampling_servers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE, prompts, reward
+from tests.nightly import daily, nightly
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import Length, RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
@@ -49,7 +50,11 @@ def weights(model):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, dict(num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=2), dict(steps_per_generation=4)],
+    [
+        nightly({}),
+        dict(num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=2),
+        nightly(dict(steps_per_generation=4)),
+    ],
     ids=str,
 )
 def test_weights_are_those_of_a_replay_with_samples_of_the_block_before(changes, servers, tmp_path, monkeypatch):
@@ -135,7 +140,7 @@ def test_metrics_say_how_far_the_samples_are_from_the_policy(servers, tmp_path):
     assert all(entry["sampling/generation_s"] > 0 for entry in log[1:])
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", daily([1, 2, 3], 2))
 def test_a_resumed_run_ends_with_the_same_bits(step, servers, tmp_path):
     changes = dict(generation_ahead=1, save_strategy="steps", save_steps=1)
     whole = made(trl_ext, tmp_path / "whole", **changes)

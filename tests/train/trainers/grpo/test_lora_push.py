@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig
 
 from tests import grpo_trainers, sampling_servers, tiny
-from tests.ppo_trainers import distance, stir, trained_weights
+from tests.ppo_trainers import distance, stir
 
 SETTINGS = dict(use_vllm=True, vllm_mode="server", rollout_func=None, max_completion_length=3, learning_rate=1e-2)
 OPTIONS = {
@@ -59,14 +59,6 @@ def as_pushed(trainer, mode):
     return pushed
 
 
-def test_twelve_pushes_leave_the_base_as_it_was(make):
-    trainer = make(max_steps=12)
-    base = frozen(trainer)
-    trainer.train()
-    assert [kind for kind, _ in trainer.vllm_generation.vllm_client.events].count("push") == 12
-    assert distance(frozen(trainer), base) == 0
-
-
 @pytest.mark.parametrize(("name", "mode"), [*((name, "server") for name in OPTIONS), ("all-linear", "colocate")])
 def test_what_is_pushed_is_the_merged_model_and_the_base_stays(name, mode, make):
     family, options = OPTIONS[name]
@@ -102,12 +94,3 @@ def test_an_exception_in_the_middle_of_a_push_leaves_the_base_as_it_was(make):
     assert distance(frozen(trainer), base) == 0
     trainer.model.merge_adapter()  # a layer that is merged already would stay as it is, with a warning
     assert distance(frozen(trainer), base) > 0
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(make):
-    saves = dict(save_strategy="steps", save_steps=2, max_steps=4)
-    whole = make(folder="whole", **saves)
-    whole.train()
-    again = make(folder="again", **saves)
-    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
-    assert distance(trained_weights(again), trained_weights(whole)) == 0

@@ -1,15 +1,12 @@
 """On-policy with vLLM the old policy is not forwarded: ratios, weights and metrics are those of TRL, which does."""
 
-import inspect
 import random
-import textwrap
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 import trl
-from trl.trainer import grpo_trainer
 
 import trl_ext
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, prompts, trainer, weights
@@ -98,30 +95,6 @@ def test_the_update_is_the_only_forward_of_the_policy(tmp_path, monkeypatch):
     seen = num_forwards(ours, monkeypatch)
     check_same(ours, theirs)
     assert seen == [True] * len(seen)
-
-
-@pytest.fixture
-def other_ratios(monkeypatch):
-    """Let TRL make its ratios of a third number, as one does that knows which tokens were sampled from."""
-    method = inspect.unwrap(grpo_trainer.GRPOTrainer._generate_and_score_completions)
-    plain = "(old_per_token_logps - sampling_per_token_logps) * mask"
-    source = textwrap.dedent(inspect.getsource(method))
-    assert source.count(plain) == 1
-    made: dict = {}
-    changed = source.replace(plain, f"({plain} + 0.2 * mask)")
-    exec(compile(changed, grpo_trainer.__file__, "exec"), vars(grpo_trainer) | {"__name__": "changed"}, made)
-    monkeypatch.setattr(grpo_trainer.GRPOTrainer, method.__name__, made[method.__name__])
-
-
-@pytest.mark.parametrize("mode", ["sequence_truncate", "token_truncate"])
-def test_ratios_that_trl_makes_of_more_than_two_log_probabilities_are_left_to_it(mode, other_ratios, tmp_path):
-    changes = dict(vllm_importance_sampling_mode=mode, max_steps=2)
-    ours, theirs = (believing(tmp_path, library, **changes) for library in (trl_ext, trl))
-    check_same(ours, theirs)
-    assert not ours._old_policy.is_left_out
-    for mine, other in zip(ours.state.log_history[:2], theirs.state.log_history[:2], strict=True):
-        names = {name for name in other if name.startswith(SAMPLING)}
-        assert {n: mine[n] for n in names} == pytest.approx({n: other[n] for n in names}, rel=1e-4)
 
 
 def test_where_the_policy_changes_in_between_its_first_numbers_are_kept(tmp_path, monkeypatch):

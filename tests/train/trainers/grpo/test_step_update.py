@@ -232,20 +232,6 @@ def test_the_metrics_of_a_step_in_one_micro_batch_are_trls(changes, tmp_path):
     assert any(value > 0 for one in ours for key, value in one.items() if "clip_ratio" in key)
 
 
-def test_trls_own_numbers_are_had_with_one_micro_batch_a_step_and_every_row_in_it(tmp_path):
-    """What docs/grpo.md says: otherwise ours are means over the step's tokens, TRL's of the micro-batches' means."""
-    keys = ("entropy", "clip_ratio/high_mean", "clip_ratio/high_max", "clip_ratio/region_mean")
-
-    def apart(skips, **more):
-        ours = entries(tmp_path, skip_zero_advantage=skips, **CLIPPED, **more)
-        theirs = entries(tmp_path, trl, **CLIPPED, **more)
-        return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True) for key in keys)
-
-    assert apart(False, **ONE_MICRO_BATCH) <= 5e-6
-    assert apart(None, **ONE_MICRO_BATCH) > 1e-4  # an entropy without the rows of zero advantage
-    assert apart(False) > 1e-4  # four micro-batches of unequal lengths
-
-
 def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):
     with_all, without = (entries(tmp_path, skip_zero_advantage=skips, **CLIPPED) for skips in (False, None))
     for one, other in zip(with_all, without, strict=True):

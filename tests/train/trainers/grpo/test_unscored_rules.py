@@ -98,25 +98,10 @@ def test_told_to_warn_the_run_goes_on_and_says_it_once(train, said):
     assert len(said) == 1 and "scored 0 of the 4 completions of step 1" in said[0] and "none_frac" in said[0]
 
 
-@pytest.mark.parametrize("kind", [list, stream_of])
-def test_a_gold_that_the_rule_cannot_read_in_any_row_is_an_error(kind, train):
-    data = rows_of(["no number"] * 8)
-    with pytest.raises(
-        DataError, match=r"'answer' can read the gold of none of the .* gold_invalid: column 'answer'.*on_unscored"
-    ):
-        train(RuleSet([Answer(), Length(high=2)]), data if kind is list else kind(data))
-
-
 def test_a_rule_without_a_column_that_scores_nothing_is_an_error_also_where_its_set_is_split(train):
     for given in (rules(Abstains()), rules(Abstains()).split()):
         with pytest.raises(DataError, match=r"'abstains' scored none of the 4 .* infra_error: no service"):
             train(given, rows_of(["w7"] * 8))
-
-
-def test_a_dataset_with_other_rows_for_the_rule_trains_and_says_so(train, said):
-    trainer = train(rules(), rows_of(MIXED))
-    assert trainer.state.global_step == 2
-    assert len(said) == 1 and "'answer' scored 0 of the 4 completions of step 1" in said[0]
 
 
 def test_a_stream_of_two_tasks_trains_where_the_other_task_has_its_rule(train, said):

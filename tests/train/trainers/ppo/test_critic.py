@@ -1,7 +1,5 @@
 """The critic's own course: where it starts, its warm-up, schedule, decay and clip norm, and its gradient's moment."""
 
-import weakref
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -12,7 +10,6 @@ from tests.nightly import daily
 from tests.ppo_trainers import CRITICS, distance, resumed_as_whole, stir, trained_weights
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.gradient_sync import settled
 from trl_ext.trainers.forward.roles import CRITIC, REWARD
 from trl_ext.trainers.ppo import trainer as ppo_trainer
 from trl_ext.trainers.ppo.critic.critics import SeparateCritic
@@ -62,7 +59,7 @@ def test_head_and_separate_critic_have_the_reward_models_score(tmp_path):
     assert distance(dict(value_model.state_dict()), dict(ppo_trainers.classifier(9).state_dict())) == 0.0
 
 
-@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("critic", daily(CRITICS, "adapter", "head"))
 def test_its_first_outputs_are_brought_to_the_scale_of_the_returns(critic, reward_folder, tmp_path):
     trainer = started(critic, tmp_path, reward_folder, kl_coef=0.0)
     trainer.model.train()
@@ -103,7 +100,7 @@ def test_a_run_that_stops_in_the_warm_up_goes_on_as_if_it_had_not(critic, tmp_pa
     resumed_as_whole(lambda out: stir(ppo_trainers.trainer(critic, out, **settings)), tmp_path, 2)
 
 
-@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("critic", daily(CRITICS, "adapter", "separate"))
 def test_actor_and_critic_follow_schedules_of_their_own(critic, tmp_path):
     settings = dict(max_steps=4, value_learning_rate=4e-3, value_lr_scheduler_type="linear")
     trainer = ppo_trainers.trainer(critic, tmp_path, **settings)
@@ -134,37 +131,6 @@ def test_a_warm_up_as_long_as_the_data_and_a_schedule_that_follows_a_metric_are_
 
 
 # Its gradient, which is computed before the policy's forward ---------------------------------------------------------
-
-
-def loss_of(weights, seen=None):
-    """Of weights, of which the last has no part in it."""
-    hidden = torch.tanh(weights[0] * torch.linspace(0, 1, 8))
-    if seen is not None:
-        seen.append(weakref.ref(hidden))
-    return (hidden * weights[1]).square().sum()
-
-
-def gradients(loss_from):
-    weights = [torch.full((8,), 0.5 + i, requires_grad=True) for i in range(3)]
-    (3 * loss_from(weights) + weights[0].sum()).backward()
-    return [weight.grad for weight in weights]
-
-
-def test_a_settled_loss_has_the_gradient_of_the_loss():
-    plain = gradients(loss_of)
-    found = gradients(lambda weights: settled(loss_of(weights), weights))
-    torch.testing.assert_close(found[:2], plain[:2])
-    assert plain[2] is None and found[2] is None
-
-
-@pytest.mark.parametrize("is_settled", [True, False])
-def test_nothing_of_its_graph_is_left(is_settled):
-    seen, weights = [], [torch.full((8,), 0.5, requires_grad=True) for _ in range(2)]
-    loss = loss_of(weights, seen)
-    if is_settled:
-        loss = settled(loss, weights)
-    assert (seen[0]() is None) == is_settled
-    assert loss.requires_grad and loss.item() > 0
 
 
 def trained(folder, **changes):

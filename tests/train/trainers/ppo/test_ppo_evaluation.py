@@ -65,14 +65,3 @@ def test_the_error_of_the_critic_is_that_of_a_training_batch(critic, packing, tm
     assert found["eval_loss/value_avg"] == pytest.approx(0.5 * left.square().mean().item() / scale**2, rel=1e-6)
     explained = 1 - left.var() / returns.var()
     assert found["eval_ppo/explained_variance"] == pytest.approx(explained.item(), abs=1e-6)
-
-
-def test_the_size_of_evaluation_batches_makes_no_difference(tmp_path):
-    """A mean of batches' explained variances would depend on it."""
-    found = {}
-    for size in (1, 8):
-        settings = dict(per_device_eval_batch_size=size, value_normalisation=False, **FIXED)
-        trainer = evaluating("head", tmp_path, **settings)
-        found[size] = stir(trainer).evaluate()
-    for name in ("loss/value_avg", "ppo/explained_variance", "objective/scores", "objective/kl"):
-        assert found[1][f"eval_{name}"] == pytest.approx(found[8][f"eval_{name}"], abs=1e-6)

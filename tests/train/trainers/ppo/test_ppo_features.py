@@ -11,7 +11,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 import trl_ext
 from tests import ppo_trainers, recipes, tiny
-from tests.nightly import daily
+from tests.nightly import daily, nightly
 from tests.ppo_trainers import distance, stir, trained_weights
 from trl_ext.compat.peft import base_model
 from trl_ext.trainers.fit.plan import inputs_of
@@ -40,7 +40,9 @@ def test_tokenized_prompts_are_not_tokenized_again(tmp_path):
     assert [ids[mask.bool()].tolist() for ids, mask in both] == [[5, 9], [44, 7]]
 
 
-@pytest.mark.parametrize("epochs, mini_batches, accumulation", [(1, 1, 1), (4, 1, 2), (2, 3, 1), (3, 2, 2)])
+@pytest.mark.parametrize(
+    "epochs, mini_batches, accumulation", [(1, 1, 1), nightly(4, 1, 2), nightly(2, 3, 1), (3, 2, 2)]
+)
 def test_epochs_and_mini_batches_give_the_steps_that_they_promise(epochs, mini_batches, accumulation, tmp_path):
     sizes = dict(num_ppo_epochs=epochs, num_mini_batches=mini_batches, gradient_accumulation_steps=accumulation)
     sizes |= dict(per_device_train_batch_size=2, total_episodes=2 * 2 * 6, max_steps=-1)
@@ -206,20 +208,6 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
     with hidden_from_names(base_model(trainer.model)):
         assert {name for name, _ in pusher._iter_named_params()} == names
     assert "value_head.weight" in dict(trainer.model.named_parameters())
-
-
-@pytest.mark.parametrize("packing", daily([True, False], True))
-def test_one_token_prompts_that_nothing_scores_go_through(packing, tmp_path):
-    def nothing(completions, **_):
-        return [None] * len(completions)
-
-    nothing.on_unscored = "warn"
-    data = Dataset.from_dict({"prompt": ["w5"] * 16})
-    trainer = head(tmp_path, data=data, packing=packing, max_steps=1, reward_funcs=nothing)
-    before = trained_weights(trainer)
-    trainer.train()
-    assert logged(trainer, "ppo/unscored_frac") == [1.0]
-    assert distance(before, trained_weights(trainer)) == 0
 
 
 def test_a_loaded_value_model_is_checkpointed(tmp_path):

@@ -11,9 +11,9 @@ import torch
 
 from tests import ppo_replay, ppo_trainers
 from tests.faults.starting import IS_THOROUGH
+from tests.nightly import nightly
 from tests.ppo_replay import OF_GROUPS
 from tests.train.trainers.ppo.test_ppo_without_critic import greedy_score, tied
-from trl_ext import PPOConfig
 
 KL, LOW, STEPS = 0.05, 0.004, 2
 ESTIMATORS = ("gae", "reinforce_pp", "rloo", "grpo", "remax")
@@ -98,14 +98,8 @@ def test_an_update_is_the_plain_replays(estimator, mode, kl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "estimator, kl", [*((name, "in the reward") for name in ESTIMATORS[1:]), ("rloo", "k3 in the loss")]
+    "estimator, kl",
+    [*(nightly(name, "in the reward") for name in ESTIMATORS[1:]), ("rloo", "k3 in the loss")],
 )
 def test_a_padded_one_is_so_too(estimator, kl, tmp_path):
     check_replay(estimator, "clip", kl, tmp_path, packing=False, max_tokens_per_forward=None)
-
-
-@pytest.mark.parametrize("mode", ["cispo", "sapo"])
-def test_a_copied_config_is_accepted(mode):
-    first = PPOConfig("out", use_cpu=True, bf16=False, per_device_train_batch_size=4, **MODES[mode])
-    copy = replace(first, generation_batch_size=None, steps_per_generation=None)
-    assert (copy.loss_type, copy.epsilon_high) == (first.loss_type, first.epsilon_high)

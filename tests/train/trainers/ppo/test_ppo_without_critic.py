@@ -7,7 +7,6 @@ from transformers.utils import logging
 from tests import ppo_trainers
 from tests.nightly import nightly
 from tests.ppo_trainers import distance, resumed_as_whole, trained_weights
-from trl_ext.errors import ConfigError
 
 
 def trainer_of(estimator, folder, **changes):
@@ -62,23 +61,6 @@ def test_rows_of_zero_advantage_are_left_out_where_that_changes_nothing(tmp_path
     assert max(shares[0]) > 0 and shares[0] == shares[1] and set(shares[2]) == {None}
     weights = [trained_weights(trainer) for trainer in runs]
     assert distance(weights[0], weights[1]) < 1e-6 and distance(weights[0], weights[2]) < 1e-6
-
-
-def test_leaving_them_out_is_refused_where_each_has_a_kl(tmp_path):
-    with pytest.raises(ConfigError, match=r"would change the gradient: beta=0\.05 adds a KL penalty to every row"):
-        trainer_of("rloo", tmp_path, skip_zero_advantage=True, kl_term="loss", kl_estimator="k2")
-
-
-@pytest.mark.parametrize("packing", [True, False])
-def test_a_step_is_said_to_have_no_gradient_only_where_it_has_none(packing, tmp_path, caplog):
-    """Rows of one group of each step tie; with bnpo, micro-batches are planned one by one."""
-    logging.enable_propagation()
-    settings = dict(kl_coef=0.0, reward_funcs=tied, shuffle_dataset=False, loss_type="bnpo", packing=packing)
-    settings |= dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)
-    trainer_of("rloo", tmp_path, **settings).train()
-    assert "no gradient" not in caplog.text
-    trainer_of("rloo", tmp_path, **settings | dict(reward_funcs=all_equal)).train()
-    assert caplog.text.count("The step has no gradient") == 1
 
 
 def test_a_greedy_completion_that_nothing_scores_leaves_its_row_out(tmp_path):

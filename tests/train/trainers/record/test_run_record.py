@@ -17,7 +17,7 @@ from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.monitor import ProgressLine
 from trl_ext.monitor.record import read_record
 from trl_ext.rewards.rules.length import Length
-from trl_ext.trainers.record.recipe import commit_of, recipe_of
+from trl_ext.trainers.record.recipe import commit_of
 
 ROWS = Dataset.from_list([{"prompt": tiny.words(i, i + 1)} for i in range(3, 11)])
 SIZES = dict(max_steps=1, per_device_train_batch_size=4, num_generations=2, max_completion_length=4)
@@ -206,8 +206,3 @@ def test_the_commit_is_that_of_the_folders_repository(tmp_path):
     git("worktree", "add", "-q", str(tmp_path / "two"))
     assert commit_of(tmp_path / "one" / "below") == commit_of(tmp_path / "two") == head
     assert commit_of(tmp_path) is None and commit_of(tmp_path / "nothing") is None
-
-
-def test_a_word_for_all_layers_stays_a_word(tmp_path):
-    run = trainer(tmp_path, peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    assert recipe_of(run)[0]["lora_target_modules"] == "all-linear"

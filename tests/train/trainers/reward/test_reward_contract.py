@@ -139,38 +139,6 @@ def test_a_score_is_the_same_in_all_trainers_whatever_ended_the_answer(end, trai
         assert accuracy(scores) == 1.0
 
 
-def told_apart(seed: int) -> dict[str, list]:
-    """A pair of conversations: one word, somewhere in the answer, makes it better or worse."""
-    draw = random.Random(seed)
-    pair = {"prompt": [{"role": "user", "content": f"w{draw.randrange(20, tiny.VOCAB)}"}]}
-    for side, word in (("chosen", "w3"), ("rejected", "w4")):
-        words = [f"w{draw.randrange(20, tiny.VOCAB)}" for _ in range(draw.randrange(4, 10))]
-        words[draw.randrange(len(words))] = word
-        pair[side] = [{"role": "assistant", "content": " ".join(words)}]
-    return pair
-
-
-def test_answers_that_were_cut_off_are_judged_as_in_training(tmp_path):
-    """81 % of these pairs are in order where the score is read at the last word, which was never trained."""
-    rows = [told_apart(seed) for seed in range(16 * 60)]
-    settings = dict(max_steps=60, per_device_train_batch_size=16, learning_rate=1e-2)
-    subject = trainer(tmp_path, rows, model=ppo_trainers.classifier(), **settings)
-    subject.train()
-    judge = str(tmp_path / "judge")
-    subject.save_model(judge)
-    held_out = [told_apart(seed) for seed in range(10**6, 10**6 + 100)]
-    prompts = [row["prompt"] for row in held_out] * 2
-    completions = [row[side] for side in ("chosen", "rejected") for row in held_out]
-    data = Dataset.from_dict({"prompt": prompts})
-    for asking in (
-        grpo(tmp_path, judge, None, prompts),
-        ppo_trainers.trainer("head", tmp_path, data=data, reward_model=judge),
-    ):
-        scores = asking._calculate_rewards([{}] * 200, prompts, completions, [[5]] * 200)[:, 0]
-        assert accuracy(scores) == 1.0
-        assert scores[:100].std() < scores[:100].mean() / 4
-
-
 def test_the_record_lies_beside_the_model(trained):
     record = read_record(trained.folder)
     tokenizer = trained.tokenizer()
@@ -236,11 +204,6 @@ def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
         trl_ext.GRPOConfig(str(tmp_path), reward_model_eos="always", use_cpu=True, bf16=False)
 
 
-def test_several_labels_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="A reward model has one label; LlamaForSequenceClassification has 3"):
-        grpo(tmp_path, ppo_trainers.classifier(num_labels=3), tiny.tokenizer(), PROMPTS)
-
-
 def answers(end: str):
     """A rollout of ragged answers, all of them finished or cut off."""
 
@@ -266,15 +229,6 @@ def test_rewards_are_those_that_trl_logs(is_chat, end, tmp_path):
         assert logs[-1][0]["reward_std"] > 100 * TOLERANCE
     for theirs, ours in zip(*logs, strict=True):
         assert ours == pytest.approx(theirs, abs=TOLERANCE)
-
-
-def test_ppo_reads_conversations_as_trls_grpo(tmp_path):
-    prompts = [[{"role": "user", "content": prompt.strip()}] for prompt in PROMPTS]
-    rows = [{}] * 4, prompts, [[{"role": "assistant", "content": f"w7 w{i + 9}"}] for i in range(4)], [[7, 9]] * 4
-    theirs = grpo(tmp_path, ppo_trainers.classifier(), chat_tokenizer(), prompts, trl)._calculate_rewards(*rows)
-    judge = dict(reward_model=ppo_trainers.classifier(), reward_processing_classes=chat_tokenizer())
-    subject = ppo_trainers.trainer("head", tmp_path, data=Dataset.from_dict({"prompt": prompts * 2}), **judge)
-    assert difference(subject._calculate_rewards(*rows), theirs) < TOLERANCE and theirs.std() > 100 * TOLERANCE
 
 
 def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):

@@ -1,6 +1,5 @@
 """Preference pairs on their way to a reward model: TRL's tokens, sides that are too long, streams."""
 
-import logging
 import random
 from functools import cache
 
@@ -8,10 +7,10 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
 
 import trl_ext
 from tests import tiny
+from tests.nightly import daily, nightly
 from tests.preferences import pairs, reward_model
 from tests.reward_trainers import PAIRS, trainer, warnings_of, weights
 from trl_ext.errors import ConfigError, DataError, PackingError
@@ -96,8 +95,7 @@ def test_pretokenised_pairs_stay_as_they_are_and_may_carry_their_old_names(tmp_p
     assert ids_of(trainer(tmp_path, renamed).train_dataset) == ids_of(dataset)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(max_tokens_per_forward=120)], ids=str)
-@pytest.mark.parametrize("form", ["torch", "numpy"])
+@pytest.mark.parametrize(("form", "changes"), [("torch", dict(max_tokens_per_forward=120)), ("numpy", {})])
 def test_pairs_may_be_formatted_as_tensors_as_in_trl(form, changes, tmp_path):
     dataset = pretokenised().add_column("margin", [0.5] * 8).with_format(form)
     theirs = trainer(tmp_path, dataset, trl, max_steps=2).train()
@@ -127,12 +125,6 @@ def test_dropped_pairs_are_counted_in_one_warning_for_each_dataset(tmp_path, cap
     assert f"eval_dataset: {dropped[1]} of 16 pairs have a side longer than max_length=30 tokens" in of_eval
 
 
-def test_pairs_that_fit_are_no_warning(tmp_path, caplog):
-    for max_length in (None, 60):
-        trainer(tmp_path, pretokenised(32), max_length=max_length)
-    assert warnings_of(caplog) == []
-
-
 # Streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +142,7 @@ WAYS = [{}, dict(max_tokens_per_forward=120), dict(packing=False)]
 
 
 # A pair over the budget gets a forward of its own.
-STREAMED = [*zip(WAYS, (2, 2, 1), strict=True), (dict(max_tokens_per_forward=20), 1)]
+STREAMED = [nightly({}, 2), (WAYS[1], 2), nightly(WAYS[2], 1), (dict(max_tokens_per_forward=20), 1)]
 
 
 @pytest.mark.parametrize(("changes", "accumulation"), STREAMED, ids=str)
@@ -159,18 +151,6 @@ def test_steps_on_a_stream_are_trls(changes, accumulation, tmp_path):
     settings = dict(gradient_accumulation_steps=accumulation)
     ours, theirs = trained(tmp_path, stream, **settings, **changes), trained(tmp_path, stream, trl, **settings)
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize("changes", WAYS, ids=str)
-def test_a_bad_pair_of_a_stream_is_left_out_with_one_warning(changes, tmp_path, caplog):
-    logging.Logger.warning_once.cache_clear()
-    good = pairs(16).to_list()
-    bad = good[0] | {"chosen": " "}
-    rows = [*good[:3], bad, *good[3:7], bad, *good[7:]]
-    left = trained(tmp_path, Dataset.from_list(rows).to_iterable_dataset(), **changes)
-    (warning,) = warnings_of(caplog)
-    assert "train_dataset: a pair with an empty side came along; such pairs are left out" in warning
-    assert torch.equal(left, trained(tmp_path, Dataset.from_list(good).to_iterable_dataset(), **changes))
 
 
 def test_a_stream_is_fitted_to_length_as_a_dataset_is(tmp_path):
@@ -182,15 +162,10 @@ def test_a_stream_is_fitted_to_length_as_a_dataset_is(tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_stream_without_max_steps_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max_steps"):
-        trainer(tmp_path, pairs(8).to_iterable_dataset())
-
-
 # Loading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", WAYS[:2], ids=str)
+@pytest.mark.parametrize("changes", daily(WAYS[:2], WAYS[1]), ids=str)
 def test_worker_processes_load_the_same_rows_and_columns_that_are_not_removed_are_harmless(changes, tmp_path):
     dataset = pairs(16).add_column("source", ["web"] * 16)
     ways = ({}, dict(dataloader_num_workers=1), dict(remove_unused_columns=False))
@@ -203,18 +178,6 @@ def test_worker_processes_load_the_same_rows_and_columns_that_are_not_removed_ar
 
 def tokens(chosen=(5, 6, 2), rejected=(5, 7, 2)):
     return {"chosen_ids": list(chosen), "rejected_ids": list(rejected)}
-
-
-def test_no_pair_within_max_length_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"8 of 8 pairs have a side longer than max_length=2 tokens, so none is left"):
-        trainer(tmp_path, max_length=2)
-
-
-def test_a_model_with_three_labels_is_refused(tmp_path):
-    tiny.model("llama").save_pretrained(tmp_path)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    with pytest.raises(ValueError, match=r"`num_labels=3`.*require `num_labels=1`"):
-        trainer(tmp_path, model=model)
 
 
 def test_a_pair_over_the_budget_is_refused_with_its_row_and_the_number_to_set(tmp_path):
@@ -231,13 +194,6 @@ def test_a_budget_of_exactly_the_longest_pair_is_enough(tmp_path):
     # A pair that needs its prompt twice needs more.
     with pytest.raises(DataError, match="row 1 with 13 tokens"):
         trainer(tmp_path, [tokens(), tokens(range(5, 15))], max_tokens_per_forward=12, share_prompt=False)
-
-
-def test_a_pair_over_the_budget_is_named_as_the_user_numbers_it(tmp_path):
-    """Rows 0 and 2 are dropped for their length, so that the pair's number in what is left is 1."""
-    rows = [tokens(range(5, 40)), tokens(), tokens(range(5, 40)), tokens(range(5, 15))]
-    with pytest.raises(DataError, match=r"1 of 2 pairs of train_dataset; the first is row 3 with 12 tokens"):
-        trainer(tmp_path, rows, max_tokens_per_forward=11, max_length=20)
 
 
 BALANCED = dict(max_tokens_per_forward=128, train_sampling_strategy="batch_rebalance")
@@ -263,7 +219,7 @@ def test_settings_that_contradict_each_other_are_refused(subtests, tmp_path):
             trainer(tmp_path, **changes)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(max_tokens_per_forward=130), dict(packing=False)], ids=str)
+@pytest.mark.parametrize("changes", daily(WAYS, WAYS[1]), ids=str)
 def test_grouping_by_length_is_trls(changes, tmp_path):
     dataset = pairs(24).add_column("length", [7 * i % 24 for i in range(24)])
     settings = dict(train_sampling_strategy="group_by_length", remove_unused_columns=False, max_steps=3)

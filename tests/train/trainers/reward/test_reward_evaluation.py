@@ -7,7 +7,6 @@ import trl
 from datasets import Dataset
 
 import trl_ext
-from tests import tiny
 from tests.nightly import daily
 from tests.preferences import pairs, reward_model
 from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
@@ -89,12 +88,6 @@ def test_predictions_and_what_compute_metrics_sees_are_trls(way, tmp_path):
     predicted = subject.predict(subject.eval_dataset)
     assert np.abs(predicted.predictions - expected).max() <= TOLERANCE
     assert predicted.metrics["test_loss"] == pytest.approx(theirs["eval_loss"], abs=TOLERANCE)
-
-
-def test_compute_metrics_may_ask_for_more(tmp_path):
-    given, asks = [], dict(include_for_metrics=["loss", "inputs"], eval_dataset=pairs(8, seed=1))
-    trainer(tmp_path, compute_metrics=lambda p: given.append(p) or {}, **asks).evaluate()
-    assert given[0].losses is not None and given[0].inputs is not None
 
 
 def test_several_evaluation_datasets_are_told_apart(tmp_path):
@@ -231,11 +224,3 @@ def test_scores_that_follow_length_are_told(likes_w9, tmp_path):
     metrics = trainer(tmp_path, eval_dataset=Dataset.from_list(rows), **likes_w9).evaluate()
     # Ranks of scores 3.5, 3.5, 1.5, 1.5 and of lengths 4, 3, 1.5, 1.5: covariance 4 over the root of 4 * 4.5.
     assert metrics["eval_score_length_correlation"] == pytest.approx(4 / (4 * 4.5) ** 0.5)
-
-
-def test_the_model_of_these_tests_does_prefer_w9(likes_w9, tmp_path):
-    ids = torch.tensor([[5, 6, 9, 2], [5, 6, 8, 2]])
-    model = trainer(tmp_path, **likes_w9).model.eval()
-    high, low = model(input_ids=ids).logits[:, 0].tolist()
-    assert high == pytest.approx(-low) and high > 0.9
-    assert tiny.tokenizer()("w9")["input_ids"] == [9]

@@ -10,7 +10,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, trainer
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.rows.pairs import check_columns, check_pairs
+from trl_ext.trainers.rows.pairs import check_pairs
 
 
 def text(prompt="w5 ", chosen="w6", rejected="w7", **more):
@@ -180,11 +180,6 @@ def test_messages_that_the_chat_template_refuses_are_named(model, tmp_path):
     sentence = r"train_dataset: row 4 has messages that the chat template refuses: no system"
     with pytest.raises(DataError, match=sentence):
         trainer(tmp_path, pairs(system, good=chat), model=model, processing_class=tokenizer)
-
-
-def test_a_list_is_no_dataset():
-    with pytest.raises(DataError, match=r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list"):
-        check_columns([text()], "train_dataset")
 
 
 def test_a_rows_number_is_that_of_the_users_dataset(model, tmp_path):

@@ -288,10 +288,6 @@ def test_what_else_comes_along_with_a_stream_or_is_given_later_is_a_sentence(tmp
         grpo(tmp_path, texts()).evaluate(texts(" "))
 
 
-def test_a_column_may_be_called_self(tmp_path):
-    grpo(tmp_path, texts().add_column("self", ["w5"] * 4)).train()
-
-
 # Too few ----------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import trl
-from datasets import Dataset, Image, List
 from peft import LoraConfig
 
 import trl_ext
@@ -127,28 +126,6 @@ def with_image_token(prompts, trainer):
 def test_a_completion_with_an_image_token_is_named(tmp_path):
     with pytest.raises(DataError, match=r"^Row 3 has \d+ image tokens \(id 3\), and its \d images"):
         run(tmp_path, rollout_func=with_image_token)
-
-
-def test_where_no_row_shows_an_image_its_token_is_text(tmp_path):
-    options = dict(data=rows([[], [], [], []]), rollout_func=with_image_token)
-    ours = learned(run(tmp_path, packing=True, **options))
-    assert (ours - learned(run(tmp_path, trl, **options))).abs().max() <= WEIGHT_TOLERANCE
-
-
-def test_rows_whose_images_cannot_be_read_are_named(tmp_path):
-    files = []
-    for number in range(6):
-        image(number).save(file := tmp_path / f"{number}.png")
-        files.append([str(file)])
-    (tmp_path / "2.png").write_text("no image")
-    whole = (tmp_path / "4.png").read_bytes()
-    (tmp_path / "4.png").write_bytes(whole[: len(whole) // 2])
-    prompts = [[{"role": "user", "content": "w9"}]] * 6
-    data = Dataset.from_dict({"prompt": prompts, "images": files}).cast_column("images", List(Image()))
-    with pytest.raises(
-        DataError, match=r"row 2 has an image that cannot be read \(no image file\); row 4 has an image"
-    ):
-        run(tmp_path, data=data)
 
 
 def test_an_image_at_the_end_of_a_beginning_is_shared_whole():

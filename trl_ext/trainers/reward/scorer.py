@@ -90,7 +90,6 @@ class CompletionScorer:
         self._max_tokens = max_tokens_per_forward or DEFAULT_MAX_TOKENS
         self._autocast = autocast
         self._agree = agree
-        self._warned_of_cut = False
 
     def _prepare(self) -> None:
         """Get ready to score; runs at the start of every call."""
@@ -126,13 +125,11 @@ class CompletionScorer:
         limit = self._num_positions
         if not sequences or limit is None or max(map(len, sequences)) <= limit:
             return sequences
-        if not self._warned_of_cut and is_main_process():
-            logger.warning(
-                f"A sequence of {max(map(len, sequences))} tokens is longer than the {limit} positions of the reward "
-                f"model {self.name}. Such sequences lose their first tokens before they are scored. Shorten prompts "
-                "or completions to avoid it."
+        if is_main_process():
+            logger.warning_once(
+                f"Sequences longer than the {limit} positions of the reward model {self.name} lose their first tokens "
+                "before they are scored. Shorten prompts or completions to avoid it."
             )
-        self._warned_of_cut = True
         return [ids[-limit:] for ids in sequences]
 
     # Forwards --------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ SLIPS = [
 UNFIT = [
     ([*LORA, "--reward_adapter", "small"], "has hidden size 32, the policy 64. Train it on the policy's base model."),
     (["--critic", "separate", "--value_model", "foreign"], "has 77 tokens, the actor "),
-    (["--critic", "separate", "--value_model", "broken"], "(critic='separate') gave NaN or infinity at "),
+    (["--critic", "separate", "--value_model", "broken"], "The norm of the critic's gradient is nan in step 1"),
 ]
 
 

@@ -269,10 +269,10 @@ def _planned_cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
         if gpu.usable_gib < need:
             what = f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_gib:.1f} usable."
             yield problem("plan", what, "Plan again with --gpus for the cards that are here.")
-        elif gpu.usable_now_gib < need:
+        elif (now := gpu.free_gib - CONTEXT_GIB) < need:
             what = (
-                f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_now_gib:.1f} usable "
-                f"now, after memory of other processes and {CONTEXT_GIB} GiB for CUDA."
+                f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {now:.1f} usable now, after "
+                f"memory of other processes and {CONTEXT_GIB} GiB for CUDA."
             )
             yield problem("plan", what, "End the processes that use the card; nvidia-smi lists them.")
         if gpu.capability < BF16 and not plan.job.fp16:

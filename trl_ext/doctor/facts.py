@@ -32,11 +32,6 @@ class Gpu:
         """Memory for tensors, on a card that no other process uses."""
         return self.total_gib - CONTEXT_GIB
 
-    @property
-    def usable_now_gib(self) -> float:
-        """Memory for tensors, with the current use by other processes."""
-        return self.free_gib - CONTEXT_GIB
-
 
 @dataclass(frozen=True, slots=True)
 class Kernels:

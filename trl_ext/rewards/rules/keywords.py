@@ -66,7 +66,7 @@ class Keywords(Rule):
         required = folded_words(self.required, self.ignore_case, 1)
         text = cased(row.text, self.ignore_case)
         if any(" " in word for word, _, _ in (*forbidden, *required)):  # Otherwise spaces do not matter.
-            text = spaced(text)
+            text = " ".join(text.split())
         texts = text, unmarked(text)
         excess = [shown for word, shown, most in forbidden if self._count(word, texts, most + 1) > most]
         if excess:
@@ -87,13 +87,9 @@ def cased(text: str, ignore_case: bool) -> str:
     return text.casefold() if ignore_case else text
 
 
-def spaced(text: str) -> str:
-    return " ".join(text.split())
-
-
 def fold(word: str, ignore_case: bool) -> str:
     """Return a keyword in the form for the comparison."""
-    return spaced(cased(word, ignore_case))
+    return " ".join(cased(word, ignore_case).split())
 
 
 @lru_cache(maxsize=256)

@@ -55,19 +55,15 @@ class Explanation:
 
 def _cells(part: Part) -> tuple[str, ...]:
     adds = _number(part.contribution, "+")
-    gated = "yes" if part.gated else "no"
-    return part.rule, _number(part.value, ""), part.status, f"{part.weight:g}", gated, adds, one_line(part.detail)
+    gated, detail = "yes" if part.gated else "no", " ".join(part.detail.split())
+    return part.rule, _number(part.value, ""), part.status, f"{part.weight:g}", gated, adds, detail
 
 
 def _number(value: float | None, sign: str) -> str:
     return "none" if value is None else f"{value:{sign}.3f}"
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def shortened(text: str, width: int = 160) -> str:
     """Return the text on one line of at most `width` characters."""
-    text = one_line(text)
+    text = " ".join(text.split())
     return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,4 +1,4 @@
-"""A user's mistake is printed once whichever rank it is, in words where a library says it, and leaves no folder."""
+"""A user's mistake is printed once whichever rank it is, in words where a library says it."""
 
 import multiprocessing
 import sys

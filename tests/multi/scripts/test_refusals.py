@@ -1,4 +1,4 @@
-"""What stops a launched run before step 1 is said once, by whichever rank has it, and leaves no folder.
+"""What stops a launched run before step 1 is said once, by whichever rank has it.
 
 DeepSpeed's refusals stand here, too: they need a process that DeepSpeed may keep.
 """
@@ -59,7 +59,6 @@ def test_a_sentence_that_all_ranks_have_is_printed_once(recipe, tmp_path):
     done = ended([*launched("cpu", 2), *script], tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("error: max_tokens_per_forward=5 is smaller than the longest row") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "recipe.yaml"}
 
 
 # DeepSpeed --------------------------------------------------------------------------------------------------------
@@ -92,10 +91,8 @@ def test_deepspeed_that_is_not_installed_is_a_sentence(recipe, tmp_path):
 
 
 def check(folder, script, words):
-    """Run a script as the one process of a launch: it ends in a sentence, and leaves nothing."""
-    before = {path.name for path in folder.iterdir()}
+    """Run a script as the one process of a launch: it ends in a sentence."""
     address = dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=0)
     done = ended([warm_python(), *script], folder, **address)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
     assert words in done.stderr.partition("\nerror: ")[2].splitlines()[0]
-    assert {path.name for path in folder.iterdir()} == before

@@ -1,4 +1,4 @@
-"""Data of any columns reach step 1; what cannot be trained on is one sentence, exit code 2, and leaves nothing."""
+"""Data of any columns reach step 1; what cannot be trained on is one sentence, and exit code 2."""
 
 import json
 from itertools import product
@@ -110,14 +110,13 @@ def lines(rows) -> str:
     ("script", "kind"),
     [one if one in DAILY else nightly(*one) for one in product(SCRIPTS, REFUSED)],
 )
-def test_bad_data_end_a_script_in_one_sentence_and_leave_nothing(script, kind, models, tmp_path, capfd):
+def test_bad_data_end_a_script_in_one_sentence(script, kind, models, tmp_path, capfd):
     module, rows, own = SCRIPTS[script]
     row, changes, sentence = REFUSED[kind]
     bad = [{name: None for name in rows[0]}] if kind == "evaluation" else []
     files = {"train": lines([*rows[:5], rows[5] | row, *rows[6:]]), "test": lines([rows[0]] * 1000 + bad)}
     argv = argv_of(tmp_path, files, models / "plain" / script, **own | changes)
     assert sentence in recipes.stopped(capfd, module.main, argv)
-    assert not (tmp_path / "runs").exists()
 
 
 STREAMS = {

@@ -85,6 +85,9 @@ def check_model(model_args: ModelConfig) -> None:
     if not name:
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
     check_folder(name, "model_name_or_path")
+    revision = model_args.model_revision
+    if Path(name).is_dir() and revision not in (None, "main"):
+        raise ConfigError(f"model_revision={revision} has no effect on the folder {name}. Leave it out.")
 
 
 def check_folder(name: str, flag: str) -> None:

@@ -43,6 +43,8 @@ VALUES = [
     ("log_level", "loud", "log_level='loud' is unknown. Use one of: detail, debug"),
     ("torch_compile_mode", "fast", "torch_compile_mode='fast' is unknown"),
     ("dtype", "float16", "dtype=float16 rounds an optimizer step on a CPU away"),
+    ("dataset_train_split", "trian", "is one file and has no split 'trian'"),
+    ("model_revision", "zzz", "model_revision=zzz has no effect on the folder"),
     ("output_dir", "a\0b", "holds a NUL character"),
     ("output_dir", "x" * 300, "is too long"),
     ("parallelism_config", 7, "(AttributeError in "),

@@ -41,6 +41,8 @@ def plan(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     if arguments.presets:
+        if set(argv) - {"--presets", "--json"}:
+            raise ConfigError("--presets lists the presets and takes --json alone. Ask for one by --preset NAME.")
         from trl_ext.memory.planner.presets import PRESETS
 
         if arguments.json:

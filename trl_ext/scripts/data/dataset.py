@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.data.hub import leave_if_unreachable, unreachable
+
+logger = logging.get_logger(__name__)
 
 # Name of the reader in `datasets`, by suffix.
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -50,6 +54,9 @@ class DatasetSource:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
         if self.is_local:
             self._check_local(Path(str(self.name)))
+        # Only a warning for files, so that a recipe for a hub dataset reads a local copy with --dataset_name alone.
+        if self.config and self._files():
+            logger.warning_once(f"dataset_config '{self.config}' has no effect on {self.name}: it is read as it is.")
         if self.config and self.mixture is not None:
             raise ConfigError(
                 f"dataset_config is '{self.config}', which has no effect on a mixture. Give `name` to its `datasets`."
@@ -136,6 +143,10 @@ class DatasetSource:
             raise DataError(f"There is no file or folder {path}. Check --dataset_name.")
         if path.is_file() and path.suffix not in READERS:
             raise DataError(f"{path} is none of {', '.join(READERS)}. Convert it to one of them.")
+        if path.is_file() and self.train_split != "train":
+            raise DataError(
+                f"{path} is one file and has no split '{self.train_split}'. Leave dataset_train_split out."
+            )
         if path.is_file() and self.test_split:
             raise DataError(f"{path} is one file and has no split '{self.test_split}'. Give a folder. {_ADVICE}")
         for split, file in self._files().items():

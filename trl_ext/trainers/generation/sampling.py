@@ -14,7 +14,7 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from trl_ext.compat.peft import adapter_layers
+from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
@@ -25,6 +25,12 @@ from trl_ext.trainers.generation.parts import RolloutPart
 from trl_ext.trainers.step.unpadded import rows_without_prompt
 
 logger = logging.get_logger(__name__)
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS = (
+    "vLLM may route tokens of this mixture of experts to others than the trainer does, and so give them other "
+    "log-probabilities: sampling/sampling_logp_difference/mean and sampling/importance_sampling_ratio/min show how "
+    "far. Where ratios fall far below 1, vllm_importance_sampling_mode=token_truncate keeps what others drop."
+)
 
 
 @contextmanager
@@ -48,6 +54,9 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
     """Push weights with LoRA to vLLM layer by layer; return the part that generates ahead if the config has it."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)
+        config = base_model(trainer.model).config.get_text_config()
+        if any(getattr(config, name, 0) for name in _NUM_EXPERTS) and trainer.accelerator.is_main_process:
+            logger.warning(_EXPERTS)
     is_ahead = getattr(trainer.args, "generation_ahead", 0)
     return [GenerationAhead(trainer, takes_images=takes_images)] if is_ahead else []
 

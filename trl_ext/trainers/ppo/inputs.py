@@ -43,6 +43,11 @@ def check_arguments(
     if not isinstance(args, PPOConfig):
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
     check_settings(args)
+    if args.kl_estimator != "k1" and args.kl_term == "reward" and args.beta > 0:
+        logger.warning_once(
+            f"kl_estimator='{args.kl_estimator}' in the reward hardly holds the policy back: its gradient is not the "
+            "KL's and vanishes near the reference. Use k1, or kl_term='loss', unless that is what you want."
+        )
     if data_collator is not None:
         logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
     if model is None:

@@ -5,6 +5,8 @@ on a list of fields that do not change the numbers.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
@@ -13,24 +15,34 @@ from trl_ext.trainers.ppo.objective.equations import OF_GROUPS, PER_TOKEN
 from trl_ext.trainers.settings.values import is_given
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
+_ONE_SCORE = (
+    "the critic predicts one score per completion, the weighted sum of all rewards. Weigh them by reward_weights"
+)
+_KL_IN_LOSS = "it belongs to a KL term in the loss, and PPO's KL is part of the reward (kl_coef, kl_estimator)"
 _REFERENCE = (
     "PPO measures its KL against one fixed reference. To let the policy go further from it, lower kl_coef or set "
     "kl_target"
 )
 _ORDER = "GRPO's sampler, which deals whole groups, decides the order of the rows. Use seed and shuffle_dataset"
+_PREDICTIONS = "an evaluation generates and scores completions, and collects no labels and no predictions"
 
 REASONS = {
     "scale_rewards": f"{_GROUPS} (whiten_rewards scales rewards, too)",
     "oversample": f"{_GROUPS}, so that no group is without variance",
     "curriculum": "a pass rate takes a group of completions, and PPO samples one for a prompt as a rule",
-    "multi_objective_aggregation": "the critic predicts one score per completion, the weighted sum of all rewards. "
-    "Weigh them by reward_weights",
-    "use_bias_correction_kl": "it belongs to GRPO's KL in the loss, and PPO has kl_coef, kl_estimator and kl_term",
+    "multi_objective_aggregation": _ONE_SCORE,
+    "use_bias_correction_kl": _KL_IN_LOSS,
     "sync_ref_model": _REFERENCE,
     "ref_model_mixup_alpha": _REFERENCE,
     "ref_model_sync_steps": _REFERENCE,
     "train_sampling_strategy": _ORDER,
+    "length_column_name": _ORDER,
     "data_seed": _ORDER,
+    "label_smoothing_factor": "there are no labels in PPO's losses",
+    "label_names": _PREDICTIONS,
+    "batch_eval_metrics": _PREDICTIONS,
+    "include_for_metrics": _PREDICTIONS,
+    "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True",
 }
 # Values that describe PPO's behaviour, and so are not refused: no samples are shown, TRL's old spelling of "group",
@@ -40,11 +52,18 @@ _TRUE_ANYWAY = {
     "scale_rewards": (True,),
     "score_normalisation": ("none",),
     "score_clip": (None,),
+    "cliprange": (0.2,),  # what a copied config has
 }
 _OF_THE_CRITIC = (
     "lam vf_coef cliprange_value value_learning_rate value_lr_scheduler_type value_normalisation critic_init "
     "critic_warmup_steps".split()
 )
+_OF_ONE_LOSS = {
+    "sapo": ("temperature_pos", "temperature_neg"),
+    "vespo": ("k_pos", "k_neg", "lambda_pos", "lambda_neg"),
+}
+_CLIPS = ("dapo", "grpo", "dr_grpo", "bnpo", "luspo")
+_A_CLIP = f"a loss that clips the ratio on both sides (loss_type {', '.join(_CLIPS)})"
 # Settings that only another one brings to work: its name, and whether its value does.
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "kl_horizon": ("kl_target", lambda value: value is not None, "kl_target=..., which it steers to"),
@@ -55,6 +74,13 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     **{
         name: ("advantage_estimator", PER_TOKEN.__contains__, "advantages per token: gae or reinforce_pp")
         for name in ("gamma", "whiten_rewards")
+    },
+    **{name: ("loss_type", _CLIPS.__contains__, _A_CLIP) for name in ("epsilon", "cliprange", "delta")},
+    "epsilon_high": ("loss_type", (*_CLIPS, "cispo").__contains__, f"{_A_CLIP}, or cispo"),
+    **{
+        f"{loss}_{name}": ("loss_type", partial(eq, loss), f"loss_type='{loss}'")
+        for loss, names in _OF_ONE_LOSS.items()
+        for name in names
     },
     "skip_zero_advantage": (
         "advantage_estimator",

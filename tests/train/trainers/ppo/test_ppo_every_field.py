@@ -134,9 +134,6 @@ OTHERS = {
         optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
         chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic advantage_estimator
         ref_adapter_name model_adapter_name reward_model_eos""",
-    "Trainer's settings without effect in GRPOTrainer, either": """
-        average_tokens_across_devices batch_eval_metrics include_for_metrics label_names label_smoothing_factor
-        length_column_name""",
     "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """
@@ -149,6 +146,12 @@ OTHERS = {
 }
 # Values of the settings that are refused; beside the default, which is always fine.
 REFUSED = {
+    "average_tokens_across_devices": False,
+    "batch_eval_metrics": True,
+    "include_for_metrics": ["inputs"],
+    "label_names": ["x"],
+    "label_smoothing_factor": 0.3,
+    "length_column_name": "size",
     "curriculum": {"target": 0.5},
     "data_seed": 7,
     "multi_objective_aggregation": "normalize_then_sum",

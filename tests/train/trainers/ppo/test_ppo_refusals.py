@@ -40,6 +40,12 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
     (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
     (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
+    # Policy losses.
+    (dict(loss_type="cispo", epsilon_high=5.0, cliprange=0.1), "cliprange=0.1 has no effect without a loss that"),
+    (dict(loss_type="sapo", delta=3.0), "delta=3.0 has no effect without a loss that clips"),
+    (dict(loss_type="vespo", epsilon_high=0.3), "epsilon_high=0.3 has no effect without"),
+    (dict(sapo_temperature_pos=2.0), "has no effect without loss_type='sapo'"),
+    (dict(loss_type="sapo", vespo_k_pos=1.0), "has no effect without loss_type='vespo'"),
 ]
 
 

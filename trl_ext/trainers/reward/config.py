@@ -4,11 +4,11 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig
 from transformers.utils import logging
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.compat.peft import base_model, trains_module
+from trl_ext.trainers.rows.prompts import config_of
 from trl_ext.trainers.settings.config import ExtendedConfig
 from trl_ext.trainers.settings.values import setting
 
@@ -43,7 +43,7 @@ def for_reward_model(config: Any, model: Any, args: Any) -> Any:
     if config is None or task == "SEQ_CLS":
         return config
     trains_head = trains_module(config, HEAD, is_linear=task is None)
-    if task is None and (trains_head or _has_head(_config_of(model, args))):
+    if task is None and (trains_head or _has_head(config_of(model, args))):
         return config
     changed = copy.deepcopy(config)
     changed.task_type = None if trains_head else "SEQ_CLS"
@@ -79,14 +79,3 @@ def warn_of_new_head(model: Any) -> None:
 def _has_head(config: Any) -> bool:
     """Return True if the config is of a reward model's checkpoint, so that the head is not random."""
     return any("SequenceClassification" in name for name in getattr(config, "architectures", None) or ())
-
-
-def _config_of(model: Any, args: Any) -> Any:
-    if not isinstance(model, str):
-        return model.config
-    given = args.model_init_kwargs or {}
-    options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
-    try:
-        return AutoConfig.from_pretrained(model, **{"trust_remote_code": args.trust_remote_code, **options})
-    except (OSError, ValueError):  # TRL raises it when it loads the model
-        return None

@@ -64,6 +64,12 @@ def by_rows(rollouts: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in rollouts.items() if k not in KEYS}, "pixel_values": rows}
 
 
+def whole_rows(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask of prompts with their completions, [B, P + C] each."""
+    ids, mask = (torch.cat([rollouts[f"prompt_{one}"], rollouts[f"completion_{one}"]], 1) for one in ("ids", "mask"))
+    return ids, mask
+
+
 def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
     """Raise DataError on all ranks if the image tokens of a row do not match its images. Collective.
 
@@ -71,8 +77,7 @@ def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accele
     """
     if reader is None:
         return
-    mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
-    ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
+    ids, mask = whole_rows(rollouts)
     counts = ((ids == reader.token_id) & (mask > 0)).sum(dim=1).tolist()
     rows = image_rows(rollouts, len(counts))
     mine = any(rows), reader.problem(counts, rows)

@@ -85,12 +85,7 @@ class PromptChecks:
 
     @cached_property
     def _config(self) -> Any:
-        if not isinstance(self.model, str):
-            return self.model.config
-        try:
-            return AutoConfig.from_pretrained(self.model, **self._loading())
-        except (OSError, ValueError):  # TRL raises it when it loads the model
-            return None
+        return config_of(self.model, self.args)
 
     @cached_property
     def _processor(self) -> Any:
@@ -99,18 +94,13 @@ class PromptChecks:
         if given is not None or not name:
             return given
         try:
-            return AutoProcessor.from_pretrained(name, **self._loading())
-        except (OSError, ValueError):  # as above
+            return AutoProcessor.from_pretrained(name, **_loading(self.args))
+        except (OSError, ValueError):  # TRL raises it when it loads it
             return None
 
     @property
     def _image_token(self) -> str:
         return str(getattr(self._processor, "image_token", None) or "")
-
-    def _loading(self) -> dict[str, Any]:
-        given = getattr(self.args, "model_init_kwargs", None) or {}
-        options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
-        return {"trust_remote_code": getattr(self.args, "trust_remote_code", False), **options}
 
     def _text_check(self, columns: Sequence[str]) -> TextCheck:
         is_filled = self._has_environment or "image" in columns or "images" in columns
@@ -205,6 +195,22 @@ class PromptChecks:
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         images = (problem_of_row(row, self._image_token) for row in rows) if self.may_hold_images else ()
         return next(filter(None, images), "")
+
+
+def config_of(model: Any, args: Any) -> Any:
+    """Return the config of a model, or of its name or folder; None if it cannot be read."""
+    if not isinstance(model, str):
+        return model.config
+    try:
+        return AutoConfig.from_pretrained(model, **_loading(args))
+    except (OSError, ValueError):  # TRL raises it when it loads the model
+        return None
+
+
+def _loading(args: Any) -> dict[str, Any]:
+    given = getattr(args, "model_init_kwargs", None) or {}
+    options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
+    return {"trust_remote_code": getattr(args, "trust_remote_code", False), **options}
 
 
 def _problem_of_images(columns: Iterable[str], prompt: Any) -> str:

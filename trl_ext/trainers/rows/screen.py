@@ -46,27 +46,17 @@ def batches(dataset: Dataset, column: str) -> Iterator[tuple[int, pa.Array]]:
 
 def have_no_tokens(column: pa.Array) -> np.ndarray:
     """Return True for each row without token ids; for all rows if the type is not a list of integers."""
-    return ~_is_filled(column) if _are_tokens(column.type) else np.ones(len(column), dtype=bool)
+    are_tokens = _is_list(column.type) and pa.types.is_integer(column.type.value_type)
+    return are_empty(column) if are_tokens else np.ones(len(column), dtype=bool)
 
 
 def are_empty(column: pa.Array) -> np.ndarray:
     """Return True for each row that is null, an empty text or an empty list."""
-    return ~_is_filled(column)
-
-
-def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return False for each row in which two columns surely differ, by text or by size."""
-    found = np.ones(len(one), dtype=bool)
-    are_given = pc.and_(one.is_valid(), other.is_valid())
-    given = np.flatnonzero(_numpy(are_given))
-    one, other = one.filter(are_given), other.filter(are_given)
-    if _is_text(one.type) and one.type == other.type:
-        found[given] = _numpy(pc.equal(one, other))
-    elif all(_are_messages(side.type) for side in (one, other)):
-        found[given] = num_bytes(one, 0, 1) == num_bytes(other, 0, 1)
-    elif all(_are_tokens(side.type) for side in (one, other)):
-        found[given] = _numpy(pc.equal(pc.list_value_length(one), pc.list_value_length(other)))
-    return found
+    if _is_list(column.type):
+        return _numpy(pc.fill_null(pc.list_value_length(column), 0)) == 0
+    if _is_text(column.type):
+        return _numpy(pc.fill_null(pc.binary_length(column), 0)) == 0
+    return ~_numpy(column.is_valid())
 
 
 def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
@@ -102,28 +92,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
 def _are_messages(kind: pa.DataType) -> bool:
     """Return True for lists of messages with role and content, where content is text or a list of parts."""
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+    if not _is_list(kind) or not pa.types.is_struct(kind.value_type):
         return False
     fields = {field.name: field.type for field in kind.value_type}
     if "role" not in fields or "content" not in fields or not _is_text(fields["role"]):
         return False
-    content = fields["content"]
-    return _is_text(content) or pa.types.is_list(content) or pa.types.is_large_list(content)
-
-
-def _are_tokens(kind: pa.DataType) -> bool:
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
-
-
-def _is_filled(values: pa.Array) -> np.ndarray:
-    """Return True for each value that is neither null nor an empty list or text."""
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        return _numpy(pc.fill_null(pc.list_value_length(values), 0)) > 0
-    if _is_text(values.type):
-        return _numpy(pc.fill_null(pc.binary_length(values), 0)) > 0
-    return _numpy(values.is_valid())
+    return _is_text(fields["content"]) or _is_list(fields["content"])
 
 
 def _numpy(array: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trl_ext.packing.step_plan import RowSize
-from trl_ext.trainers.rows.images import GivenImages, digest_of_rows
+from trl_ext.trainers.rows.images import GivenImages, digest_of_rows, whole_rows
 from trl_ext.trainers.step.settings import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings
 from trl_ext.trainers.step.unpadded import Unpadded, unpad
 
@@ -100,9 +100,7 @@ class StepRows:
     @cached_property
     def unpadded(self) -> Unpadded:
         """Tokens of all rows on the host, copied once when the first forward is laid out."""
-        parts = ("prompt", "completion")
-        ids, mask = (torch.cat([self.rollouts[f"{part}_{what}"] for part in parts], 1) for what in ("ids", "mask"))
-        return unpad(ids, mask, self.rollouts["completion_ids"].size(1)).with_images(self.images)
+        return unpad(*whole_rows(self.rollouts), self.rollouts["completion_ids"].size(1)).with_images(self.images)
 
     def width(self, rows: Sequence[int]) -> int:
         """Return the completion width that some rows need."""

@@ -15,6 +15,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.packing.families.rope import kinds_of
 from trl_ext.packing.families.state import carries_state
 from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.rows.images import whole_rows
 from trl_ext.trainers.step.exchange import redistribute
 
 
@@ -110,5 +111,4 @@ def gather_group(
     in_group = len(input_ids) * group.size
     firsts = [rank // group.size * in_group for rank in range(accelerator.num_processes)]
     here = redistribute(batch, [range(first, first + in_group) for first in firsts], accelerator)
-    ids, mask = (torch.cat([here[f"prompt_{name}"], here[f"completion_{name}"]], dim=1) for name in ("ids", "mask"))
-    return GroupBatch(ids, mask, here["completion_ids"].size(1), group.rank * len(input_ids), shape)
+    return GroupBatch(*whole_rows(here), here["completion_ids"].size(1), group.rank * len(input_ids), shape)

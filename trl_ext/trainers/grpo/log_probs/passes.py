@@ -17,6 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
+from trl_ext.trainers.rows.images import whole_rows
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.forward import PrefixBackward, StepForward, running
 from trl_ext.trainers.step.plan import StepPlanner, StepWindow
@@ -112,7 +113,10 @@ class UpdatePasses:
                 forward.cache.clear()
                 continue
             with running(forward):
-                logps = self._log_probs(model, forward.batch())
+                batch = forward.batch()
+                images = {one: batch[one] for one in _IMAGES if one in batch}
+                columns = batch["completion_ids"].size(1)
+                logps = self._forward(model, *whole_rows(batch), columns, **images)[0]  # as in the loss
             rows, members = forward.rows, list(forward.members)
             if name not in rows.rollouts:
                 rows.rollouts[name] = torch.zeros(rows.rollouts["completion_ids"].shape, device=logps.device)
@@ -124,12 +128,3 @@ class UpdatePasses:
         own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(micro_batches), num_rows))
         for micro_batch, logps in zip(micro_batches, own[accelerator.process_index], strict=True):
             micro_batch[name] = logps[:, :width]
-
-    def _log_probs(self, model: Any, batch: Rollouts) -> torch.Tensor:
-        """Return [B, C] log-probabilities, as in the loss."""
-        parts = ("prompt", "completion")
-        ids, mask = (torch.cat([batch[f"{part}_{what}"] for part in parts], dim=1) for what in ("ids", "mask"))
-        images = {name: batch[name] for name in _IMAGES if name in batch}
-        width = batch["completion_ids"].size(1)
-        logps: torch.Tensor = self._forward(model, ids, mask, width, **images)[0]
-        return logps

@@ -4,7 +4,7 @@ Legend: B rows, P prompt tokens, T completion tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from trl_ext.trainers.forward.calls import calls_of
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
-from trl_ext.trainers.rows.images import KEYS, GivenImages
+from trl_ext.trainers.rows.images import KEYS, GivenImages, whole_rows
 from trl_ext.trainers.step.forward import running_forward
 from trl_ext.trainers.step.score import flat_batch, score_values
 
@@ -70,14 +70,19 @@ class CriticValues:
         lacks_values = self._critic.comes_with_log_probs and values is None
         if lacks_values or (logps is None and trainer.beta):
             self.forget()
-            ids, mask = _whole(rollouts)
+            ids, mask = whole_rows(rollouts)
             width = rollouts["completion_ids"].size(1)
             images = {name: rollouts[name] for name in KEYS if name in rollouts}
             logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows, **images)
             values = self._noted[0] if self._noted else None
         if self._critic.is_ready and not self._critic.comes_with_log_probs:
-            with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
-                values = self.forwarded(trainer.model, rollouts, batch_size=rows)
+            critic = self._critic.model(trainer.model)
+            is_switched = critic.training and not is_training
+            if is_switched:
+                critic.eval()
+            values = self.forwarded(trainer.model, rollouts, batch_size=rows)
+            if is_switched:
+                critic.train()
         return logps, values
 
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
@@ -87,7 +92,7 @@ class CriticValues:
         if not torch.is_grad_enabled():
             batch_size = args.local_rollout_forward_batch_size or batch_size
         width = rollouts["completion_ids"].size(1)
-        ids, mask = _whole(rollouts)
+        ids, mask = whole_rows(rollouts)
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             if trainer.step_settings.packs:
                 images = trainer.given_images(rollouts, len(ids))
@@ -125,20 +130,3 @@ class CriticValues:
         if trainer.model.training:
             trainer.counts.add_forward(num, mask, of_update=forward is not None)
         return values
-
-
-@contextmanager
-def _in_evaluation(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode within the block."""
-    was_training = model.training
-    if was_training:
-        model.eval()
-    yield
-    if was_training:
-        model.train()
-
-
-def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and mask of prompts with their completions, [B, P + T] each."""
-    ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
-    return ids, torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)

@@ -125,22 +125,18 @@ class Watch:
         return LostProcessError(sentence, says=says, has_ended=has_hung_up(error))
 
     def _run(self) -> None:
-        while self._may_begin():
+        while True:
+            with self._changed:  # wait until the next barrier is due
+                self._changed.wait_for(lambda: self._last is not None, self._pause_s)
+                self._changed.wait_for(lambda: not self._is_held)
+                if self._last is not None and self._num_begun >= self._last:
+                    return
+                self._num_begun += 1
             try:
                 meet(self._group, self._patience_s)
             except RuntimeError as error:
                 self._end(error)
                 return
-
-    def _may_begin(self) -> bool:
-        """Wait until the next barrier is due; return False after the last barrier."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._last is not None, self._pause_s)
-            self._changed.wait_for(lambda: not self._is_held)
-            if self._last is not None and self._num_begun >= self._last:
-                return False
-            self._num_begun += 1
-            return True
 
     def _end(self, error: RuntimeError) -> None:
         """End this process, unless the main thread ends it."""

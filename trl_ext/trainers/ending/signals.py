@@ -148,12 +148,18 @@ class SaveOnSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop if any process got a signal, except after the last step."""
-        self._heed(state, control)
+        number = self._greatest(self._notes.first)
+        if not self._is_installed:
+            self._notes.install()
+            self._is_installed = True
+        if number and state.global_step < state.max_steps:
+            self.stopped_by = number
+            control.should_save = control.should_training_stop = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop as after a step, since an evaluation may take long."""
         if self._is_installed:
-            self._heed(state, control)
+            self.on_step_end(args, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the new checkpoint: transformers would delete it instead of the best if save_total_limit is 1."""
@@ -164,12 +170,3 @@ class SaveOnSignal(TrainerCallback):
         """Drop the actions of an epoch's end, as the epoch is not complete."""
         if self.stopped_by:
             control.should_log = control.should_evaluate = control.should_save = False
-
-    def _heed(self, state: Any, control: Any) -> None:
-        number = self._greatest(self._notes.first)
-        if not self._is_installed:
-            self._notes.install()
-            self._is_installed = True
-        if number and state.global_step < state.max_steps:
-            self.stopped_by = number
-            control.should_save = control.should_training_stop = True

@@ -11,14 +11,7 @@ from trl_ext.memory.planner.alternatives import alternatives, largest_part, next
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib, in_gib
 from trl_ext.trainers.fit.plan import plan_of
-from trl_ext.trainers.step.out_of_memory import (
-    BACKWARD,
-    FORWARD,
-    Place,
-    asked_gib,
-    is_out_of_memory,
-    place_of,
-)
+from trl_ext.trainers.step.out_of_memory import BACKWARD, FORWARD, Place, asked_gib, is_out_of_memory, place_of
 
 logger = logging.get_logger(__name__)
 GENERAL = {
@@ -33,14 +26,11 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     """Return the error for the user; `error` is the allocator's, to be kept as the cause."""
     place = place_of(error)
     plan, accelerator, loop = _plan(trainer), trainer.accelerator, trainer.forward_loop
-    running = None
-    if loop.last is not None and place in (FORWARD, BACKWARD):
-        running = loop.last.num_rows, loop.last.num_tokens
     where = f"step {trainer.state.global_step + 1}"
     if accelerator.num_processes > 1:
         where += f", rank {accelerator.process_index}"
-    if running is not None:
-        rows, tokens = running
+    if loop.last is not None and place in (FORWARD, BACKWARD):
+        rows, tokens = loop.last.num_rows, loop.last.num_tokens
         where += f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
     why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(loop)
     try:
@@ -75,9 +65,6 @@ def _plan(trainer: Any) -> Plan | None:
         return None
 
 
-# Where ------------------------------------------------------------------------------------------------------------
-
-
 def _why_forward_stays_whole(loop: Any) -> str:
     if loop.halving.why_not:
         return str(loop.halving.why_not)
@@ -86,9 +73,6 @@ def _why_forward_stays_whole(loop: Any) -> str:
     if loop.last.num_rows < 2:
         return "one row is left"
     return "during the model's own forward the ranks cannot agree on it"
-
-
-# What would fit ---------------------------------------------------------------------------------------------------
 
 
 def _planned(plan: Plan, place: Place, asked: float | None) -> list[str]:

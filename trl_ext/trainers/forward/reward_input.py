@@ -247,11 +247,7 @@ def _pad_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -
     if (
         record is not None
         and token != record.pad_token
-        and {token, record.pad_token}
-        & {
-            tokenizer.eos_token,
-            record.eos_token,
-        }
+        and {token, record.pad_token} & {tokenizer.eos_token, record.eos_token}
     ):
         raise ConfigError(
             f"The reward model {name} was trained with the pad token {record.pad_token!r} ({RECORD_FILE}), its "

@@ -98,11 +98,8 @@ class Oversampling(RolloutPart):
         Collective."""
         if not trainer.model.training:
             return rollouts
-        groups, size, accelerator = (
-            choose(self._has_variance, self.num_groups),
-            self._args.num_generations,
-            trainer.accelerator,
-        )
+        groups = choose(self._has_variance, self.num_groups)
+        size, accelerator = self._args.num_generations, trainer.accelerator
         rows = [group * size + place for group in groups for place in range(size)]
         per_rank = len(rows) // accelerator.num_processes
         kept = redistribute(

@@ -38,15 +38,13 @@ def client_of(args: Any) -> AbstractContextManager[None]:
     urls = (getattr(args, "vllm_server_base_url", None) or "").split(",")
     if not args.use_vllm or args.vllm_mode != "server":
         return nullcontext()
-    if len(urls) == 1:
-        is_ahead = getattr(args, "generation_ahead", 0)
-        return swapped(vllm_generation, VLLMClient=VLLMClients) if is_ahead else nullcontext()
-    if not all(urls) or len(set(urls)) < len(urls):
+    if len(urls) > 1 and (not all(urls) or len(set(urls)) < len(urls)):
         raise ConfigError(
             f"vllm_server_base_url is {args.vllm_server_base_url!r}. Write different addresses with commas between, "
             "such as http://127.0.0.1:8000,http://127.0.0.1:8001."
         )
-    return swapped(vllm_generation, VLLMClient=VLLMClients)
+    is_ours = len(urls) > 1 or getattr(args, "generation_ahead", 0)
+    return swapped(vllm_generation, VLLMClient=VLLMClients) if is_ours else nullcontext()
 
 
 class PendingGeneration:

@@ -19,13 +19,7 @@ from trl_ext.trainers.grpo.reward_models import scorer_options
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
-from trl_ext.trainers.ppo.inputs import (
-    check_value_model,
-    choose_critic,
-    listed,
-    load_classifier,
-    tokenizer_in,
-)
+from trl_ext.trainers.ppo.inputs import check_value_model, choose_critic, listed, load_classifier, tokenizer_in
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel

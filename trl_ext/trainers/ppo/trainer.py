@@ -35,13 +35,7 @@ from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticSta
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, ActorWaits, factors
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.inputs import (
-    TokenizedPrompt,
-    check_arguments,
-    keep_token_ids,
-    listed,
-    with_prompts,
-)
+from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets

@@ -72,7 +72,17 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
         for module in (module for model in models for module in model.modules()):
             stack.callback(setattr, module, "training", module.training)
         stack.enter_context(restored(trainer, *_COUNTERS))
-        stack.enter_context(swapped(trainer, **_thrown_away(trainer)))
+        stack.enter_context(
+            swapped(
+                trainer,
+                _metrics={mode: defaultdict(list) for mode in ("train", "eval")},
+                clock=PhaseClock(),
+                counts=StepCounts(),
+                # The rehearsal makes its inputs: nothing is generated, and no rollout is used.
+                _prepare_inputs=lambda inputs: inputs,
+                current_gradient_accumulation_steps=trainer.args.gradient_accumulation_steps,
+            )
+        )
         stack.callback(gradient_state._set_sync_gradients, gradient_state.sync_gradients)
         if critic is not None:
             stack.enter_context(swapped(critic, backward_and_step=critic.backward))
@@ -84,37 +94,17 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
         finally:
             for model in models:
                 if is_deepspeed:
-                    drop_gradients(model)
+                    is_stage_3 = model.zero_optimization_partition_weights()
+                    (_drop_stage_3 if is_stage_3 else _drop_stage_1_or_2)(model.optimizer)
+                    model.zero_grad()
                 for parameter in model.parameters():
                     parameter.grad = None
             torch.clear_autocast_cache()
 
 
-def _thrown_away(trainer: Any) -> dict[str, Any]:
-    """Return temporary replacements for metrics, counters and inputs of the trainer."""
-    return {
-        "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")},
-        "clock": PhaseClock(),
-        "counts": StepCounts(),
-        # The rehearsal makes its inputs: nothing is generated, and no rollout is used.
-        "_prepare_inputs": lambda inputs: inputs,
-        "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
-        "_is_rehearsing": True,
-    }
-
-
 # Attributes used below. DeepSpeed's optimizer for bf16 gradients accumulated in fp32 has none of them.
 _STAGE_1_OR_2 = ("averaged_gradients", "all_grad_tensors", "_release_preflattened_grad_buffers", "micro_step_id")
 _STAGE_3 = ("averaged_gradients", "grad_partitions_flat_buffer", "_offload_boundary_param_ids", "micro_step_id")
-
-
-def drop_gradients(engine: Any) -> None:
-    """Restore the engine's state from before its backwards."""
-    if engine.zero_optimization_partition_weights():
-        _drop_stage_3(engine.optimizer)
-    else:
-        _drop_stage_1_or_2(engine.optimizer)
-    engine.zero_grad()
 
 
 def why_not(engine: Any) -> str:

@@ -99,7 +99,7 @@ def train_one(folder, models: str, case: str, keeps: bool) -> dict[str, Any]:
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
         "tokens": [log["packing/forwarded_tokens"] for log in logs],
         "prefix_groups": prefix_groups,
-        "level": trainer.forward_loop.halving.level("actor"),
+        "level": trainer.forward_loop.halving.level["actor"],
     }
 
 

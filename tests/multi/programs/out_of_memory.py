@@ -24,7 +24,7 @@ def train(self, *args, **kwargs):
     times = float("inf") if rank == 1 and told["where"] == "forward" else 0
     limit = Limit(model, at=None if told["at"] is None else set(told["at"]), times=times)
     result = plain_train(self, *args, **kwargs)
-    facts = {"failed": limit.failed, "forwards": len(limit.seen), "halvings": dict(self.forward_loop.halving._level)}
+    facts = {"failed": limit.failed, "forwards": len(limit.seen), "halvings": dict(self.forward_loop.halving.level)}
     Path(self.args.output_dir, f"oom-rank{rank}.json").write_text(json.dumps(facts))
     return result
 

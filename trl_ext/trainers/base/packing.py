@@ -1,7 +1,6 @@
 """The decision whether a trainer packs: by its setting and by a check on the real model, with the reason if not."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +81,9 @@ class PackingSwitch(Trainer):
     @property
     def step_settings(self) -> StepSettings:
         """Return the current settings that forwards are planned by. Collective once, if processes share rows."""
-        settings = StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
-        is_on = self._packs and self._share_prompt and self._can_cache_prefixes
-        return replace(settings, caches_prefixes=is_on)
+        caches = self._packs and self._share_prompt and self._can_cache_prefixes
+        options = self._packs, self._share_prompt, self._max_tokens, self.sequence_group
+        return StepSettings(*options, caches_prefixes=caches)
 
     @property
     def _can_cache_prefixes(self) -> bool:

@@ -7,8 +7,10 @@ Lustre, GPFS and CephFS share it between machines, if they are mounted with lock
 import getpass
 import json
 import os
+import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,7 +22,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED, Damaged, Manifest
-from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0, see_folder
+from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 from trl_ext.trainers.checkpoints.save import is_whole, newest_first
 from trl_ext.trainers.ending.signals import saves_on_signal
 
@@ -28,6 +30,8 @@ from trl_ext.trainers.ending.signals import saves_on_signal
 LOCK, OWNER = "_lock", "_owner.json"
 # A killed run may still be ending when the next run starts.
 PATIENCE_S = 30.0
+# Time until a network file system shows a machine what another has written.
+_SEEN_S = 3.0
 _MAX_WORD = 100  # characters of a printed name
 
 logger = logging.get_logger(__name__)
@@ -37,7 +41,21 @@ def check_seen_by_all(args: Any) -> None:
     """Raise ConfigError if a run will save and not all processes see the same output_dir. Collective."""
     if args.save_strategy == "no" and not saves_on_signal(args):
         return
-    seen, hosts = see_folder(args, Path(args.output_dir)), gathered(args, socket.gethostname())
+    folder = Path(args.output_dir)
+    # A new name: a network file system may cache that an old name does not exist.
+    token = folder / of_rank_0(args, f"_{secrets.token_hex(8)}")
+    if args.process_index == 0:
+        with suppress(OSError):  # saving raises the error if it cannot write
+            folder.mkdir(parents=True, exist_ok=True)
+            token.touch()
+    written = of_rank_0(args, token.exists())
+    deadline_s = time.monotonic() + _SEEN_S
+    while written and not token.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    seen = gathered(args, token.exists() or not written)
+    if args.process_index == 0:
+        token.unlink(missing_ok=True)
+    hosts = gathered(args, socket.gethostname())
     if not all(seen):
         rank = seen.index(False)
         raise ConfigError(

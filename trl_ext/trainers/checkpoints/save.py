@@ -128,8 +128,6 @@ class Saver:
         self._num_lasting = 0
         return final
 
-    # Of this process ------------------------------------------------------------------------------------------------
-
     @property
     def _rank(self) -> int:
         return self.trainer.args.process_index
@@ -184,8 +182,6 @@ class Saver:
 
     def _clear(self) -> None:
         shutil.rmtree(self.run_dir / UNFINISHED, ignore_errors=True)
-
-    # Rotation -------------------------------------------------------------------------------------------------------
 
     def rotate(self, newest: Path) -> None:
         """Rename, then delete this run's oldest whole checkpoints above save_total_limit, never the newest or best."""

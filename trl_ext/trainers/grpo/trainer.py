@@ -155,8 +155,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         stay = why_rows_stay(self.args, why_whole)
         settings, passes = super().step_settings, self._num_passes_of_update
         reader = self.image_reader if settings.packs else None
-        settings = replace(settings, why_whole=why_whole, why_rows_stay=stay, skips=skips)
-        return replace(settings, num_passes=passes, reader=reader)
+        limits = {"why_whole": why_whole, "why_rows_stay": stay, "skips": skips}
+        return replace(settings, **limits, num_passes=passes, reader=reader)
 
     @property
     def image_reader(self) -> ImageReader | None:
@@ -366,9 +366,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
-            if not self._old_policy.remove_placeholder(
-                output, metrics
-            ):  # once a run, and only with a TRL that nobody tested
+            # Repeated once a run, and only with a TRL that nobody tested.
+            if not self._old_policy.remove_placeholder(output, metrics):
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
         check_images(output, self.step_settings.reader, self.accelerator)

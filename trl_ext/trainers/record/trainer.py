@@ -174,7 +174,8 @@ def complete_card(
 ) -> None:
     """Complete the model card that TRL has written to `path`: `facts` are rows (name, value) of a table."""
     text = path.read_text(encoding="utf-8")
-    rows = "".join(f"| {name} | {_cell(value)} |\n" for name, value in facts if value)
+    cells = {name: " ".join(value.split()).replace("|", "\\|") for name, value in facts if value}
+    rows = "".join(f"| {name} | {cell} |\n" for name, cell in cells.items())
     opening = (
         f"Trained with trl_ext's `{trainer_name}`, an extension of [TRL](https://github.com/huggingface/trl).\n\n"
         f"| | |\n|---|---|\n{rows}"
@@ -187,7 +188,3 @@ def complete_card(
     shown = f"### Recipe\n\n{fence}yaml\n{content}{fence}\n\n"
     text = text.replace(_VERSIONS, f"{shown}{_VERSIONS}- trl_ext: {packages['trl_ext']}\n", 1)
     replace_text(path, text)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -109,7 +109,14 @@ class ExtendedConfig(PublicArguments):
         check_numbers(self)
         check_choices(self, type(self))
         check(self, RUN)
-        self._settle_memory()
+        for name in ("memory_prompt_length", "global_batch"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
+        self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
+        if self.memory_setting is not None:
+            self.memory = self.memory_setting.name
+            for name, value in ALLOCATOR.items():
+                os.environ.setdefault(name, value)  # read when CUDA starts
         if isinstance(self.resume_despite, str):  # YAML gives a single name as a string
             self.resume_despite = self.resume_despite.replace(",", " ").split()
         for name in self.resume_despite or ():
@@ -129,17 +136,6 @@ class ExtendedConfig(PublicArguments):
         self.packing_is_required = self.packing is True or config.max_tokens_per_forward is not None
         self.packing_is_required |= self.sequence_parallel > 1
         self.packing = self.packing is not False
-
-    def _settle_memory(self) -> None:
-        for name in ("memory_prompt_length", "global_batch"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
-        self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
-        if self.memory_setting is None:
-            return
-        self.memory = self.memory_setting.name
-        for name, value in ALLOCATOR.items():
-            os.environ.setdefault(name, value)  # read when CUDA starts
 
 
 def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:

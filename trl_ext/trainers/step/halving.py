@@ -98,24 +98,17 @@ def why_ranks_cannot_agree(accelerator: Any, size_of_groups: int = 1) -> str:
 class Halving:
     """Halves the forwards of a trainer with `step_settings` if they do not fit, and stores how often.
 
-    `why_whole`: why its forwards cannot be cut, or "". Attribute `why_not`: why forwards are not halved, or "".
+    `why_whole`: why its forwards cannot be cut, or "". Attributes: `why_not`, why forwards are not halved, or ""; and
+    `level`, how often those of each role were halved.
     """
 
     def __init__(self, trainer: Any, why_whole: str):
         self._trainer = trainer
-        self._level: dict[str, int] = defaultdict(int)
+        self.level: dict[str, int] = defaultdict(int)
         self._has_warned = False
         splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
         lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
         self.why_not = (lost or why_whole) if splits else "memory_on_oom is 'raise'"
-
-    def level(self, role: str) -> int:
-        """Return how often the forwards of a role were halved."""
-        return self._level[role]
-
-    def halve(self, role: str) -> None:
-        """Halve the forwards of a role from now on."""
-        self._level[role] += 1
 
     def cut(self, role: str, forwards: Sequence[Forward]) -> list[Forward]:
         """Return the forwards, halved as often as the role's forwards have been."""
@@ -124,7 +117,7 @@ class Halving:
         cut: list[Forward] = []
         for forward in forwards:
             parts: list[Forward] = [forward]
-            for _ in range(self._level[role] - forward.level):
+            for _ in range(self.level[role] - forward.level):
                 parts = [half for part in parts for half in part.halves()]
             cut += parts
         return cut
@@ -134,7 +127,7 @@ class Halving:
         if self._has_warned or not self._trainer.accelerator.is_main_process:
             return
         self._has_warned = True
-        level = self._level[role]
+        level = self.level[role]
         advice = _smaller_forwards(self._trainer, level)
         hint = f" Set {advice} for the next run." if advice else ""
         logger.warning(

@@ -35,30 +35,16 @@ class MetricSample:
     weight: Any
 
 
-class _Alone:
-    """An Accelerator without other ranks: `gather` and `reduce` return this rank's tensor."""
-
-    def __init__(self, accelerator: Any):
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._accelerator, name)
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def gather_for_metrics(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        return tensor
-
-
 @contextmanager
 def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
     """Record the values that TRL's loss logs inside the block, as samples of a forward of these rows."""
     logged: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
-    with swapped(trainer, accelerator=_Alone(trainer.accelerator), _metrics=logged):
+
+    def own(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    alone = {"gather": own, "gather_for_metrics": own, "reduce": own}  # as if there were no other ranks
+    with swapped(trainer.accelerator, **alone), swapped(trainer, _metrics=logged):
         yield
     num_tokens = counted_tokens(rollouts).sum().item()
     num_rows = len(rollouts["completion_ids"]) if num_tokens else 0

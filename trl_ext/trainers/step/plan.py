@@ -127,15 +127,11 @@ class StepPlanner:
                 "were masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std "
                 "counts groups of equal rewards."
             )
-        self.clear_caches()
+        for cache in self._caches:  # of the keys and values of prefixes
+            cache.clear()
         self._num_trained = None
         self._done = 0
         self._micro_steps: list[Sequence[Forward]] = []
-
-    def clear_caches(self) -> None:
-        """Free the cached keys and values of prefixes."""
-        for cache in self._caches:
-            cache.clear()
 
     def windows(self, micro_batches: Sequence[Rollouts], place: int = 0) -> Iterator[tuple[int, int]]:
         """Yield the ranges of micro-batches, [begin, end), that are planned together, from index `place` on."""
@@ -236,7 +232,7 @@ class StepPlanner:
         return plan_step(
             [rows[i] for i in forwarded],
             num_processes // size_of_groups(trainer.args),
-            max(budget >> trainer.forward_loop.halving.level("actor"), 1),
+            max(budget >> trainer.forward_loop.halving.level["actor"], 1),
             trainer.model.config.get_text_config().hidden_size,
             None if settings.rows_move else [i // (len(rows) // num_processes) for i in forwarded],
             settings.caches_prefixes,
@@ -269,7 +265,7 @@ class StepPlanner:
     def _forwards(self, rows: StepRows, mine: Sequence[Sequence[int]], plan: StepPlan) -> list[Forward]:
         """Return this rank's forwards, and after each prefix group the backward of its cached prefix."""
         place = {number: i for i, number in enumerate(rows.numbers)}
-        level = self._trainer.forward_loop.halving.level("actor")
+        level = self._trainer.forward_loop.halving.level["actor"]
         forwards = [
             StepForward(rows, tuple(place[i] for i in members), plan.largest(k), level)
             for k, members in enumerate(mine)

@@ -62,7 +62,7 @@ class ForwardLoop:
             # At this point the exception, which holds the failed graph, is gone.
             self._trainer.counts.roll_back(before)
             clear_device_cache(garbage_collection=True)  # graphs in reference cycles included
-            self.halving.halve(role)
+            self.halving.level[role] += 1
             waiting = self.halving.cut(role, waiting)
         if failed is not None:
             self.halving.warn(role, failed)

@@ -40,8 +40,6 @@ def check_other_ways(config: Any) -> None:
 def check_processes(args: Any) -> None:
     """Raise ConfigError unless the processes of this run form groups whose members can share a model's rows."""
     size, count = size_of_groups(args), args.world_size
-    if size == 1:
-        return
     if count % size:
         number = "1 process" if count == 1 else f"{count} processes"
         raise ConfigError(

@@ -91,7 +91,7 @@ def test_chunks_are_halved_until_one_row_is_left_and_three_rows_are_cut_in_two_a
     # One padded row has 21 tokens or less, two have more.
     subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
     assert limit.failed == 2
-    assert subject.forward_loop.halving.level("actor") == 2
+    assert subject.forward_loop.halving.level["actor"] == 2
     changes = dict(per_device_train_batch_size=3, gradient_accumulation_steps=4, loss_type="grpo")
     check_same(tmp_path, limit=dict(at={0}), **changes)
 
@@ -138,7 +138,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     limit = Limit(limited._ppo_models.value_model if is_apart else base_model(limited.model), at={1})
     check_alike(limited, expected, *LOSSES)
     assert limit.failed == 1
-    assert limited.forward_loop.halving.level("actor") == (0 if is_apart else 1)
+    assert limited.forward_loop.halving.level["actor"] == (0 if is_apart else 1)
     for ours, theirs in zip(steps_of(limited), steps_of(expected), strict=True):  # prompts are shared less
         assert ours["packing/forwarded_tokens"] == pytest.approx(theirs["packing/forwarded_tokens"], rel=0.2)
 

@@ -219,7 +219,7 @@ def test_a_micro_batch_that_fits_in_halves_is_trained_in_halves(tmp_path):
     error = torch.OutOfMemoryError("CUDA out of memory.")
     trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 3, error, times=1)
     trainer.train()
-    assert trainer.forward_loop.halving.level("actor") == 1
+    assert trainer.forward_loop.halving.level["actor"] == 1
     assert trainer.state.global_step == 3
 
 

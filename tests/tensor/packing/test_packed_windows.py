@@ -14,8 +14,8 @@ from trl_ext.packing.check import CheckResult, longest_window, probes
 from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
-from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.step.score import score
+from trl_ext.trainers.step.self_check import check_causal_model
 from trl_ext.trainers.step.unpadded import plan, unpad
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from trl_ext.cli.check import command
 from trl_ext.cli.check.recipe import make_parser
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.without_effect import OF_PPO
-from trl_ext.trainers.settings.contradictions import RUN
+from trl_ext.trainers.settings.values import RUN
 
 AHEAD = dict(generation_ahead=1, use_vllm=True, vllm_mode="server")
 GROUPS = dict(advantage_estimator="rloo", num_generations=4)

@@ -20,9 +20,9 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families import state
 from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.grpo import self_check as grpo_check
-from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.reward import self_check as reward_check
 from trl_ext.trainers.step import score
+from trl_ext.trainers.step.self_check import check_causal_model
 
 CPU = torch.device("cpu")
 # Wide enough that the numbers of half precision are not hidden below the check's floor.

@@ -27,9 +27,8 @@ from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, RuleColumn, RuleSet
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
-from trl_ext.trainers.grpo.reward_models import as_function
 from trl_ext.trainers.grpo.unscored import UnscoredRules, batches_per_step
-from trl_ext.trainers.reward.scorer import CompletionScorer
+from trl_ext.trainers.reward.scorer import CompletionScorer, as_function
 from trl_ext.trainers.rows.images import without_nulls
 
 RULES_FILE = "rules.json"

@@ -38,7 +38,6 @@ from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
 from trl_ext.trainers.grpo.log_probs.passes import UpdatePasses
-from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
     check_groups,
@@ -47,7 +46,7 @@ from trl_ext.trainers.grpo.rewards import (
     total_rewards,
     within_bounds,
 )
-from trl_ext.trainers.grpo.self_check import check_causal_model
+from trl_ext.trainers.reward.scorer import with_scorers
 from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
@@ -56,6 +55,7 @@ from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merged
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
 from trl_ext.trainers.step.score import LogProbs, flat_batch, score
+from trl_ext.trainers.step.self_check import check_causal_model
 from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
 

@@ -15,14 +15,13 @@ from trl_ext.compat.peft import add_adapter, copy_adapter
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import read_record
 from trl_ext.trainers.forward.roles import reward_role
-from trl_ext.trainers.grpo.reward_models import scorer_options
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
 from trl_ext.trainers.ppo.inputs import check_value_model, choose_critic, listed, load_classifier, tokenizer_in
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
-from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
+from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel, scorer_options
 from trl_ext.trainers.step.sequence_parallel import check_models, size_of_groups
 
 REFERENCE = "ref"  # the name of the adapter that TRL looks for

@@ -42,10 +42,10 @@ from trl_ext.trainers.reward.loss import (
     pair_losses,
     pair_stats,
 )
-from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
 from trl_ext.trainers.rows.rendering import check_tokens
 from trl_ext.trainers.step.exchange import agreed_num_forwards
+from trl_ext.trainers.step.self_check import check_reward_model
 
 
 class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):

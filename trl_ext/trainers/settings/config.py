@@ -13,9 +13,9 @@ from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.run.settle import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
-from trl_ext.trainers.settings.contradictions import RUN
 from trl_ext.trainers.settings.former import check_names
 from trl_ext.trainers.settings.values import (
+    RUN,
     check_choices,
     check_deepspeed_file,
     check_numbers,

@@ -28,7 +28,6 @@ from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles, reward_role
 from trl_ext.trainers.forward.value_head import add_token_values, add_value_head, run_in_fp32
-from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
@@ -36,6 +35,7 @@ from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
 from trl_ext.trainers.settings.checks import check_grad_norm
 from trl_ext.trainers.step.forward import Forward, PrefixBackward
 from trl_ext.trainers.step.run import ForwardLoop
+from trl_ext.trainers.step.self_check import check_causal_model
 
 
 class Critic:
@@ -309,7 +309,11 @@ class SeparateCritic(Critic):
     def backward_and_step(self, loss: torch.Tensor) -> None:
         """Run backward, and at the end of an accumulation step, at the actor's place in its schedule."""
         accelerator = self._trainer.accelerator
-        learning_rate = self._learning_rate_now()
+        schedule: Any = self._trainer.lr_scheduler
+        learning_rate = schedule.get_last_lr()[0] * self.rate_ratio
+        if self.factor is not None:  # the initial rate times the critic's factor, at the actor's place in the run
+            inner = getattr(schedule, "scheduler", schedule)
+            learning_rate = inner.base_lrs[0] * self.rate_ratio * self.factor(inner.last_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.backward(loss)
@@ -320,14 +324,6 @@ class SeparateCritic(Critic):
             self.optimizer.zero_grad()
         elif accelerator.sync_gradients:
             check_grad_norm(self._trainer, self.wrapped.get_global_grad_norm(), "critic's ")
-
-    def _learning_rate_now(self) -> float:
-        """Return the initial learning rate times the critic's factor, at the actor's place in the run."""
-        schedule: Any = self._trainer.lr_scheduler
-        if self.factor is None:
-            return schedule.get_last_lr()[0] * self.rate_ratio
-        inner = getattr(schedule, "scheduler", schedule)
-        return inner.base_lrs[0] * self.rate_ratio * self.factor(inner.last_epoch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward only; under DeepSpeed the engine also steps at the end of an accumulation."""

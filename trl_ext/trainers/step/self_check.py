@@ -1,4 +1,7 @@
-"""The packing self-check of a causal model with TRL's fused head, or of a critic."""
+"""The packing self-checks: of a causal model with TRL's fused head, of a critic and of a reward model.
+
+The same sequences are scored alone, padded and packed.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,7 +15,9 @@ from trl_ext.packing.check import CheckResult, Probe, check
 from trl_ext.packing.families.images import Image, ImageReader
 from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.forward.calls import right_padded
+from trl_ext.trainers.forward.calls import calls_of, right_padded
+from trl_ext.trainers.forward.pairs import pair_row
+from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token, tokens_here, whole
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.rows.images import GivenImages
 from trl_ext.trainers.step.score import score, score_values
@@ -122,3 +127,61 @@ def _unpadded(probes: list[Probe], images: ProbeImages | None = None) -> Unpadde
         width=max(len(p.completion) for p in written),
     )
     return batch if images is None else batch.with_images(GivenImages(images.rows(probes), images.reader))
+
+
+# Reward models -------------------------------------------------------------------------------------------------------
+
+
+def check_reward_model(
+    model: Any,
+    head: torch.nn.Module,
+    config: Any,
+    pad_token_id: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    half_precision: bool,
+    share_prompt: bool,
+    group: SequenceGroup | None = None,
+) -> CheckResult:
+    """Score a few short sequences alone, padded and packed as pairs, and compare. Collective under ZeRO-3.
+
+    The head's scores and its inputs are compared, as a fresh head may be all zeros.
+
+    Args:
+        model: The model with packed attention and pooled head, wrapped as in training, in evaluation mode.
+        head: Its layer `score`.
+        config: The config of the model's text part.
+        half_precision: True if weights or autocast are in bfloat16 or float16.
+        group: Processes that share the packed rows, as in training.
+    """
+
+    def padded(probes: list[Probe]) -> list[torch.Tensor]:
+        sequences = [probe.prompt + probe.completion for probe in probes]
+        ids, mask = right_padded(sequences, pad_token_id, device)
+        with autocast(), calls_of(head) as seen:
+            scores = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        ends = [scored_token(s, pad_token_id) for s in sequences]
+        (states, *_), _ = seen[-1]
+        return _numbers([hidden[end] for hidden, end in zip(states, ends, strict=True)], scores)
+
+    def packed(probes: list[Probe]) -> list[torch.Tensor]:
+        sides = [list(probe.prompt + probe.completion) for probe in probes]
+        pairs = [{"chosen_ids": c, "rejected_ids": r} for c, r in zip(sides[0::2], sides[1::2], strict=True)]
+        row = pair_row(pairs, share_prompt, pad_token_id).to(device)
+        with autocast(), calls_of(head) as seen:
+            scores = pooled_scores(model, row.flat, row.pool_index, group)
+        (states, *_), _ = seen[-1]
+        states = whole(states, tokens_here(row.flat, row.pool_index, group), len(scores), group)
+        numbers = _numbers(list(states), scores)
+        # The row holds the ends of all chosen sides, then of all rejected sides.
+        return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]
+
+    return check(lambda probe: padded([probe])[0], padded, packed, config, half_precision, what="scores")
+
+
+def _numbers(hidden: list[torch.Tensor], scores: torch.Tensor) -> list[torch.Tensor]:
+    """Return for each sequence its pooled hidden state, divided by its root mean square, and its score."""
+    return [
+        torch.cat([h.float() / h.float().square().mean().sqrt().clamp(min=1e-12), s.float()])
+        for h, s in zip(hidden, scores, strict=True)
+    ]

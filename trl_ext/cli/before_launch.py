@@ -10,11 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trl_ext.errors import ConfigError, SupportError
+from trl_ext.errors import ConfigError, SupportError, did_you_mean
 from trl_ext.launch.accelerate import content_of, launch_arguments
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
-from trl_ext.scripts.recipe import nearest
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.trainers.checkpoints.folder import check_free
 from trl_ext.trainers.settings.values import check_values
@@ -85,8 +84,8 @@ def check_trackers(report_to: str | Sequence[str] | None) -> None:
         if name in ("all", "none"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
-            guess = nearest(name, INTEGRATION_TO_CALLBACK)
-            hint = f"Did you mean {guess}?" if guess else f"There are: {', '.join(sorted(INTEGRATION_TO_CALLBACK))}."
+            known = sorted(INTEGRATION_TO_CALLBACK)
+            hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
             raise ConfigError(f"report_to is {name}, which is no tracker. {hint}")
         if name not in get_available_reporting_integrations():
             raise SupportError(

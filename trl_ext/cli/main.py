@@ -6,10 +6,9 @@ Heavy libraries are imported only when a command needs them, so that help answer
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, did_you_mean
 from trl_ext.resources import __version__
 from trl_ext.scripts.exit import user_errors
 
@@ -111,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in SCRIPTS:
             return launch_script(words[0], words[1:])
         if words[0] not in COMMANDS:
-            close = get_close_matches(words[0], [*SCRIPTS, *COMMANDS], n=1)
-            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join([*SCRIPTS, *COMMANDS])}."
+            names = [*SCRIPTS, *COMMANDS]
+            hint = did_you_mean(words[0], names) or f"There are: {', '.join(names)}."
             raise ConfigError(f"There is no command '{words[0]}'. {hint}")
         return getattr(import_module(COMMANDS[words[0]]), words[0].replace("-", "_"))(words[1:])
 

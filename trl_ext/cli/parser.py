@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -48,11 +48,8 @@ class CommandParser(argparse.ArgumentParser):
         """Overrides argparse.ArgumentParser._check_value: names the nearest choice."""
         if action.choices is None or value in action.choices:
             return
-        from trl_ext.scripts.recipe import nearest
-
         choices = [str(choice) for choice in action.choices]
-        guess = nearest(str(value), choices)
-        hint = f"Did you mean '{guess}'?" if guess else f"There are: {', '.join(choices)}."
+        hint = did_you_mean(value, choices) or f"There are: {', '.join(choices)}."
         if not action.option_strings:
             raise ConfigError(f"{self.prog} has no command '{value}'. {hint}")
         raise ConfigError(f"{action.option_strings[0]} cannot be '{value}'. {hint}")

@@ -5,11 +5,11 @@ a file are reported together, each with its line. Command lines get the same sen
 """
 
 import dataclasses
-import difflib
 import re
 import types
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 from yaml.constructor import SafeConstructor
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, did_you_mean
 from trl_ext.trainers.settings.former import replacement
 
 # Messages of argparse and transformers for a value of another type.
@@ -34,12 +34,6 @@ _LAUNCH_KEYS = frozenset(
     "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
 )
 PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes next to its recipe
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that `word` most probably misspells, None if none is close."""
-    matches = difflib.get_close_matches(word.replace("-", "_"), list(candidates), n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
@@ -116,8 +110,9 @@ def _problems(node: yaml.MappingNode, types_of: Mapping[str, Any]) -> Iterator[t
             else:
                 yield from _unreadable(value_node)
         elif key not in types_of and key != LAUNCH_KEY:
-            guess = nearest(key, types_of)
-            suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
+            suggestion = (
+                did_you_mean(key.replace("-", "_"), types_of) or "Remove it, or list the valid keys with --help."
+            )
             if key in _LAUNCH_KEYS:
                 suggestion = f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
             yield line, f"unknown key '{key}'. {replacement(key) or suggestion}"
@@ -266,8 +261,8 @@ def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
     if not word.startswith("--"):
         return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
     flag = word.partition("=")[0]
-    guess = nearest(flag.removeprefix("--"), valid_names)
-    advice = f"Did you mean --{guess}?" if guess else "List them with --help."
+    close = get_close_matches(flag.removeprefix("--").replace("-", "_"), valid_names, n=1)
+    advice = f"Did you mean --{close[0]}?" if close else "List them with --help."
     return ConfigError(f"Unknown flag {flag}. {replacement(flag.removeprefix('--')) or advice}")
 
 

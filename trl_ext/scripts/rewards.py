@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, did_you_mean
 from trl_ext.rewards import RuleSet
 from trl_ext.scripts.data.keys import PromptArguments
-from trl_ext.scripts.recipe import nearest
 from trl_ext.trainers.settings.values import setting
 
 # Part of the scripts' --help.
@@ -103,10 +102,8 @@ def find_function(name: str) -> Any:
         return function(max_completion_len=1280, soft_punish_cache=256) if builds else function
     module_name, _, attribute = name.rpartition(".")
     if not module_name:
-        guess = nearest(name, TRL_REWARDS)
-        hint = (
-            f"Did you mean '{guess}'?" if guess else "Give the dotted path of a function, such as my_module.my_reward."
-        )
+        path = "Give the dotted path of a function, such as my_module.my_reward."
+        hint = did_you_mean(name.replace("-", "_"), TRL_REWARDS) or path
         raise ConfigError(f"There is no reward function '{name}'. {hint}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

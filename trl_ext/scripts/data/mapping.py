@@ -11,11 +11,10 @@ from functools import partial
 from string import ascii_uppercase
 from typing import Any, NoReturn
 
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError, DataError, did_you_mean
 from trl_ext.resources import __version__
 from trl_ext.scripts.data.chats import messages_of
 from trl_ext.scripts.data.template import PromptTemplate, written
-from trl_ext.scripts.recipe import nearest
 
 PROMPT, ANSWER = "prompt", "answer"
 PAIR = (PROMPT, "chosen", "rejected")
@@ -235,10 +234,8 @@ class RowMapping:
         for what, name in asked:
             if name not in names:
                 inside = [f"{one}.{key}" for one, kind in features.items() if isinstance(kind, dict) for key in kind]
-                guess = nearest(name, [*names, *inside])
-                raise DataError(
-                    f"{what} '{name}', and {has}. {f'Did you mean {guess!r}?' if guess else 'Name one of these.'}"
-                )
+                hint = did_you_mean(name, [*names, *inside]) or "Name one of these."
+                raise DataError(f"{what} '{name}', and {has}. {hint}")
         for ours, theirs in self.columns.items():
             if theirs not in (ours, None) and ours in names and ours not in self._ours:
                 raise DataError(

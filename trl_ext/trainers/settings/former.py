@@ -2,10 +2,9 @@
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from trl_ext.errors import ArgumentError
+from trl_ext.errors import ArgumentError, did_you_mean
 
 _RENAMED = """
 evaluation_strategy eval_strategy  per_gpu_train_batch_size per_device_train_batch_size  no_cuda use_cpu
@@ -40,6 +39,5 @@ def check_names(config: type, given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(config.__init__).parameters  # type: ignore[misc]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in () if takes_any else given.keys() - parameters.keys():
-        near = get_close_matches(name, parameters, n=1)
-        advice = replacement(name) or (f"Did you mean '{near[0]}'?" if near else "")
+        advice = replacement(name) or did_you_mean(name, parameters)
         raise ArgumentError(f"{config.__name__} has no argument '{name}'. {advice}".rstrip())

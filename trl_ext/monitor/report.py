@@ -1,13 +1,16 @@
-"""The report of a run: a table in the terminal, and `report.html`, a single file.
+"""The report of a run: a table in the terminal, and `report.html`, a single file; a table of several runs; last lines.
 
 It is computed from `trainer.state.log_history`, which trainer_state.json contains, and from the run's folder, so that
 it can be made again long after the run.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -15,17 +18,26 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from trl_ext.errors import DataError
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry, read_series
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import LOG_FILE, PLAN_FILE, RULES_FILE, RunRecord, read_log, read_record
-from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
-from trl_ext.monitor.words import duration
+from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows, training_entries
+from trl_ext.monitor.words import duration, score, short, visible
 
 STATE_FILE = "trainer_state.json"  # written by transformers
 HTML_FILE = "report.html"
+_LAST_ENTRIES = 5  # of the log, averaged for a row of `_KEYS`
+_KEYS = {
+    "KL per token": "kl",
+    "entropy": "entropy",
+    "tokens per completion": "completions/mean_length",
+    "truncated": "completions/clipped_ratio",
+}
+_SHOWN_CHARS = 160
 
 
 def read_state(output_dir: str | Path) -> dict[str, Any]:
@@ -180,3 +192,129 @@ def table_of(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text, because names of rules and folders are no markup
     return table
+
+
+# Several runs in one table: their last numbers, and the settings and versions that differ ---------------------------
+
+
+def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
+    """Return a table: a header with the runs' names, a row for each number, and a row for each setting that differs.
+
+    Raises ConfigError for fewer than two runs, DataError if a folder holds no run or an incomplete run.
+    """
+    if len({Path(folder).resolve() for folder in folders}) < max(2, len(folders)):
+        given = " ".join(map(str, folders))
+        raise ConfigError(f"There is nothing to compare in: {given}. Give the folders of two or more different runs.")
+    runs = [(_numbers(read_log_history(folder)), _settings(read_record(folder))) for folder in folders]
+    numbers, settings = (_rows([run[part] for run in runs]) for part in (0, 1))
+    differing = [row for row in settings if len(set(row[1:])) > 1]
+    return [["", *short_names([Path(folder) for folder in folders])], *numbers, *differing]
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the folders' paths below the folder that holds all of them."""
+    shared = os.path.commonpath([folder.resolve() for folder in folders])
+    return [str(folder.resolve().relative_to(shared)) for folder in folders]
+
+
+def _rows(runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Return a row for each name, with "-" for a run without it."""
+    names = dict.fromkeys(chain.from_iterable(runs))
+    return [[visible(name), *(visible(run.get(name, "-")) for run in runs)] for name in names]
+
+
+def _numbers(log_history: Sequence[log_keys.Entry]) -> dict[str, str]:
+    """Return the run's last numbers, by name."""
+    summary, training = summarize(log_history), training_entries(log_history)
+    found: dict[str, str] = {}
+    for where, changes in (("last steps", summary.training), ("held-out", summary.held_out)):
+        found |= {f"{curve.name}, {where}": score(change.after) for curve, change in changes.items()}
+    for name, key in _KEYS.items():
+        found |= _mean(name, [log_keys.number(entry, key) for entry in training])
+    found |= _mean("seconds per step", [log_keys.step_s(entry) for entry in training])
+    found["steps"] = f"{summary.num_steps:,}"
+    if summary.train_s is not None:
+        found["training time"] = duration(summary.train_s)
+    if summary.forwarded_tokens is not None:
+        found["tokens forwarded"] = f"{summary.forwarded_tokens:,}"
+    if summary.memory:
+        found["memory at the peak, GiB"] = f"{max(float(row[2]) for row in summary.memory[1:]):.1f}"
+    return found
+
+
+def _mean(name: str, values: Sequence[float | None]) -> dict[str, str]:
+    last = [value for value in values if value is not None][-_LAST_ENTRIES:]
+    return {f"{name}, last steps": short(fmean(last))} if last else {}
+
+
+def _settings(record: RunRecord | None) -> dict[str, str]:
+    """Return the recipe's keys, rules, machine and versions of packages as text; empty without a record."""
+    if record is None:
+        return {}
+    rules: Mapping[str, Any] = record.rules or {}
+    settings = {name: value for name, value in record.recipe.items() if name not in ("rules", "output_dir")}
+    for rule in rules.get("rules", ()):
+        settings[f"rule {rule.get('name', rule.get('rule'))}"] = ", ".join(
+            f"{key} {_in_words(value)}" for key, value in rule.items() if key != "name"
+        )
+    settings |= {f"rules: {name}": value for name, value in rules.items() if name != "rules"}
+    settings |= {
+        name: record.versions[name] for name in ("trainer", "num_processes", "cards") if name in record.versions
+    }
+    return {name: _in_words(value) for name, value in (settings | record.versions.get("packages", {})).items()}
+
+
+def _in_words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# The last lines of a run: one problem before and after training, and the next commands ------------------------------
+
+
+def ending(folder: str | Path, kind: str) -> list[str]:
+    """Return the lines; `kind` is "grpo", "ppo" or "reward"."""
+    lines = []
+    if found := same_problem(Path(folder)):
+        names = ("One problem", "Before", "After")
+        for name, text in zip(names, found, strict=True):  # in one line without control characters
+            line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+            half = _SHOWN_CHARS // 2
+            cut = line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"
+            lines.append(f"{name + ':':13}{cut}")
+        lines.append("")
+    commands = [(f"trl-ext report {folder}", "the report again, and a comparison with another run by --compare")]
+    if kind != "reward":
+        commands.append((f"trl-ext evaluate {folder}", "held-out problems, greedily or with pass@k"))
+    commands.append(("trl-ext recipes", "recipes by task and card"))
+    width = max(len(command) for command, _ in commands)
+    return [*lines, "Next:", *(f"  {command:{width}}  {purpose}" for command, purpose in commands)]
+
+
+def same_problem(folder: Path) -> tuple[str, str, str] | None:
+    """Return a prompt that is in a run's first and last table of completions, and its answer in each.
+
+    Returns None if no prompt is in both, or the run wrote no tables (`log_completions`). The tables are of evaluations
+    if the run began and ended with an evaluation.
+    """
+    import pyarrow.parquet as parquet
+
+    paths = sorted((folder / "completions").glob("completions_*.parquet"), key=lambda path: (len(path.name), path))
+    if len(paths) < 2:
+        return None
+    try:
+        ends = [
+            parquet.read_table(path, columns=["prompt", "completion"]).to_pylist() for path in (paths[0], paths[-1])
+        ]
+    except (OSError, ValueError):  # pyarrow's errors, for a table that a full disk truncated
+        return None
+    first, last = (
+        {_last_content(row["prompt"]): _last_content(row["completion"]) for row in reversed(table)} for table in ends
+    )
+    prompt = next((prompt for prompt in reversed(first) if prompt in last), None)
+    return None if prompt is None else (prompt, first[prompt], last[prompt])
+
+
+def _last_content(value: Any) -> str:
+    """Return the content of the last message, or the text itself."""
+    content = value[-1].get("content") if isinstance(value, list) and value else value
+    return "" if content is None else str(content)

@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.launch.machines import name_machines
+from trl_ext.launch.accelerate import name_machines
 
 NAMES = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "num_processes")
 KINDS = {"multi_gpu": True, "use_deepspeed": False, "use_fsdp": False}

@@ -18,8 +18,7 @@ from trl_ext.compat.versions import SUPPORTED
 from trl_ext.doctor import Disk, Facts, Gpu, Kernels, examine, installed, look
 from trl_ext.doctor.examine import HARMS, OLD_NAME
 from trl_ext.doctor.finding import all_well
-from trl_ext.doctor.look import read_answer
-from trl_ext.doctor.nvml import hardware_of, known_card, read_cards, shown_by
+from trl_ext.doctor.look import hardware_of, known_card, read_answer, read_cards, shown_by
 from trl_ext.errors import ConfigError
 from trl_ext.memory import Job, estimate, find_card, find_shape, parse_gpus, plan, write_plan
 from trl_ext.memory.job import changed
@@ -285,7 +284,7 @@ def test_visible_devices_are_read_as_cuda_reads_them():
 
 def test_pynvml_has_every_name_that_we_ask_for():
     pynvml = pytest.importorskip("pynvml")
-    source = (ROOT / "trl_ext/doctor/nvml.py").read_text()
+    source = (ROOT / "trl_ext/doctor/look.py").read_text()
     names = {word for word in source.replace("(", " ").replace(")", " ").replace(",", " ").replace(":", " ").split()}
     asked = {name.split(".")[1] for name in names if name.startswith("nvml.") and name.count(".") == 1}
     assert len(asked) > 10 and [name for name in asked if not hasattr(pynvml, name)] == []

@@ -5,10 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.plan import MIN_SAVED, plan_rows
 from trl_ext.packing.ragged import Ragged, runs
 from trl_ext.packing.step_plan import RowSize, halves, num_tokens, plan_step
-from trl_ext.packing.trie import MIN_SAVED
 
 SYSTEM = list(range(100, 100 + MIN_SAVED))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.scripts.data.template import PromptTemplate
+from trl_ext.scripts.data.prompts import PromptTemplate
 
 ROW = {"question": "1 + 1?", "a b": "x", "digits": 3, "a.b": "dotted"}
 FILLED = {

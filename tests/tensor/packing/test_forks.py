@@ -7,7 +7,7 @@ from tests import tiny
 from tests.batches import RAGGED, Batch, forked, gradient, padded, ready_to_pack
 from trl_ext.packing import attention
 from trl_ext.packing.layout import lay_out
-from trl_ext.packing.trie import MIN_SAVED
+from trl_ext.packing.plan import MIN_SAVED
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.value_head import add_value_head
 from trl_ext.trainers.step.score import score

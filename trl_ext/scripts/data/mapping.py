@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 from trl_ext.errors import ConfigError, DataError, did_you_mean
 from trl_ext.resources import __version__
-from trl_ext.scripts.data.chats import messages_of
-from trl_ext.scripts.data.template import PromptTemplate, written
+from trl_ext.scripts.data.prompts import PromptTemplate, messages_of, written
 
 PROMPT, ANSWER = "prompt", "answer"
 PAIR = (PROMPT, "chosen", "rejected")

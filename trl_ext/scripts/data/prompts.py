@@ -1,14 +1,19 @@
-"""A prompt written around the columns of a row: `"{question}\\nLet's think step by step."`.
+"""Prompts of rows: text around a row's columns, and messages in the formats of other projects.
 
-Fields are column names only. `str.format` would also read attributes and items of values, so it is not used.
+`"{question}\\nLet's think step by step."` has fields, which are column names only. `str.format` would also read
+attributes and items of values, so it is not used.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter, ascii_uppercase
 from typing import Any
 
 from trl_ext.errors import ConfigError
+
+# Role names of ShareGPT and LLaMA-Factory.
+_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +73,30 @@ def written(value: Any) -> str | None:
     if value and all(isinstance(item, str) for item in value) and len(value) <= len(ascii_uppercase):
         return "\n".join(f"{letter}. {item}" for letter, item in zip(ascii_uppercase, value, strict=False))
     return str(value) if value and all(isinstance(item, int | float) for item in value) else None
+
+
+def messages_of(value: Any) -> Any:
+    """Return messages with `role` and `content`; any other value unchanged.
+
+    Args:
+        value: A message or a list of messages, with `role` and `content` or ShareGPT's `from` and `value`; or such a
+            list as JSON text (OpenRLHF). Other keys of converted messages are dropped, so that all rows have one form.
+    """
+    found = value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return value
+    found = [found] if isinstance(found, Mapping) else found
+    if not (isinstance(found, list) and all(isinstance(turn, Mapping) and _role(turn) for turn in found)):
+        return value
+    if isinstance(value, list | Mapping) and all(turn.get("role") for turn in found):
+        return found
+    roles = [_ROLES.get(_role(turn), _role(turn)) for turn in found]
+    contents = [turn["content"] if "content" in turn else turn.get("value") for turn in found]
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)] or value
+
+
+def _role(turn: Mapping[str, Any]) -> Any:
+    return turn.get("role") or turn.get("from")

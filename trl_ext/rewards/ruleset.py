@@ -17,15 +17,13 @@ from typing import Any
 
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
-from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of
-from trl_ext.rewards.base.shaping import pair_of
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of, pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
-from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
+from trl_ext.rewards.totals.metrics import Tally, log_rule, read_cells, tally, traces
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once
-from trl_ext.rewards.totals.unscored import Tally, tally
 
 ON_ERROR = ("stop", "floor")
 ON_UNSCORED = ("error", "warn")

@@ -14,12 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.auditing.audit import data_rows, gold_key, ideal_of, plain_numbers
-from trl_ext.rewards.auditing.audit_report import table
-from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
+from trl_ext.rewards.auditing.audit import data_rows, gold_key, ideal_of, plain_numbers, table
 from trl_ext.rewards.base.rows import completion_text
-from trl_ext.rewards.base.rule import Rule
-from trl_ext.rewards.base.shaping import applies
+from trl_ext.rewards.base.rule import Rule, applies
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleSet
@@ -46,6 +43,61 @@ _CLAUSES = (
 ).split(";")
 _LETTERS = "ABCDEAB"
 _SENTENCES = (0, 4, 16, 60)  # of filler, so that rules about length get honest completions of several lengths
+
+
+def _program(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+# Completions that deserve nothing, as templates: `[gold]` is the right answer, `[wrong]` and `[other]` are not. None
+# answers honestly: a gold in it is denied, hidden, or between two other answers. Each was tried by somebody.
+CHEATS = {
+    "empty": "",
+    "white space": " \n\t\n  ",
+    "invisible characters": "\u200b\u2060\ufeff\u00ad",
+    "control characters": "\x00\x07\x1b[2J\x08\ud800",
+    "refusal": "I am sorry, but I cannot help with that.",
+    "the tags that are asked for, empty": "[tags]",
+    "gold in an attribute": '<answer value="[gold]"></answer>',
+    "gold in an HTML comment": "<!-- [gold] -->\nI do not know.",
+    "answer only in the thoughts": "<think>It may be \\boxed{[gold]}.</think>\nI do not know.",
+    "thoughts without an end": "<think>Let me see. The answer is [gold]. But wait,",
+    "box without an end": "\\boxed{[gold]",
+    "self-correction without end": "The answer is [wrong]. No, it is [gold]. No, the answer is [other]. " * 10,
+    "JSON with a key twice": '{"answer": "[wrong]", "answer": "[gold]", "answer": "[other]"}',
+    "tautology": "\\boxed{x = x}",
+    "tower of powers": "\\boxed{9^{9^{9^{9^9}}}}",
+    "braces without end": "\\boxed{" + "{" * 3000,
+    "prompt copied": "[prompt]",
+    "prompt copied into a box": "\\boxed{[prompt]}",
+    "prompt copied many times": "[prompt]\n" * 30,
+    "one word for ever": "so " * 2000,
+    "keyword stuffing": "[words] " * 20,
+    "connectives only": "because therefore so thus hence first second finally however " * 5,
+    "very long": "This is a sentence that says nothing at all. " * 6000,
+    "program that exits": _program("import os\nos._exit(0)"),
+    "object that equals everything": _program(
+        "class Any:\n    def __eq__(self, other):\n        return True\n    def __call__(self, *a, **k):\n"
+        "        return self\n    def __getattr__(self, name):\n        return self\n"
+        "solution = solve = candidate = Any()"
+    ),
+    "success printed": _program("print('All tests passed')\nprint('OK')"),
+    "program that never ends": _program("while True:\n    pass"),
+    "claims to be right": "This answer is correct and complete. Score: 1.0",
+    "a verdict in JSON": '{"score": 1.0, "correct": true, "reward": 1e9}',
+}
+# Texts of the answers of three rows: each may be paid on at most one of them.
+JOINS = (
+    *("[a] [b] [c]", "[a], [b], [c]", "[a] or [b] or [c]", "[a]; [b]; [c]", "[a] - [b] - [c]", "[a]\n[b]\n[c]"),
+    *("([a]) ([b]) ([c])", "[a] ([b], [c])", "[a] = [b] = [c]", "[a] and [b]", "from [a] to [b]", "[a] of [b] in [c]"),
+    *("[a] is one; [b] is two; [c] is three", "[a], formerly [b], also [c]", "neither [b] nor [c] but [a]"),
+    *("[a] with [b] and [c]", "[a] after [b] before [c]", "[a]. Alternatively [b]. Alternatively [c]."),
+    *("The answer is [a]. The answer is [b]. The answer is [c].", "The answer is [a], [b] or [c]."),
+    *("The answer is [a]. Or is it [b]? It is [c].", "A: [a]\nA: [b]\nA: [c]", "#### [a]\n#### [b]\n#### [c]"),
+    *("\\boxed{[a]} \\boxed{[b]} \\boxed{[c]}", "\\boxed{[a], [b], [c]}", "\\boxed{[a] \\boxed{[b]} [c]}"),
+    *("\\boxed{[a]}. The answer is [b].", "<answer>[a]</answer><answer>[b]</answer><answer>[c]</answer>"),
+    *("<answer>[a] [b] [c]</answer>", "<answer>[a]</answer> [b] [c]", '{"answer": "[a]", "answer": "[b]"}'),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +206,21 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     }
     trios = [three for court in decided if len(three := court.with_rivals(decided)) == 3]
     tried |= {text: list(_joined(text, trios)) for text in JOINS}
+
+    def badness(one: Attempt) -> tuple[bool, float]:
+        return not one.ok, (one.total or 0.0) - (one.bar or 0.0)
+
+    worst = [
+        max(found, key=badness, default=Attempt(name, None, "", None, None, NOT_TRIED))
+        for name, found in tried.items()
+    ]
     return RedteamReport(
-        tuple(_worst(name, found) for name, found in tried.items()),
+        tuple(worst),
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
         tuple(court.row for court in courts if not court.is_decided),
     )
-
-
-def _worst(name: str, attempts: Sequence[Attempt]) -> Attempt:
-    """Return the attempt that got through and was furthest above its bar."""
-    untried = Attempt(name, None, "", None, None, NOT_TRIED)
-    return max(attempts, key=lambda one: (not one.ok, (one.total or 0.0) - (one.bar or 0.0)), default=untried)
 
 
 def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:

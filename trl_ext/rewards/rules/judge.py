@@ -11,8 +11,7 @@ from typing import Any
 import regex
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import Row, Verdict, check_whole
-from trl_ext.rewards.base.shaping import pair_of
+from trl_ext.rewards.base.rule import Row, Verdict, check_whole, pair_of
 from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, JudgeReply, JudgeRequest, ModelJudge, Shown
 
 _LONGEST_LINE = 500  # characters of a reply's last line

@@ -14,8 +14,7 @@ from jinja2 import TemplateError
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import check_server, fetch
 from trl_ext.rewards.base.rows import content_text
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole
-from trl_ext.rewards.base.shaping import pair_of
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole, pair_of
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
 from trl_ext.rewards.rules.judge_prompt import compiled
 

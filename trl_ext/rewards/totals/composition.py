@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Rule, Verdict
-from trl_ext.rewards.base.shaping import scaled
 
 # Position of a rule that is a gate, and the status that opens it; "": its value opens it.
 Gate = tuple[int, str]
@@ -56,7 +55,10 @@ class Composition:
 
 def shaped_value(rule: Rule, verdict: Verdict) -> float | None:
     """Return the verdict's value with the rule's scale and clip, or None."""
-    return None if verdict.value is None else scaled(verdict.value, rule.scale, rule.clip)
+    value = verdict.value
+    if value is not None and rule.scale is not None:
+        value = (value - rule.scale[0]) / (rule.scale[1] - rule.scale[0])
+    return value if value is None or rule.clip is None else min(max(value, rule.clip[0]), rule.clip[1])
 
 
 def contribution(weight: float, value: float | None, state: str) -> float | None:

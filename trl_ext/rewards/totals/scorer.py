@@ -15,8 +15,7 @@ from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict, place_of
-from trl_ext.rewards.base.shaping import applies
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, applies, as_verdict, place_of
 from trl_ext.rewards.isolation.workers.breaker import FAILED, MISTAKE_CALLS, MOST_MISTAKES, Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.rewards import Rule, RuleColumn, RuleSet
-from trl_ext.rewards.totals.unscored import Tally
+from trl_ext.rewards.totals.metrics import Tally
 from trl_ext.trainers.rows.gold import rows_tried, verdicts_on
 
 logger = logging.get_logger(__name__)

@@ -15,8 +15,7 @@ from transformers.utils import logging
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.base.rows import is_null
-from trl_ext.rewards.base.rule import Rule, Verdict
-from trl_ext.rewards.base.shaping import applies
+from trl_ext.rewards.base.rule import Rule, Verdict, applies
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.totals.scorer import gives_batches
 from trl_ext.trainers.rows.screen import batches

@@ -10,8 +10,17 @@ import pytest
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
-from trl_ext.rewards.auditing.cheats import CHEATS, JOINS
-from trl_ext.rewards.auditing.redteam import filled, gold_of, holds, honest, redteam, token_ids, wrong_answers
+from trl_ext.rewards.auditing.redteam import (
+    CHEATS,
+    JOINS,
+    filled,
+    gold_of,
+    holds,
+    honest,
+    redteam,
+    token_ids,
+    wrong_answers,
+)
 
 pytestmark = pytest.mark.slow
 

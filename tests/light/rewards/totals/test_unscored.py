@@ -7,7 +7,7 @@ import pytest
 from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Length, Math, Row, Rule, RuleSet, Verdict
-from trl_ext.rewards.totals.unscored import Tally
+from trl_ext.rewards.totals.metrics import Tally
 
 Abstains = rule_class("Abstains", lambda row: Verdict(None, "infra_error", "no service"))
 

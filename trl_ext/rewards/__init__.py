@@ -7,7 +7,7 @@ from trl_ext.rewards.base.rule import Row, Rule, Verdict
 from trl_ext.rewards.instruction_kinds.instructions import Instructions
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.preference.filter import filter_pairs
+from trl_ext.rewards.pairs import filter_pairs
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call

@@ -12,7 +12,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.rewards import filter_pairs
-from trl_ext.rewards.preference.filter import with_gaps
+from trl_ext.rewards.pairs import with_gaps
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.keys import DataArguments

@@ -16,7 +16,7 @@ from trl_ext.rewards.base.http_client import check_server, fetch
 from trl_ext.rewards.base.rows import content_text
 from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole, pair_of
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
-from trl_ext.rewards.rules.judge_prompt import compiled
+from trl_ext.rewards.rules.model_judge import compiled
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
 _DETAIL_CHARS = 300

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from trl_ext.rewards.base.rule import Row, Verdict, check_choice
 from trl_ext.rewards.rules.async_rule import content_key
-from trl_ext.rewards.rules.judge_prompt import shipped_schema
-from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown
+from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown, shipped_schema
 from trl_ext.rewards.text.prose import is_blank
 from trl_ext.rewards.totals.explanation import shortened
 

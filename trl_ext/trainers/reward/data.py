@@ -11,7 +11,7 @@ from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 
 from trl_ext.errors import DataError
-from trl_ext.rewards.preference.gaps import rule_gaps
+from trl_ext.rewards.pairs import rule_gaps
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
 from trl_ext.trainers.rows.sentence import columns_of
 

@@ -1,1 +1,0 @@
-"""Preference pairs, scored and filtered by rules."""

@@ -25,9 +25,6 @@ from trl_ext.rewards.totals.metrics import Tally, log_rule, read_cells, tally, t
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once
 
-ON_ERROR = ("stop", "floor")
-ON_UNSCORED = ("error", "warn")
-
 
 @dataclass(slots=True)
 class SharedBatch:
@@ -106,7 +103,7 @@ class RuleSet:
         self.rules = checked_rules(self.rules)
         self.clip = pair_of("The set", "clip", self.clip)
         self._composition = Composition(self.rules, gate_chains(self.rules), self.clip)
-        for key, choices in (("on_error", ON_ERROR), ("on_unscored", ON_UNSCORED)):
+        for key, choices in (("on_error", ("stop", "floor")), ("on_unscored", ("error", "warn"))):
             if getattr(self, key) not in choices:
                 raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
         self._scorer = Scorer(self.limits, self.isolate, self.on_error)

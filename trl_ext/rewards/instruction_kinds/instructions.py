@@ -145,19 +145,17 @@ def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
     if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
         return [(entry.get("id"), {name: entry[name] for name in entry if name != "id"}) for entry in cell]
     if isinstance(cell, dict) and "func_name" in cell:
-        return [named_pair(cell)]
+        # RLVR-IFeval gives id and arguments as a function's name and arguments.
+        if cell["func_name"] not in _FUNCTIONS:
+            raise ValueError(f"unknown function {cell['func_name']!r}")
+        name, *pairs = _FUNCTIONS[cell["func_name"]].split()
+        renamed = dict(pair.split("=") for pair in pairs)
+        given = {
+            renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None
+        }
+        return [(name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {}))]
     found = cell if isinstance(cell, dict) else {}
     names, arguments = found.get("instruction_id_list", found.get("instruction_id")), found.get("kwargs")
     if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
         raise ValueError("neither a list of {id: ...} nor {instruction_id_list: [...], kwargs: [...]} of equal length")
     return list(zip(names, arguments, strict=True))
-
-
-def named_pair(cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the id and arguments that RLVR-IFeval gives as a function's name and arguments."""
-    if cell["func_name"] not in _FUNCTIONS:
-        raise ValueError(f"unknown function {cell['func_name']!r}")
-    name, *pairs = _FUNCTIONS[cell["func_name"]].split()
-    renamed = dict(pair.split("=") for pair in pairs)
-    given = {renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None}
-    return name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {})

@@ -98,7 +98,11 @@ def _exact(node: Node) -> Fraction | None:
     if kind == "mul":
         return math.prod(known, start=Fraction(1))
     if kind == "call":
-        return _exact_call(node[1], known)
+        name, first = node[1], known[0]
+        if name in ("factorial", "binomial") and all(value.denominator == 1 and value >= 0 for value in known):
+            return Fraction(math.factorial(int(first)) if name == "factorial" else math.comb(*map(int, known)))
+        rounded = {"abs": abs, "floor": math.floor, "ceil": math.ceil}.get(name)
+        return None if rounded is None else Fraction(rounded(first))
     base, exponent = known
     if exponent.denominator == 1:
         return base ** int(exponent)
@@ -117,20 +121,6 @@ def _root(number: int, degree: int) -> int | None:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle**degree <= number else (low, middle - 1)
     return low if low**degree == number else None
-
-
-def _exact_call(name: str, values: list[Fraction]) -> Fraction | None:
-    first = values[0]
-    whole = all(value.denominator == 1 and value >= 0 for value in values)
-    if name == "factorial" and whole:
-        return Fraction(math.factorial(int(first)))
-    if name == "binomial" and whole:
-        return Fraction(math.comb(int(first), int(values[1])))
-    if name == "abs":
-        return abs(first)
-    if name in ("floor", "ceil"):
-        return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
-    return None
 
 
 _NUM_POINTS = 4  # The last point has negative variables.

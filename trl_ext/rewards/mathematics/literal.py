@@ -47,9 +47,8 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
                 return "left to compute: a number"
     if len(golden) == len(given) == 1:
         for form in asked:
-            if form in _POLYNOMIALS and _is_polynomial(golden[0]) and not _is_polynomial(given[0]):
-                return f"not {form}"
-            if not _FITS[form](golden[0], given[0]):
+            is_polynomial = form in ("factored", "expanded", "simplified") and _is_polynomial(golden[0])
+            if (is_polynomial and not _is_polynomial(given[0])) or not _FITS[form](golden[0], given[0]):
                 return f"not {form}"
     return ""
 
@@ -135,14 +134,9 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
             return "a quotient of numbers"
     if above == [("num", 1)] and not below and not any(inverted for _, inverted in others):
         return "a product with 1"
-    return _left_of_factors(others)
-
-
-def _left_of_factors(factors: list[tuple[Node, bool]]) -> str:
-    """Name the operation that the factors other than numbers leave to compute."""
     seen: dict[str, bool] = {}
     num_sums, roots = 0, Counter[tuple[str, bool]]()
-    for node, inverted in factors:
+    for node, inverted in others:
         base = node[1] if node[0] == "pow" and _is_whole(node[2]) else node
         key = repr(base)
         if key in seen and (base[0] != "add" or seen[key] != inverted or not has_variable(base)):
@@ -156,7 +150,7 @@ def _left_of_factors(factors: list[tuple[Node, bool]]) -> str:
         return "a product of sums"
     if roots and max(roots.values()) > 1:
         return "a product of roots"
-    return _first(_left(node) for node, _ in factors)
+    return _first(_left(node) for node, _ in others)
 
 
 def _left_of_power(node: Node) -> str:
@@ -331,7 +325,6 @@ def _is_rationalized(tokens: Tokens) -> bool:
     )
 
 
-_POLYNOMIALS = frozenset({"factored", "expanded", "simplified"})
 _FITS = {
     "factored": _fits_factored,
     "expanded": lambda gold, answer: not _is_expanded(gold) or _is_expanded(answer),

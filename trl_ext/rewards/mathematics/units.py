@@ -50,7 +50,12 @@ def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
         return tokens, ""
     if tail[:1] == ("\\degree",) and value[-1] != ")" and _ANGLE_FUNCTIONS & {*value}:
         return tokens, ""  # `\\sin 30^\\circ`
-    factor, tail = _without_factor(tail)
+    factor = 1
+    if tail and tail[0].startswith(WORDS):  # The first word may be a factor, such as "million".
+        first, _, rest = tail[0][1:].partition(" ")
+        factor = FACTORS.get(first, 1)
+        if factor != 1:
+            tail = (WORDS + rest, *tail[1:]) if rest else tail[1:]
     unit = _unit(tail)
     if unit is None:
         return tokens, ""
@@ -91,17 +96,6 @@ def _unit_piece(tokens: Tokens) -> int:
         return 4 if tokens[-5:-4] and tokens[-5].startswith(WORDS) else 0
     behind_word = len(tokens) > 1 and tokens[-2].startswith(WORDS)
     return 1 if last in ("/", "\\cdot", "-") and behind_word else 0
-
-
-def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
-    """Return the factor of the first word, such as "million" (else 1), and the other tokens."""
-    if not tail or not tail[0].startswith(WORDS):
-        return 1, tail
-    first, _, rest = tail[0][1:].partition(" ")
-    factor = FACTORS.get(first, 1)
-    if factor == 1:
-        return 1, tail
-    return factor, ((WORDS + rest, *tail[1:]) if rest else tail[1:])
 
 
 def _unit(tail: Tokens) -> str | None:

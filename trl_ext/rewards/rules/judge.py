@@ -64,14 +64,6 @@ class Judge(ModelJudge):
             if not isinstance(getattr(self, key), str):
                 self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
         ModelJudge.check(self)
-        self._check_reply()
-        check_whole(self, "votes", self.votes, 1)
-        if self.votes % 2 == 0:
-            self._refuse(f"votes is {self.votes}. Give an odd number, so that there is a majority.")
-        if self.votes > 1 and self.temperature == 0:
-            self._refuse(f"{self.votes} votes at temperature 0 are one vote. Give a temperature above 0.")
-
-    def _check_reply(self) -> None:
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
         if self.choices is not None:
             self._check_choices(self.choices)
@@ -83,6 +75,11 @@ class Judge(ModelJudge):
             raise RuleError(f"Rule '{self.name}': {self.pattern!r} is no regular expression: {error}.") from error
         if not groups:
             self._refuse(f"pattern is {self.pattern!r}. Put the score in a group, such as Score: (\\d+).")
+        check_whole(self, "votes", self.votes, 1)
+        if self.votes % 2 == 0:
+            self._refuse(f"votes is {self.votes}. Give an odd number, so that there is a majority.")
+        if self.votes > 1 and self.temperature == 0:
+            self._refuse(f"{self.votes} votes at temperature 0 are one vote. Give a temperature above 0.")
 
     def _check_choices(self, choices: Any) -> None:
         words = dict(choices) if isinstance(choices, Mapping) else {}

@@ -42,7 +42,12 @@ class Length(Rule):
             raise RuleError(f"Rule '{self.name}': low={self.low} is above high={self.high}. Give low <= high.")
 
     def score(self, row: Row) -> Verdict:
-        length = length_in(self.unit, row)
+        if self.unit != "tokens":
+            length = len(row.text) if self.unit == "chars" else len(words(row.text))
+        elif row.completion_ids is None:
+            raise RuleError("unit is 'tokens', but there are no completion_ids. Pass them, or use unit='words'.")
+        else:
+            length = len(row.completion_ids)
         filled = length
         if 0 < self.low <= length and self.unit != "tokens":
             filled = len(seen(row.text)) if self.unit == "chars" else len(words(seen(row.text)))
@@ -50,14 +55,3 @@ class Length(Rule):
         value = 1.0 if distance == 0 else max(0.0, 1.0 - distance / self.slack) if self.slack else 0.0
         hidden = f", {filled} without padding" if filled < self.low <= length else ""
         return Verdict(value, "ok", f"{length} {self.unit}{hidden}")
-
-
-def length_in(unit: str, row: Row) -> int:
-    """Return the completion's length in "tokens", "chars" or "words"; RuleError without token ids to count."""
-    if unit == "chars":
-        return len(row.text)
-    if unit == "words":
-        return len(words(row.text))
-    if row.completion_ids is None:
-        raise RuleError("unit is 'tokens', but there are no completion_ids. Pass them, or use unit='words'.")
-    return len(row.completion_ids)

@@ -225,9 +225,12 @@ class Math(Rule):
             if why_undecided(gold.tokens):  # The gold's fault: a wrong answer must not earn more than a right answer.
                 return Match(None, why_undecided(gold.tokens))
             raise
-        if _is_choice(gold.tokens, tokens):
+        # A gold `(C)` or `\text{C}`; or C if the answer begins as an option: else C may be a constant.
+        is_option = tokens[1:2] in ((")",), (".",), (":",)) or tokens[2:3] == (")",)
+        letter = _letter(gold.tokens)
+        if letter in _LETTERS and (gold.tokens != (letter,) or is_option):
             # The text of the option may follow its letter, as in `\textbf{(C)} 12`.
-            return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
+            return Match(read_choice(f"answer is {answer}").value == letter, "letter")
         found = compare(gold.tokens, tokens)
         if found.path == "decimal comma" and ", " in answer:
             return Match(False, "a list")
@@ -235,13 +238,6 @@ class Math(Rule):
             reason = unfit(gold.tokens, tokens, asked)
             return Match(False, reason) if reason else found
         return found
-
-
-def _is_choice(gold: Tokens, answer: Tokens) -> bool:
-    r"""True for a gold `(C)` or `\text{C}`, or C if the answer begins as an option: else C may be a constant."""
-    if _letter(gold) not in _LETTERS:
-        return False
-    return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)
 
 
 def _letter(tokens: Tokens) -> str:

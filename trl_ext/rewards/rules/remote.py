@@ -87,21 +87,18 @@ class Remote(AsyncRule):
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         if len(row.text) > self.max_chars:
             return Verdict(self.floor, "too_long", f"{len(row.text)} characters")
-        content = self._posted(row)
+        columns = {name: row.columns.get(name) for name in self.columns}
+        given = {"prompt": row.prompt, "completion": row.text, "messages": [dict(one) for one in row.messages]}
+        if self.body:  # A request cannot hold a lone surrogate.
+            content = compiled(self.body)[0].render(given | columns).encode("utf-8", "replace")
+        else:
+            found = given if self.form == "plain" else as_responses(row.prompt, row.messages)
+            content = json.dumps({**found, **columns}, default=str).encode()
         try:
             reply = await self.call(lambda: fetch(self.url, content, self.api_key_env, self.timeout_s))
         except CallFailed as failed:
             return self.verdict_of(failed)
         return self._verdict(reply)
-
-    def _posted(self, row: Row) -> bytes:
-        columns = {name: row.columns.get(name) for name in self.columns}
-        given = {"prompt": row.prompt, "completion": row.text, "messages": [dict(one) for one in row.messages]}
-        if self.body:
-            # A request cannot hold a lone surrogate.
-            return compiled(self.body)[0].render(given | columns).encode("utf-8", "replace")
-        found = {**given, **columns} if self.form == "plain" else {**as_responses(row.prompt, row.messages), **columns}
-        return json.dumps(found, default=str).encode()
 
     def _verdict(self, reply: bytes) -> Verdict:
         shown = self.without_secrets(reply.decode("utf-8", "replace"))[:_DETAIL_CHARS]

@@ -47,6 +47,7 @@ class Rubric(ModelJudge):
     """
 
     judges_correctness: ClassVar[bool] = True
+    _mode: ClassVar[str] = "rubric"  # type: ignore[misc]
 
     criteria: Sequence[Any] | str = field(kw_only=True)
     calls: str = "one"
@@ -56,10 +57,6 @@ class Rubric(ModelJudge):
         check_choice(self, "calls", self.calls, ("one", "each"))
         if not self._column and (why := self._unread_criteria({})):
             self._refuse(f"{why}.")
-
-    @property
-    def _mode(self) -> str:
-        return "rubric"
 
     @property
     def _column(self) -> str:

@@ -134,7 +134,7 @@ class Scorer:
 
     def runs_elsewhere(self, rule: Rule) -> bool:
         """Return True if workers or a server judge the rule's rows while this process does something else."""
-        return rule.is_async or self._isolated(rule)
+        return rule.is_async or (self.isolate and rule.tier != "inline" and not gives_batches(rule))
 
     def begin(self, rules: Sequence[Rule], rows: list[Row]) -> Early:
         """Start judging some rows of a later call by the rules that run elsewhere and have no gate. Thread-safe."""
@@ -248,9 +248,6 @@ class Scorer:
 
     # In workers, or waiting for a server ----------------------------------------------------------------------------
 
-    def _isolated(self, rule: Rule) -> bool:
-        return self.isolate and rule.tier != "inline" and not gives_batches(rule)
-
     def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None]:
         """Start the rules that run elsewhere; None for rules that run in this process or have a gate."""
         self._stop_if_tripped(rules)
@@ -259,7 +256,7 @@ class Scorer:
         waiting: list[tuple[Pending, int]] = []  # with the index of its first task
         gates = gates_of_waiting(rules)
         for position, rule in enumerate(rules):
-            if position in gates or (not rule.is_async and not self._isolated(rule)):
+            if position in gates or not self.runs_elsewhere(rule):
                 parts.append(None)
                 continue
             part = self._pending(rule, rows)

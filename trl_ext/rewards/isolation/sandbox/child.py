@@ -186,19 +186,11 @@ def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -
 
 def shut_in(job: dict[str, Any], rules: int) -> None:
     """Set limits, drop rights, and from level 1 on restrict files and system calls. Cannot be undone."""
-    set_limits(job["cpu_s"], job["memory_mib"], job["level"])
-    drop_capabilities()
-    forbid_new_privileges()
-    if job["level"] >= 1:
-        restrict(rules)
-        install_filter()
-
-
-def set_limits(cpu_s: float, memory_mib: int, level: int) -> None:
-    """Set limits in the kernel. The server also measures processor time, in finer steps than whole seconds."""
+    level = job["level"]
     limits = {
-        resource.RLIMIT_CPU: math.ceil(cpu_s) + 1,
-        resource.RLIMIT_AS: memory_mib * _MIB,
+        # The server also measures processor time, in finer steps than whole seconds.
+        resource.RLIMIT_CPU: math.ceil(job["cpu_s"]) + 1,
+        resource.RLIMIT_AS: job["memory_mib"] * _MIB,
         resource.RLIMIT_FSIZE: _FILE_BYTES if level == 0 else 0,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
@@ -211,3 +203,8 @@ def set_limits(cpu_s: float, memory_mib: int, level: int) -> None:
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
+    drop_capabilities()
+    forbid_new_privileges()
+    if level >= 1:
+        restrict(rules)
+        install_filter()

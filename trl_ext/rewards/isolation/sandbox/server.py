@@ -57,8 +57,12 @@ class Server:
         trouble = ""
         if at_most >= 2:
             trouble = trouble_in_fork(_try_namespaces)
-            if not trouble:
-                _move_into_namespaces(self.control)
+            if not trouble:  # Continue as process 1 of new namespaces; the outer process waits and ends with it.
+                enter_namespaces()
+                if pid := os.fork():
+                    self.control.close()
+                    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+                die_with_parent(0)  # Seen from inside, a parent outside has number 0.
         adopt_orphans()
         hide_memory()
         level = min(at_most, 1 if trouble else 2)
@@ -173,7 +177,12 @@ class Server:
                 while True:
                     os.waitpid(-1, 0)
         elif self.level == 0:
-            kill_descendants()
+            with suppress(ChildProcessError):  # Until no child is left: a kill may turn grandchildren into children.
+                while True:
+                    for pid in children():
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.kill(pid, signal.SIGKILL)
+                    os.waitpid(-1, 0)
             with suppress(OSError):
                 os.chmod(self.folder, 0o700)
             for entry in os.scandir(self.folder):  # Files of the program.
@@ -205,16 +214,6 @@ def _try_sandbox() -> None:
         raise OSError(f"the kernel took the filter and let {getattr(forbidden, '__name__', 'it')} pass")
 
 
-def _move_into_namespaces(control: socket.socket) -> None:
-    """Continue as process 1 of new namespaces; the outer process waits and ends with it."""
-    enter_namespaces()
-    pid = os.fork()
-    if pid:
-        control.close()
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
-    die_with_parent(0)  # Seen from inside, a parent outside has number 0.
-
-
 def waits_of(threads: int) -> tuple[float, bool]:
     """Return the seconds that the threads in a folder of /proc waited for a processor, and whether all sleep."""
     waited_ns, asleep, at = 0, True, partial(os.open, dir_fd=threads)
@@ -225,16 +224,6 @@ def waits_of(threads: int) -> tuple[float, bool]:
                 with open(f"{thread}/schedstat", "rb", opener=at) as times:
                     waited_ns += int(times.read().split()[1])
     return waited_ns / 1e9, asleep
-
-
-def kill_descendants() -> None:
-    """Kill children until none is left; each kill may turn grandchildren into children."""
-    with suppress(ChildProcessError):
-        while True:
-            for pid in children():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
 
 
 def trouble_in_fork(attempt: Any) -> str:

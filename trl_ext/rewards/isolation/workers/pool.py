@@ -159,8 +159,17 @@ class ServerThread:
         """Read the server's reports; if it has ended, send the open requests once more."""
         stream.flush()
         there = stream.receive()
-        for data in stream.lines():
-            self.hear_line(json.loads(data))
+        for report in map(json.loads, stream.lines()):  # a verdict, an error from loading the rules, or restarts
+            if "restarts" in report:
+                self.counts["restarts"] += report["restarts"]
+                continue
+            request = self.requests[report["batch"]]
+            if "error" in report:
+                del self.requests[report["batch"]]
+                request.future.set_exception(RuleError(f"A rule cannot be loaded in a worker: {report['error']}"))
+            elif request.take(report):
+                del self.requests[report["batch"]]
+                request.finish()
         if there:
             return
         self.stop_server()
@@ -169,19 +178,6 @@ class ServerThread:
                 self.forward(number)  # To a new server.
             else:
                 self.drop("the workers' server died twice", number)
-
-    def hear_line(self, report: dict[str, Any]) -> None:
-        """Handle a verdict, an error from loading the rules, or a number of restarts."""
-        if "restarts" in report:
-            self.counts["restarts"] += report["restarts"]
-            return
-        request = self.requests[report["batch"]]
-        if "error" in report:
-            del self.requests[report["batch"]]
-            request.future.set_exception(RuleError(f"A rule cannot be loaded in a worker: {report['error']}"))
-        elif request.take(report):
-            del self.requests[report["batch"]]
-            request.finish()
 
     def drop(self, detail: str, number: int | None = None) -> None:
         """End one request, or all; open rows get no value."""

@@ -76,7 +76,10 @@ class ForkServer(Workers):
             if idle or self.unswept:
                 self.sweep()
             self.link.flush()  # One call for all reports of a round.
-        self.stop()
+        for worker in self.workers.values():
+            worker.kill()
+        self.workers.clear()
+        self.sweep()
 
     def take(self, message: dict[str, Any]) -> None:
         """Queue a batch, or report why its rules cannot be loaded."""

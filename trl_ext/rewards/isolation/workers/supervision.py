@@ -243,7 +243,12 @@ class Workers:
     def died(self, worker: Worker, status: int, cpu_s: float) -> None:
         """Read the last reports of a worker that ended, then charge its row in progress, if any."""
         used_s, limits = cpu_s - worker.cpu_since, self.limits_of(worker)
-        self.last_words(worker)
+        while worker.stream.receive() and len(worker.stream.inbox) < LAST_WORDS_BYTES:
+            if not wait([worker.stream], [], 0):
+                break
+        with suppress(*JUNK):
+            for data in worker.stream.lines():
+                self.hear_line(worker, data)
         if worker.pid not in self.workers:
             return
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status)
@@ -254,15 +259,6 @@ class Workers:
             self.retire(worker)
         else:
             self.crashed(worker, ended_sentence(status))
-
-    def last_words(self, worker: Worker) -> None:
-        """Read the verdicts that a worker sent before it ended."""
-        while worker.stream.receive() and len(worker.stream.inbox) < LAST_WORDS_BYTES:
-            if not wait([worker.stream], [], 0):
-                break
-        with suppress(*JUNK):
-            for data in worker.stream.lines():
-                self.hear_line(worker, data)
 
     def sweep(self) -> None:
         """Kill processes that rows left running; detached processes have become children of the server."""
@@ -278,12 +274,6 @@ class Workers:
             self.reap()
             if time.monotonic() > end:
                 break
-
-    def stop(self) -> None:
-        for worker in self.workers.values():
-            worker.kill()
-        self.workers.clear()
-        self.sweep()
 
 
 def checked(report: Any) -> dict[str, Any]:

@@ -48,12 +48,6 @@ def address_space_bytes() -> int:
         return int(statm.read().split()[0]) * PAGE_BYTES
 
 
-def renew_limits(cpu_s: float, address_space: int) -> None:
-    """Set the kernel's limits for the next row: additional processor seconds, and total bytes of address space."""
-    lower(resource.RLIMIT_CPU, int(time.process_time() + cpu_s) + CPU_SLACK_S)
-    lower(resource.RLIMIT_AS, address_space)
-
-
 def lower(kind: int, value: int) -> None:
     """Set a soft limit, at most the hard limit of the user's shell or cluster."""
     hard = resource.getrlimit(kind)[1]
@@ -165,7 +159,8 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
         sock.sendall(STARTED)
         for number, (rule, row, patient) in enumerate(chunk):
             bounds = limits.patient if patient else limits
-            renew_limits(bounds.cpu_s, bytes_now + bounds.memory_mib * MIB)
+            lower(resource.RLIMIT_CPU, int(time.process_time() + bounds.cpu_s) + CPU_SLACK_S)
+            lower(resource.RLIMIT_AS, bytes_now + bounds.memory_mib * MIB)
             watch.begin()
             report = judged(rule, row, bounds) | {"imported": watch.imported()}
             report["seal"] = f"{seal}{len(chunk) - number}"

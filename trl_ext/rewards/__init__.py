@@ -27,8 +27,7 @@ from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.rubric import Rubric
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
-from trl_ext.rewards.totals.composition import GATE_OPENS_AT
-from trl_ext.rewards.totals.explanation import Explanation, Part
+from trl_ext.rewards.totals.composition import GATE_OPENS_AT, Explanation, Part
 from trl_ext.rewards.totals.scorer import LARGEST
 
 __all__ = [

@@ -19,8 +19,15 @@ from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of, pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
-from trl_ext.rewards.totals.explanation import Explanation, Part
+from trl_ext.rewards.totals.composition import (
+    Composed,
+    Composition,
+    Explanation,
+    Part,
+    contribution,
+    gate_chains,
+    outbid_warning,
+)
 from trl_ext.rewards.totals.metrics import Tally, log_rule, read_cells, tally, traces
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once

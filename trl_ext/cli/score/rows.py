@@ -13,7 +13,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.pages.samples import json_mapping
 from trl_ext.rewards import Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit import shortened, table
-from trl_ext.rewards.text.prompt import question_text
+from trl_ext.rewards.text.task import question_text
 from trl_ext.rewards.totals.composition import gate_of
 from trl_ext.scripts.data.dataset import READERS
 

@@ -15,7 +15,7 @@ from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.pairs import chunks
 from trl_ext.rewards.ruleset import RuleSet, require_columns
-from trl_ext.rewards.totals.explanation import shortened
+from trl_ext.rewards.totals.composition import shortened
 from trl_ext.rewards.totals.scorer import Scorer
 
 _MAX_FAILURES = 100  # kept per rule; all are counted

@@ -20,8 +20,8 @@ from trl_ext.rewards.base.rule import Rule, applies
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleSet
-from trl_ext.rewards.text.prompt import question_text
-from trl_ext.rewards.totals.explanation import Explanation, shortened
+from trl_ext.rewards.text.task import question_text
+from trl_ext.rewards.totals.composition import Explanation, shortened
 
 REFUSED, NOT_TRIED = "refused", "not tried"
 _ROUNDING = 1e-9

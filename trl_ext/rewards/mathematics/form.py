@@ -38,11 +38,6 @@ _FILLING = re.compile(r"\bis an?\b|\b(?:the|is|are|it|must be)\b|[.!,]")
 _IF = frozenset({WORDS + "if", WORDS + "when", WORDS + "for", "."})
 _OPENS = (WORDS + "for", WORDS + "where", "\\forall")
 _OPERATORS = RELATIONS | {"\\cdot"}  # An answer that starts with such a sign is text.
-_COMMA = frozenset({","})
-_COLON = frozenset({":"})
-_CUP = frozenset({"\\cup"})
-_ROWS = frozenset({"\\\\"})
-_COLUMNS = frozenset({"&"})
 _TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
 _HIGH_DIGITS = frozenset("ABCDEF")
 _MAX_SIGNS = 3  # plus-minus signs of one expression, so eight values
@@ -73,7 +68,7 @@ def form_of(tokens: Tokens) -> Form:
     tokens = tokens[1:] if tokens[:1] in (("+",), ("\\approx",), (WORDS + "only",)) else tokens
     if tokens[1:2] == ("|",) and (condition := _builder(tokens)):  # `x | x > 1`, whose braces are lost
         return condition
-    listed = [part for _, part in split(tokens, _COMMA)]
+    listed = [part for _, part in split(tokens, (",",))]
     if len(listed) > 1:
         listed = [part for part in listed if part and (part[0] == "\\forall" or not _is_domain(part))]
         if len(listed) > 1:
@@ -85,7 +80,7 @@ def form_of(tokens: Tokens) -> Form:
         place = tokens.index("\\in")
         if is_variable(tokens[:place]):  # `x \in [1, 2)` is the interval.
             tokens = tokens[place + 1 :]
-    for kind, marks in (("union", _CUP), ("relation", RELATIONS)):
+    for kind, marks in (("union", ("\\cup",)), ("relation", RELATIONS)):
         parts = split(tokens, marks)
         if len(parts) > 1 and any(part for _, part in parts):
             return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
@@ -106,7 +101,7 @@ def is_variable(tokens: Tokens) -> bool:
     if not tokens:
         return False
     if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
-        return all(is_variable(part) for _, part in split(tokens[1:-1], _COMMA))
+        return all(is_variable(part) for _, part in split(tokens[1:-1], (",",)))
     if tokens[0] in ACCENTS and closes_at(tokens, 1) == len(tokens) - 1:
         return is_variable(tokens[2:-1])
     if not is_symbol(tokens[0]) or tokens[0] in ("e", "i"):
@@ -125,7 +120,7 @@ def is_name(tokens: Tokens) -> bool:
         return True
     if len(tokens) == 1 and tokens[0].startswith(WORDS):
         return not _NO_NAME & {*tokens[0][1:].split()}
-    ratio = [part for _, part in split(tokens, _COLON)]
+    ratio = [part for _, part in split(tokens, (":",))]
     if len(ratio) > 1:
         return all(is_name(part) for part in ratio)
     if tokens[:2] == ("\\frac", "{"):
@@ -166,7 +161,7 @@ def _is_of_domain(token: str) -> bool:
 
 def _ratio(tokens: Tokens) -> Form | None:
     """Read `5 : 8` as a ratio and `Alice : 5` as a relation; None for anything else."""
-    parts = tuple(part for _, part in split(tokens, _COLON)) if ":" in tokens else ()
+    parts = tuple(part for _, part in split(tokens, (":",))) if ":" in tokens else ()
     if len(parts) == 2 and parts[0][:1] and parts[0][0].startswith(WORDS) and is_name(parts[0]):
         return Form("relation", tokens, ("=",), parts)
     if len(parts) < 2 or not all(parts) or any(token.startswith(WORDS) for token in tokens):
@@ -207,7 +202,7 @@ def _bracketed(tokens: Tokens) -> Form | None:
     if len(tokens) < 2 or closes_at(tokens, 0) != len(tokens) - 1:
         return None
     opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
-    parts = tuple(part for _, part in split(inner, _COMMA))
+    parts = tuple(part for _, part in split(inner, (",",)))
     if (opening == "\\{" and closing == "\\}") or (opening == "{" and (len(parts) > 1 or inner[1:2] == ("|",))):
         if not inner:
             return Form("words", ("\\emptyset",))
@@ -251,7 +246,7 @@ def _matrix(tokens: Tokens) -> Form | None:
         tokens = tokens[1:-1]
     if not tokens or tokens[0] not in _MATRICES or closes_at(tokens, 0) != len(tokens) - 1:
         return None
-    rows = [[cell for _, cell in split(row, _COLUMNS)] for _, row in split(tokens[1:-1], _ROWS) if row]
+    rows = [[cell for _, cell in split(row, ("&",))] for _, row in split(tokens[1:-1], ("\\\\",)) if row]
     if len(rows) > MAX_MATRIX or any(len(row) > MAX_MATRIX for row in rows):
         raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
     shape = tuple(str(len(row)) for row in rows)
@@ -264,7 +259,7 @@ def _cases(tokens: Tokens) -> Form | None:
         return None
     inner = ["," if token == "&" else token for token in tokens[1:-1] if token not in _IF]
     pairs = pairwise((*inner, "\\\\"))
-    rows = split(tuple(one for one, after in pairs if one != "," or after not in (",", "\\\\")), _ROWS)
+    rows = split(tuple(one for one, after in pairs if one != "," or after not in (",", "\\\\")), ("\\\\",))
     return _form("list", tokens, (), tuple(("(", *row, ")") for _, row in rows if row))
 
 

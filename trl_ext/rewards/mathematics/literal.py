@@ -4,7 +4,7 @@ r"""Decide whether an answer is written out, or leaves something to compute.
 `\frac{10}{2}`, `5!`, `\sqrt{16}`, `x^2+2x+0`, `2x+3x` have the right value, but leave work to the reader. If the gold
 leaves such work (`2^3 \cdot 5`), an answer may, too.
 
-An answer must have a form that the task asks for (`text.prompt.asked_forms`) only if the gold has it.
+An answer must have a form that the task asks for (`text.task.asked_forms`) only if the gold has it.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _SIMPLER = 1.5  # A simplified answer has at most this many times the numbers an
 def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> str:
     """Return why an answer that equals the gold has the wrong form; "" if its form is right.
 
-    `asked` are the forms that the task asks for, from `text.prompt.FORMS`.
+    `asked` are the forms that the task asks for, from `text.task.FORMS`.
     """
     try:
         golden, given = _values(gold, is_gold=True), _values(answer, is_gold=False)

@@ -11,7 +11,7 @@ The sizes above which an answer is not judged stand here. They are sizes, not ti
 give the same verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
@@ -92,7 +92,7 @@ def tokenize(text: str) -> Tokens:
     return found
 
 
-def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
+def split(tokens: Tokens, marks: Collection[str]) -> list[tuple[str, Tokens]]:
     """Split at marks outside all brackets; return each part with the mark before it ("" for the first)."""
     parts: list[tuple[str, Tokens]] = []
     mark, start, depth = "", 0, 0

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
-from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
 from trl_ext.rewards.text.prose import normalized, visible
 from trl_ext.rewards.text.reader import AnswerReading, stated
+from trl_ext.rewards.text.task import best, golds_of
 
 _MAX_CHARS = 4_000  # of an answer, from its start
 

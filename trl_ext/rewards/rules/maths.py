@@ -24,9 +24,8 @@ from trl_ext.rewards.mathematics.tokens import (
     tokenize,
 )
 from trl_ext.rewards.text.choices import read_choice
-from trl_ext.rewards.text.golds import best, golds_of, without_brackets
-from trl_ext.rewards.text.prompt import asked_forms, stands_in
 from trl_ext.rewards.text.reader import Stated
+from trl_ext.rewards.text.task import asked_forms, best, golds_of, stands_in, without_brackets
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
 _LEAD = re.compile(r"\s*\\?t?ext\{[^{}]{0,40}answer[^{}]{0,9}(?::|\bis)\s*\}", re.IGNORECASE)

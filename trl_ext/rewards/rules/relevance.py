@@ -12,8 +12,8 @@ import regex
 
 from trl_ext.errors import SupportError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.text.prompt import question_text
 from trl_ext.rewards.text.prose import UNSPACED, normalized, prose, text_part, words
+from trl_ext.rewards.text.task import question_text
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
 _UNIT = regex.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")

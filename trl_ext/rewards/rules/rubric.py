@@ -15,7 +15,7 @@ from trl_ext.rewards.base.rule import Row, Verdict, check_choice
 from trl_ext.rewards.rules.async_rule import content_key
 from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown, shipped_schema
 from trl_ext.rewards.text.prose import is_blank
-from trl_ext.rewards.totals.explanation import shortened
+from trl_ext.rewards.totals.composition import shortened
 
 _MOST_CRITERIA, _MOST_CHARS = 100, 5000
 _KEYS = {"criterion", "description", "points", "weight", "title", "tags", "veto"}

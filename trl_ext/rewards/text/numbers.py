@@ -19,9 +19,9 @@ from fractions import Fraction
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.golds import without_brackets
 from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
 from trl_ext.rewards.text.reader import LEADS, AnswerReading, Stated, stated
+from trl_ext.rewards.text.task import without_brackets
 
 MAX_DIGITS = 100  # A model that loops writes more; the cost of exact arithmetic grows with the square.
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from trl_ext.rewards.text import languages as known
-from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import UNSPACED
+from trl_ext.rewards.text.prose import UNSPACED, Enclosed, answer_tags, boxes
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on

@@ -12,8 +12,7 @@ from typing import Any
 
 from trl_ext.rewards.base.rows import is_null
 from trl_ext.rewards.base.rule import Rule
-from trl_ext.rewards.totals.composition import Composed
-from trl_ext.rewards.totals.explanation import Part, shortened
+from trl_ext.rewards.totals.composition import Composed, Part, shortened
 from trl_ext.rewards.totals.scorer import Column
 
 LogMetric = Callable[[str, float], None]

@@ -6,7 +6,7 @@ from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.rules.maths import Math
-from trl_ext.rewards.text.prompt import FORMS, asked_forms
+from trl_ext.rewards.text.task import FORMS, asked_forms
 
 
 def value(answer: str, gold: str, prompt: object = None, **fields: str) -> float | None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.rewards import Answer, Math, Row, Rule, Verdict
-from trl_ext.rewards.text.golds import best, golds_of
+from trl_ext.rewards.text.task import best, golds_of
 
 
 def verdict_of(rule: Rule, text: str, gold: object, prompt: object = None) -> Verdict:

@@ -10,7 +10,7 @@ from trl_ext.rewards import RuleSet
 from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.rules import relevance as module
 from trl_ext.rewards.rules.relevance import Relevance
-from trl_ext.rewards.text.prompt import question_text
+from trl_ext.rewards.text.task import question_text
 
 PROMPT = "Explain in two sentences why volcanoes erupt and what magma chambers have to do with it."
 ANSWER = "Pressure grows in the rock under the crust, and gas drives lava out."

@@ -12,7 +12,7 @@ from tests import grpo_trainers, reward_trainers
 from tests.conftest import ROOT
 from tests.rollouts import rollout
 from trl_ext.compat.seams import SEAMS
-from trl_ext.trainers.grpo.log_probs.old_policy import importance_ratio
+from trl_ext.trainers.grpo.log_probs import importance_ratio
 from trl_ext.trainers.grpo.rewards import total_rewards
 from trl_ext.trainers.grpo.rollout_state import EpochSampler
 from trl_ext.trainers.step.rows import counted_tokens, weights

@@ -132,8 +132,6 @@ class Saver:
     def _rank(self) -> int:
         return self.trainer.args.process_index
 
-    # Stages ---------------------------------------------------------------------------------------------------------
-
     def _make_room(self, staged: Path) -> None:
         """Remove the rest of an earlier save; raise OSError if there is not enough space for a sharded save."""
         if self._rank != 0:

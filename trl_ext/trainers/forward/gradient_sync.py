@@ -42,26 +42,6 @@ def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
         yield
 
 
-def keep_gradients_in_buckets(accelerator: Any) -> None:
-    """Store DDP's gradients in the buckets that it sends, without a second copy.
-
-    Saves 4 bytes per trained fp32 weight; the gradients are the same. It is off in accelerate, and Trainer has no
-    argument for it. Call it before the model is prepared.
-    """
-    if accelerator.ddp_handler is not None:
-        accelerator.ddp_handler.gradient_as_bucket_view = True
-
-
-def reduce_every_backward(accelerator: Any) -> None:
-    """Make every backward reduce its gradients to this process's shard under FSDP2, as ZeRO-3 does.
-
-    accelerate reduces only in the last backward of an optimizer step; until then each card holds all gradients
-    unsharded, 2 bytes per trained weight. Call it before training starts.
-    """
-    if accelerator.is_fsdp2:
-        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-
-
 def can_settle(trainer: Any) -> bool:
     """Return True if gradients can be computed outside the trainer's backward.
 

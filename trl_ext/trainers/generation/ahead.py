@@ -228,8 +228,6 @@ class GenerationAhead(RolloutPart):
             ids = trainer.token_ids([data[row]["prompt"] for row in rows[::size]])
             client.submit(ids, now, None if self._early is None else self._answers[-1].give)
 
-    # Metrics --------------------------------------------------------------------------------------------------------
-
     def after_loss(self, trainer: Any, inputs: dict[str, Any]) -> None:
         """Note how far the samples of a forward are from the policy's, of which TRL's ratios are made."""
         mask = counted_tokens(inputs).bool()
@@ -249,8 +247,6 @@ class GenerationAhead(RolloutPart):
         if mean is not None and square:
             values[_SAMPLE_SIZE] = mean**2 / square
         return values
-
-    # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def save(self, trainer: Any, folder: str) -> None:
         """Write the answers of the next block into a checkpoint, when they are there."""

@@ -186,8 +186,6 @@ class VLLMClients(VLLMClient):
 
         Thread(target=all_answers, name="generation_ahead", daemon=True).start()
 
-    # Lost servers -------------------------------------------------------------------------------------------------
-
     def is_up(self) -> bool:
         """Return True if all servers answer and none was restarted since the weights were pushed."""
         try:

@@ -27,8 +27,8 @@ from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, RuleColumn, RuleSet
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
-from trl_ext.trainers.grpo.unscored import UnscoredRules, batches_per_step
 from trl_ext.trainers.reward.scorer import CompletionScorer, as_function
+from trl_ext.trainers.rows.gold import UnscoredRules, batches_per_step
 from trl_ext.trainers.rows.images import without_nulls
 
 RULES_FILE = "rules.json"
@@ -349,9 +349,6 @@ class RuleShares:
                 self._begun.add(name)
             elif name not in self._begun:
                 del metrics[key]
-
-
-# Rules one by one -------------------------------------------------------------------------------------------------
 
 
 def per_rule(reward_funcs: Any, args: Any, options: MutableMapping[str, Any]) -> tuple[Any, list[float] | None]:

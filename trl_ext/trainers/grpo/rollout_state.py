@@ -112,9 +112,6 @@ def _file(folder: str, rank: int) -> Path:
     return Path(folder) / f"rollouts_{rank}.pt"
 
 
-# A reference that moves (`sync_ref_model`) ---------------------------------------------------------------------------
-
-
 def save_reference(model: nn.Module, folder: str, *, is_writer: bool) -> None:
     """Write the reference's full weights. Collective if they are sharded."""
     weights = {}

@@ -36,8 +36,7 @@ from trl_ext.trainers.generation.sampling import can_log_images, check_generated
 from trl_ext.trainers.generation.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.log_probs.old_policy import OldPolicy
-from trl_ext.trainers.grpo.log_probs.passes import UpdatePasses
+from trl_ext.trainers.grpo.log_probs import OldPolicy, UpdatePasses
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
     check_groups,

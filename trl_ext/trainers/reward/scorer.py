@@ -136,8 +136,6 @@ class CompletionScorer:
             )
         return [ids[-limit:] for ids in sequences]
 
-    # Forwards --------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def _score(self, sequences: list[list[int]], prompts: list[str]) -> torch.Tensor:
         """Return the scores [n]. Sequences with equal `prompts` share one copy of their common prefix."""
@@ -307,9 +305,6 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
         else:
             batches.append([i])
     return batches
-
-
-# Reward models among GRPO's reward functions -------------------------------------------------------------------------
 
 
 def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:

@@ -31,8 +31,8 @@ from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, SHARED, PairRow
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.reward import data as preference_data
-from trl_ext.trainers.reward.batches import ANY_NUMBER, PairCollator, PairForward, PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.reward.config import RewardConfig, for_reward_model, warn_of_new_head
+from trl_ext.trainers.reward.data import ANY_NUMBER, PairCollator, PairForward, PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.reward.loss import (
     JudgedPair,
     PairStats,

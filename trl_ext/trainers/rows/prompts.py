@@ -77,8 +77,6 @@ class PromptChecks:
             if problem:
                 raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
 
-    # Inside ---------------------------------------------------------------------------------------------------------
-
     @property
     def _has_environment(self) -> bool:
         return self.options.get("environment_factory") is not None

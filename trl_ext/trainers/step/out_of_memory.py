@@ -28,9 +28,6 @@ def asked_gib(message: str) -> float | None:
     return None if found is None else float(found[1]) * _UNITS[found[2]] / GIB
 
 
-# Phases --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """A phase of training in which memory can run out.

@@ -129,9 +129,6 @@ def _unpadded(probes: list[Probe], images: ProbeImages | None = None) -> Unpadde
     return batch if images is None else batch.with_images(GivenImages(images.rows(probes), images.reader))
 
 
-# Reward models -------------------------------------------------------------------------------------------------------
-
-
 def check_reward_model(
     model: Any,
     head: torch.nn.Module,

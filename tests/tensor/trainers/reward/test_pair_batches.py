@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH
-from trl_ext.trainers.reward.batches import PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.reward.data import PairSizes, RowsOfPairs, StepSampler
 
 BATCH_SIZE = 3
 MAX_TOKENS = 120

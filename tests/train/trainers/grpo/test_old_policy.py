@@ -12,7 +12,7 @@ import trl_ext
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, prompts, trainer, weights
 from tests.rollouts import rollout
 from trl_ext.errors import DataError
-from trl_ext.trainers.grpo.log_probs import old_policy
+from trl_ext.trainers.grpo import log_probs
 
 SAMPLING = ("sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/")
 
@@ -116,7 +116,7 @@ def test_an_evaluation_compares_its_own_rows(tmp_path):
 
 def test_it_is_said_once(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(old_policy.logger, "warning", said.append)
+    monkeypatch.setattr(log_probs.logger, "warning", said.append)
     believing(tmp_path, max_steps=2).train()
     assert len(said) == 1 and "left out" in said[0]
 

@@ -13,7 +13,7 @@ from tests.workers.plain_rules import Dormant
 from trl_ext import RuleSet
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, AsyncRule, Judge, Length, Limits, Row, Rule, Verdict
-from trl_ext.trainers.grpo import unscored
+from trl_ext.trainers.rows import gold
 
 
 class Abstains(Rule):
@@ -45,7 +45,7 @@ def stream_of(rows: Dataset) -> IterableDataset:
 def said(monkeypatch) -> list[str]:
     """What the trainer warns of, about rules."""
     texts: list[str] = []
-    monkeypatch.setattr(unscored.logger, "warning", texts.append)
+    monkeypatch.setattr(gold.logger, "warning", texts.append)
     return texts
 
 

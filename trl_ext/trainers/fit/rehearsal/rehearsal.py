@@ -107,9 +107,6 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
     _report(trainer, batch, source)
 
 
-# Reasons not to rehearse, and the result ----------------------------------------------------------------------------
-
-
 def _why_not(trainer: Any) -> str:
     """Return a reason not to rehearse, the same on all ranks; "" if there is none."""
     kind = trainer.accelerator.distributed_type

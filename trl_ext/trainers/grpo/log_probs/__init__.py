@@ -1,1 +1,0 @@
-"""Log-probabilities that updates start from."""

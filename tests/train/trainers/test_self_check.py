@@ -19,9 +19,7 @@ from trl_ext.packing import check as packing_check
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families import state
 from trl_ext.packing.table import SegmentTable
-from trl_ext.trainers.grpo import self_check as grpo_check
-from trl_ext.trainers.reward import self_check as reward_check
-from trl_ext.trainers.step import score
+from trl_ext.trainers.step import score, self_check
 from trl_ext.trainers.step.self_check import check_causal_model
 
 CPU = torch.device("cpu")
@@ -57,8 +55,7 @@ def results(monkeypatch) -> list[CheckResult]:
         found.append(check(*args, **kwargs))
         return found[-1]
 
-    for module in (grpo_check, reward_check):
-        monkeypatch.setattr(module, "check", noted)
+    monkeypatch.setattr(self_check, "check", noted)
     return found
 
 
@@ -265,7 +262,7 @@ def test_a_token_that_padding_alone_moves_by_nats_hides_no_fault(monkeypatch):
             sides[side] = partial(moved, sides[side])
             return check(alone, *sides.values(), *rest)
 
-        monkeypatch.setattr(grpo_check, "check", changed)
+        monkeypatch.setattr(self_check, "check", changed)
 
     with_a_move("packed")
     assert result_of(model).is_exact, "no false alarm where the packed side has the token"

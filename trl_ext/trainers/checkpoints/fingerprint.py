@@ -3,13 +3,12 @@
 Short values are stored instead of hashes, so that an error can name the old and the new value.
 """
 
-import dataclasses
 import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -99,8 +98,8 @@ def described(value: Any) -> Any:
         return value
     if isinstance(value, nn.Module):
         return {"type": type(value).__qualname__, **_sample("weights", value.parameters())}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = (f.name for f in dataclasses.fields(value) if f.repr and f.name not in _HOW_RULES_RUN)
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = (f.name for f in fields(value) if f.repr and f.name not in _HOW_RULES_RUN)
         return {"type": type(value).__qualname__, **{name: described(getattr(value, name)) for name in shown}}
     if isinstance(value, Mapping):
         # A list of pairs, so that an added key is a difference.
@@ -124,17 +123,14 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
     """
     if isinstance(reward, RuleSet):
         for rule in reward.rules:
-            fields = (getattr(rule, field.name) for field in dataclasses.fields(rule))
-            for one in (type(rule), *filter(callable, fields)):
+            values = (getattr(rule, field.name) for field in fields(rule))
+            for one in (type(rule), *filter(callable, values)):
                 yield from sources_of(one)
         return
     function = inspect.unwrap(reward.func if isinstance(reward, partial) else reward)
     code = function if inspect.isroutine(function) or isinstance(function, type) else type(function)
-    if isinstance(reward, (str, nn.Module)) or str(code.__module__).partition(".")[0] in (
-        "trl",
-        "trl_ext",
-        "transformers",
-    ):
+    package = str(code.__module__).partition(".")[0]
+    if isinstance(reward, (str, nn.Module)) or package in ("trl", "trl_ext", "transformers"):
         return
     with suppress(OSError, TypeError, ValueError):  # code typed at Python's prompt is in no file
         values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]

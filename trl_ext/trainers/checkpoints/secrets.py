@@ -41,13 +41,11 @@ class PublicArguments:
     __str__ = __repr__
 
 
-def guard_secrets(args: Any) -> None:
-    """Keep secrets of training arguments, at every depth, out of pickles."""
-    _guard(vars(args), set())
+def guard_secrets(holder: Any, seen: set[int], *, is_secret: bool = False) -> None:
+    """Keep secrets out of pickles: replace secret texts in a dictionary or list in place, at every depth.
 
-
-def _guard(holder: Any, seen: set[int], *, is_secret: bool = False) -> None:
-    """Replace secret texts in a dictionary or list in place; all of its texts if `is_secret`."""
+    With `is_secret` all of its texts are secret; `seen` has the ids of what was looked at.
+    """
     if id(holder) in seen:
         return
     seen.add(id(holder))
@@ -57,6 +55,6 @@ def _guard(holder: Any, seen: set[int], *, is_secret: bool = False) -> None:
             holder[key] = Secret(value)
             holder[key].shown = shown
         elif isinstance(value, (dict, list)):
-            _guard(value, seen, is_secret=hide)
+            guard_secrets(value, seen, is_secret=hide)
         elif type(value).__module__.startswith(_LIBRARIES) and hasattr(value, "__dict__"):  # DeepSpeed's config
-            _guard(vars(value), seen)
+            guard_secrets(vars(value), seen)

@@ -40,7 +40,7 @@ class WholeCheckpoints(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        guard_secrets(self.args)
+        guard_secrets(vars(self.args), set())
 
     def _save_own_state(self, folder: str) -> None:
         """Write the state that this trainer needs to resume, in addition to the state of transformers and TRL."""

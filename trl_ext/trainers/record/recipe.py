@@ -153,11 +153,9 @@ def _given_as_objects(trainer: Any) -> list[str]:
     notes = ["Written by a trainer that was constructed in Python. It was given as objects, which you have to name:"]
     rows = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
     for role, dataset in rows.items():
-        parts = (
-            {f"{role} {name}": part for name, part in dataset.items()}
-            if isinstance(dataset, dict)
-            else {role: dataset}
-        )
+        parts = {role: dataset}
+        if isinstance(dataset, dict):
+            parts = {f"{role} {name}": part for name, part in dataset.items()}
         notes += [f"  {name}: {data_in_words(part)}" for name, part in parts.items() if part is not None]
     notes += [f"  reward: {in_words(one)}" for one in trainer.given_rewards if not isinstance(one, RuleSet)]
     if not getattr(base_model(trainer.model).config, "_name_or_path", ""):

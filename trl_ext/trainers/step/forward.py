@@ -119,10 +119,9 @@ class StepForward:
             return [flat]
         self.cache.clear()
         first = self.flat.segments[0].item
-        prefix = (
-            prefix_row(first, self.cache.num_tokens) if is_behind else replace(filler(self.unpadded), is_prefix=True)
-        )
-        return [prefix, flat]
+        if is_behind:
+            return [prefix_row(first, self.cache.num_tokens), flat]
+        return [replace(filler(self.unpadded), is_prefix=True), flat]
 
 
 @dataclass(frozen=True, eq=False)

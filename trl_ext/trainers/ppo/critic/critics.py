@@ -257,7 +257,11 @@ class SeparateCritic(Critic):
         self.rate_ratio = options["lr"] / trainer.args.learning_rate
         if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
             self.rate_ratio = critic_files.read_state(self._checkpoint)["rate_ratio"]
-        optimizer = cls(_decay_groups(trainer, self.bare), **options)
+        names = set(trainer.get_decay_parameter_names(self.bare))  # without biases and norms
+        trained = [(n, p) for n, p in self.bare.named_parameters() if p.requires_grad]
+        decayed = {"params": [p for n, p in trained if n in names], "weight_decay": trainer.args.weight_decay}
+        others = {"params": [p for n, p in trained if n not in names], "weight_decay": 0.0}
+        optimizer = cls([decayed, others], **options)
         if trainer.is_deepspeed_enabled:
             self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator, trainer.args.max_grad_norm)
             self.optimizer = self.wrapped.optimizer
@@ -367,16 +371,6 @@ class CriticStarts(TrainerCallback):
 def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
     # ZeRO-3 may have split the model at load time, and another dtype would stop DeepSpeed.
     return model.dtype if trainer.is_deepspeed_enabled else torch.float32
-
-
-def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:
-    """Return two parameter groups: weights with weight decay, and biases and norms without."""
-    names = set(trainer.get_decay_parameter_names(model))
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    return [
-        {"params": [p for n, p in trained if n in names], "weight_decay": trainer.args.weight_decay},
-        {"params": [p for n, p in trained if n not in names], "weight_decay": 0.0},
-    ]
 
 
 def split_group(optimizer: Any, critic: Critic, learning_rate: float) -> None:

@@ -43,7 +43,7 @@ def client_of(args: Any) -> AbstractContextManager[None]:
             f"vllm_server_base_url is {args.vllm_server_base_url!r}. Write different addresses with commas between, "
             "such as http://127.0.0.1:8000,http://127.0.0.1:8001."
         )
-    is_ours = len(urls) > 1 or getattr(args, "generation_ahead", 0)
+    is_ours = len(urls) > 1 or bool(getattr(args, "generation_ahead", 0))
     return swapped(vllm_generation, VLLMClient=VLLMClients) if is_ours else nullcontext()
 
 

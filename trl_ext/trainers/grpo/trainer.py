@@ -154,8 +154,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         stay = why_rows_stay(self.args, why_whole)
         settings, passes = super().step_settings, self._num_passes_of_update
         reader = self.image_reader if settings.packs else None
-        limits = {"why_whole": why_whole, "why_rows_stay": stay, "skips": skips}
-        return replace(settings, **limits, num_passes=passes, reader=reader)
+        settings = replace(settings, why_whole=why_whole, why_rows_stay=stay, skips=skips)
+        return replace(settings, num_passes=passes, reader=reader)
 
     @property
     def image_reader(self) -> ImageReader | None:

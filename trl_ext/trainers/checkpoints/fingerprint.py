@@ -38,12 +38,13 @@ _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "
 
 def fingerprint(trainer: Any) -> dict[str, Any]:
     """Return the fingerprint of a trainer that has not begun to train, as plain JSON."""
-    functions, weights = getattr(trainer, "reward_funcs", ()), trainer.model.named_parameters()
+    functions, config = getattr(trainer, "reward_funcs", ()), getattr(trainer.model, "config", None)
+    weights = trainer.model.named_parameters()
     shapes = [(name, list(getattr(p, "ds_shape", p.shape))) for name, p in weights if p.requires_grad]
     found = {
         "trainer": trainer.memory_kind,
         "model": {
-            "config": _config_of(trainer.model),
+            "config": {} if config is None else _without_operational(config.to_dict()),
             "adapters": {
                 name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
                 for name, config in getattr(trainer.model, "peft_config", {}).items()
@@ -123,8 +124,8 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
     """
     if isinstance(reward, RuleSet):
         for rule in reward.rules:
-            values = (getattr(rule, field.name) for field in fields(rule))
-            for one in (type(rule), *filter(callable, values)):
+            parts = (getattr(rule, field.name) for field in fields(rule))
+            for one in (type(rule), *filter(callable, parts)):
                 yield from sources_of(one)
         return
     function = inspect.unwrap(reward.func if isinstance(reward, partial) else reward)
@@ -208,11 +209,6 @@ def _tokenizer_of(processing_class: Any) -> str | None:
         return None
     template = getattr(processing_class, "chat_template", None)
     return _hashed(json.dumps([tokenizer.get_vocab(), template], sort_keys=True).encode())
-
-
-def _config_of(model: Any) -> dict[str, Any]:
-    config = getattr(model, "config", None)
-    return {} if config is None else _without_operational(config.to_dict())
 
 
 def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,15 +38,10 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CurriculumSettings:
-    """The keys of `curriculum`.
+    """The keys of `curriculum`."""
 
-    Args:
-        target: Pass rate of the rows that are drawn most, between 0 and 1.
-        threshold: Total reward at which a completion passes.
-    """
-
-    target: float = 0.5
-    threshold: float = 1.0
+    target: float = 0.5  # pass rate of the rows that are drawn most, between 0 and 1
+    threshold: float = 1.0  # total reward at which a completion passes
 
 
 def check_curriculum(args: Any) -> CurriculumSettings | None:

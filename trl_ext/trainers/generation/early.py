@@ -29,17 +29,11 @@ _KEY = "trl_ext/ahead"
 
 @dataclass(frozen=True)
 class OwnRow:
-    """A row of this process in a block.
+    """A row of this process in a block."""
 
-    Args:
-        prompt: Number of its prompt among the block's.
-        place: Number of its completion among those of the prompt.
-        columns: Of the dataset.
-    """
-
-    prompt: int
-    place: int
-    columns: Mapping[str, Any]
+    prompt: int  # number of its prompt among the block's
+    place: int  # number of its completion among those of the prompt
+    columns: Mapping[str, Any]  # of the dataset
 
 
 class Answers:

@@ -169,7 +169,12 @@ class UnscoredRules:
             DataError: on all ranks, for a rule with on_unscored="error" that scored nothing in the whole first step,
                 unless it can score other rows of the data.
         """
-        rules = dict(_keyed_rules(trainer.reward_funcs))
+        # The rules whose values reach the loss: all rules of a RuleSet, the last rule of a RuleColumn.
+        rules = {
+            (place, rule.name): rule
+            for place, one in _sets_of(trainer.reward_funcs)
+            for rule in (one.rules[-1:] if isinstance(trainer.reward_funcs[place], RuleColumn) else one.rules)
+        }
         if not rules or not trainer.model.training:
             return
         taken = {place: rule_set.take_tallies() for place, rule_set in _sets_of(trainer.reward_funcs)}
@@ -228,11 +233,3 @@ def _sets_of(functions: list[Any]) -> Iterator[tuple[int, RuleSet]]:
     for place, function in enumerate(functions):
         if isinstance(function, RuleSet | RuleColumn):
             yield place, function if isinstance(function, RuleSet) else function.rules
-
-
-def _keyed_rules(functions: list[Any]) -> Iterator[tuple[Key, Rule]]:
-    """Yield the rules whose values reach the loss: all rules of a RuleSet, the last rule of a RuleColumn."""
-    for place, rules in _sets_of(functions):
-        is_column = isinstance(functions[place], RuleColumn)
-        for rule in rules.rules[-1:] if is_column else rules.rules:
-            yield (place, rule.name), rule

@@ -30,19 +30,12 @@ def asked_gib(message: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A phase of training in which memory can run out.
+    """A phase of training in which memory can run out."""
 
-    Args:
-        words: Continuation of the sentence "Out of memory ...".
-        phase: The planner's name for it; "" if it has none.
-        functions: The phase is active if one of these functions is in the traceback.
-        why_whole: Why a micro-batch cannot be halved here.
-    """
-
-    words: str
-    phase: str = ""
-    functions: tuple[str, ...] = ()
-    why_whole: str = "only a forward is taken again"
+    words: str  # continuation of the sentence "Out of memory ..."
+    phase: str = ""  # the planner's name for it; "" if it has none
+    functions: tuple[str, ...] = ()  # the phase is active if one of them is in the traceback
+    why_whole: str = "only a forward is taken again"  # why a micro-batch cannot be halved here
 
 
 FORWARD = Place("in the forward", "update", ("compute_loss", "_train_critic"))

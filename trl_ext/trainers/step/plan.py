@@ -70,35 +70,22 @@ def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> N
 
 @dataclass(frozen=True, slots=True)
 class SkippedRows:
-    """Rows that are left out of the update.
+    """Rows that are left out of the update."""
 
-    Args:
-        num_rows, num_all: Left out, and all rows, over all ranks.
-        num_tokens: Tokens of the left-out rows over all ranks, prompts included.
-        tokens: [] completion tokens of this rank that were not forwarded.
-    """
-
-    num_rows: int
-    num_all: int
-    num_tokens: int
-    tokens: torch.Tensor
+    num_rows: int  # left out, over all ranks
+    num_all: int  # all rows, over all ranks
+    num_tokens: int  # of the left-out rows over all ranks, prompts included
+    tokens: torch.Tensor  # [] completion tokens of this rank that were not forwarded
 
 
 @dataclass(frozen=True, eq=False)
 class StepWindow:
-    """Micro-batches of one generation and one optimizer step, planned together.
+    """Micro-batches of one generation and one optimizer step, planned together."""
 
-    Args:
-        forwards: This rank's forwards; the number is equal on every rank.
-        skipped: Rows that are left out; None if no row may be.
-        num_trained: Rows with a gradient, over all ranks.
-        padded: Real tokens of this rank's rows, and the tokens of the same rows as padded batches.
-    """
-
-    forwards: Sequence[Forward]
-    skipped: SkippedRows | None
-    num_trained: int
-    padded: tuple[int, int]
+    forwards: Sequence[Forward]  # this rank's; the number is equal on every rank
+    skipped: SkippedRows | None  # None if no row may be left out
+    num_trained: int  # rows with a gradient, over all ranks
+    padded: tuple[int, int]  # real tokens of this rank's rows, and the tokens of the same rows as padded batches
 
 
 class StepPlanner:

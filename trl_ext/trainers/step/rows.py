@@ -24,18 +24,12 @@ WEIGHT = "loss_weight"
 
 @dataclass(frozen=True, slots=True)
 class RolloutSize:
-    """The size of a rollout, in tokens.
+    """The size of a rollout, in tokens."""
 
-    Args:
-        prompt: Hash of the prompt's tokens, equal on all ranks.
-        prompt_length, completion_length: Tokens; 0 for a completion that is masked because it was cut off.
-        has_gradient: False for a row whose advantage is 0.
-    """
-
-    prompt: int
+    prompt: int  # hash of the prompt's tokens, equal on all ranks
     prompt_length: int
-    completion_length: int
-    has_gradient: bool
+    completion_length: int  # 0 for a completion that is masked because it was cut off
+    has_gradient: bool  # False for a row whose advantage is 0
 
     @property
     def length(self) -> int:

@@ -66,20 +66,13 @@ def check_models(models: Sequence[Any], size: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class GroupBatch:
-    """A padded batch that goes through a model, and the part that belongs to this process.
+    """A padded batch that goes through a model, and the part that belongs to this process."""
 
-    Args:
-        input_ids, attention_mask: [N, P + C] rows of all processes of the group, in process order.
-        width: C.
-        first: Index of this process's first row.
-        own_shape: B and the completion width of this process's rows.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    width: int
-    first: int
-    own_shape: tuple[int, int]
+    input_ids: torch.Tensor  # [N, P + C] rows of all processes of the group, in process order
+    attention_mask: torch.Tensor  # as `input_ids`
+    width: int  # C
+    first: int  # index of this process's first row
+    own_shape: tuple[int, int]  # B and the completion width of this process's rows
 
     def own(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's rows, [B, C] in their original width, of values [N, C] that are 0 on padding."""

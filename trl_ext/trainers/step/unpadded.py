@@ -20,19 +20,12 @@ from trl_ext.trainers.rows.sentence import named
 
 @dataclass(frozen=True, eq=False)
 class Unpadded:
-    """The real tokens of a padded prompt-completion batch.
+    """The real tokens of a padded prompt-completion batch."""
 
-    Args:
-        sequences: For each row the prompt, then the completion.
-        num_scored: [B] tokens of the completion.
-        width: C.
-        images: The images that negative tokens name; None if the model takes none.
-    """
-
-    sequences: Ragged
-    num_scored: np.ndarray
-    width: int
-    images: BatchImages | None = None
+    sequences: Ragged  # for each row the prompt, then the completion
+    num_scored: np.ndarray  # [B] tokens of the completion
+    width: int  # C
+    images: BatchImages | None = None  # the images that negative tokens name; None if the model takes none
 
     def with_images(self, given: GivenImages | None) -> "Unpadded":
         """Return the batch with its images; `given` is None if the model takes none."""

@@ -5,52 +5,30 @@ Heavy libraries are imported only when a command needs them, so that help answer
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
 from trl_ext.errors import ConfigError, did_you_mean
 from trl_ext.resources import __version__
 from trl_ext.scripts.exit import user_errors
 
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A training script that a command launches: its module, a line for the list, and arguments for an example."""
-
-    module: str
-    purpose: str
-    example: str
-
-
+# The training scripts `trl_ext.scripts.NAME`: a line for the list, and arguments for an example.
 SCRIPTS = {
-    "grpo": Script(
-        module="trl_ext.scripts.grpo",
-        purpose="train with GRPO on rules and reward functions",
-        example="--num_processes 1 --config gsm8k-grpo-1x4090",
-    ),
-    "ppo": Script(
-        module="trl_ext.scripts.ppo",
-        purpose="train with PPO on rules, reward models, or both",
-        example="--num_processes 4 --config gsm8k-ppo-4xa40",
-    ),
-    "reward": Script(
-        module="trl_ext.scripts.reward",
-        purpose="train a reward model on pairs of answers",
-        example="--num_processes 6 --config rm-ultrafeedback-6x4090",
-    ),
+    "grpo": ("train with GRPO on rules and reward functions", "--num_processes 1 --config gsm8k-grpo-1x4090"),
+    "ppo": ("train with PPO on rules, reward models, or both", "--num_processes 4 --config gsm8k-ppo-4xa40"),
+    "reward": ("train a reward model on pairs of answers", "--num_processes 6 --config rm-ultrafeedback-6x4090"),
 }
 
 # Other commands: the module with a function of the command's name, imported when the command runs.
 COMMANDS = {
     "plan": "trl_ext.cli.plan.command",
     "check": "trl_ext.cli.check.command",
-    "doctor": "trl_ext.cli.doctor",
+    "doctor": "trl_ext.cli.check.command",
     "report": "trl_ext.cli.report",
     "score": "trl_ext.cli.score.command",
     "recipes": "trl_ext.cli.recipes",
     "launch-file": "trl_ext.cli.recipes",
-    "evaluate": "trl_ext.cli.after.evaluate",
-    "generate": "trl_ext.cli.after.generate",
+    "evaluate": "trl_ext.cli.after.command",
+    "generate": "trl_ext.cli.after.command",
 }
 
 HELP = """\
@@ -77,7 +55,7 @@ commands:
 SCRIPT_HELP = """\
 usage: trl-ext {name} [--config RECIPE] [--KEY VALUE ...] [launch arguments]
 
-  trl-ext {name} {script.example}
+  trl-ext {name} {example}
   trl-ext {name} --num_processes 8 --config_file zero3 --config RECIPE --model_name_or_path MODEL --output_dir OUT
 
 Takes the arguments of two programs:
@@ -100,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        scripts = "\n".join(f"  {name:9} {script.purpose}" for name, script in SCRIPTS.items())
+        scripts = "\n".join(f"  {name:9} {purpose}" for name, (purpose, _) in SCRIPTS.items())
         print(HELP.format(scripts=scripts), end="")
         return 0
     if words[0] == "--version":
@@ -118,25 +96,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def launch_script(name: str, argv: list[str]) -> int:
     """Launch a training script, or print its help."""
-    script = SCRIPTS[name]
+    module = f"trl_ext.scripts.{name}"
     if "-h" in argv or "--help" in argv:
         from trl_ext.cli.recipes import shipped_recipes
 
         names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
-        recipes, module = ", ".join(names), f"python -m {script.module}"
-        print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
+        said = {"name": name, "example": SCRIPTS[name][1], "recipes": ", ".join(names)}
+        print(SCRIPT_HELP.format(**said, module=f"python -m {module}"), end="")
         return 0
     from trl_ext.cli.before_launch import check_before_launch
     from trl_ext.launch import LAUNCHERS, split_launcher
     from trl_ext.launch.servers import servers_beside, serving
 
     launcher, argv = split_launcher(argv)
-    parser = import_module(script.module).make_parser()
+    parser = import_module(module).make_parser()
     launch, on_ray = import_module(LAUNCHERS[launcher]), launcher == "ray"
     servers, argv = (None, argv) if on_ray else servers_beside(name, parser, argv)
-    check_before_launch(script.module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
+    check_before_launch(module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
     with serving(servers):
-        return int(launch.launch(script.module, parser, argv))
+        return int(launch.launch(module, parser, argv))
 
 
 if __name__ == "__main__":

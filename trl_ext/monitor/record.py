@@ -25,7 +25,6 @@ RULES_FILE = "rules.yaml"
 VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
 LOG_FILE = "log.jsonl"
-FILES = (RECIPE_FILE, RULES_FILE, VERSIONS_FILE, PLAN_FILE, LOG_FILE)
 # The first line of YAML files that a run writes: it replaces only files with this line.
 MARK = "# Written by trl_ext at the start of a run."
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
-from trl_ext.cli import doctor as cli
+from trl_ext.cli.check import command as cli
 from trl_ext.cli.plan.command import plan as plan_command
 from trl_ext.compat.versions import SUPPORTED
 from trl_ext.doctor import Disk, Facts, Gpu, Kernels, examine, installed, look
@@ -428,7 +428,7 @@ def test_a_plan_that_cannot_run_exits_1_and_a_missing_one_is_a_sentence(machine,
     machine(HEALTHY)
     assert cli.doctor(["--plan", str(tmp_path)]) == 0
     machine(replace(HEALTHY, gpus=(A40,)))
-    assert cli.doctor(["--plan", str(tmp_path / "plan.json")]) == cli.NOT_FIT
+    assert cli.doctor(["--plan", str(tmp_path / "plan.json")]) == cli.CANNOT_WORK
     assert "cards found here: 1" in " ".join(capsys.readouterr().out.split())
     machine(HEALTHY)
     with pytest.raises(ConfigError, match="There is no plan"):
@@ -439,7 +439,7 @@ def test_a_plan_that_cannot_run_exits_1_and_a_missing_one_is_a_sentence(machine,
 def test_the_doctor_imports_nothing_heavy():
     heavy = ("torch", "trl", "transformers", "datasets", "numpy", "accelerate", "deepspeed")
     code = (
-        "import sys, trl_ext.cli.doctor\nfrom trl_ext.doctor import examine, look\n"
+        "import sys, trl_ext.cli.check.command\nfrom trl_ext.doctor import examine, look\n"
         f"examine(look(probe_s=0)); print([m for m in {heavy} if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -26,7 +26,7 @@ def ask(words: list[str]) -> None:
     while "=" in words[0]:  # a variable of the environment
         words = words[1:]
     if words[0] == "trl-ext":
-        module = SCRIPTS[words[1]].module
+        module = f"trl_ext.scripts.{words[1]}"
         parser = parser_of(module)
         launcher, rest = split_launcher(words[2:])
         rest = ray_train.split(rest)[1] if launcher == "ray" else rest
@@ -70,12 +70,12 @@ def load(text: str) -> None:
     if keys <= NOT_OF_A_RECIPE:
         return
     refused = []
-    for script in SCRIPTS.values():
+    for module in (f"trl_ext.scripts.{name}" for name in SCRIPTS):
         try:
-            assert not parser_of(script.module).unknown_arguments(["--config", "block.yaml"])
+            assert not parser_of(module).unknown_arguments(["--config", "block.yaml"])
             return
         except Exception as error:
-            refused.append(f"{script.module}: {error}")
+            refused.append(f"{module}: {error}")
     raise AssertionError("\n".join(refused))
 
 

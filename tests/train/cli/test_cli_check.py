@@ -18,9 +18,8 @@ from tests.recipes import RULES
 from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
-from trl_ext.cli.check.command import CANNOT_WORK, check
+from trl_ext.cli.check.command import CANNOT_WORK, check, print_findings
 from trl_ext.cli.check.data import Lengths
-from trl_ext.cli.doctor import print_findings
 from trl_ext.doctor import Facts, Gpu, probe
 from trl_ext.doctor.finding import problem
 from trl_ext.doctor.look import read_answer

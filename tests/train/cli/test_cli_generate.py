@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests import fake_vllm, tiny
 from tests.recipes import stopped, write_rows
+from trl_ext.cli.after.command import json_line
 from trl_ext.cli.after.engines import Sampling, TransformersEngine
 from trl_ext.cli.after.finished import find_run
-from trl_ext.cli.after.generate import json_line
 from trl_ext.cli.after.prompts import policy_prompts, recipe_mapping
 from trl_ext.cli.main import main
 from trl_ext.errors import DataError

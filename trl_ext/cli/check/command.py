@@ -1,7 +1,8 @@
-"""`trl-ext check`: check in seconds that a recipe will start and fit, without weights and without training.
+"""`trl-ext check` and `trl-ext doctor`: whether a recipe will start and fit, and whether this machine can train.
 
-Parses as strictly as the script, loads the tokenizer and eight rows, runs the rules once on these, and plans memory.
-A step that fails does not hide the next step.
+The check takes seconds, without weights and without training: it parses as strictly as the script, loads the tokenizer
+and eight rows, runs the rules once on these, and plans memory. A step that fails does not hide the next step. The
+doctor asks PyTorch in a separate process, so that a broken one becomes a finding; its help answers at once.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Any
@@ -31,6 +32,17 @@ examples:
   trl-ext check plan/recipe.yaml --dataset_name ./data --max_steps 10
 
 exit code 0 if the run can start, 1 if something prevents it, 2 if the command line is wrong"""
+DOCTOR = """\
+Check this machine: cards and their links, driver, versions, attention backends, compiler, host memory, disks, and
+environment variables that slow training down or break it. Changes nothing."""
+DOCTOR_EXAMPLES = """\
+examples:
+  trl-ext doctor
+  trl-ext plan --trainer grpo --model 8B --gpus 8xA100-80GB --write plan && trl-ext doctor --plan plan
+
+exit code 0 if training can work; 1 if something prevents it, such as a package outside its window or a plan that
+cannot run here; 2 if the command line is wrong or the plan cannot be read"""
+MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
 
 
 def check(argv: Sequence[str]) -> int:
@@ -38,7 +50,7 @@ def check(argv: Sequence[str]) -> int:
     arguments, overrides = _parser().parse_known_args(list(argv))
     # The findings report the same as these warnings.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    from trl_ext.doctor.finding import all_well, note
+    from trl_ext.doctor.finding import note
     from trl_ext.memory.models.find import OFFLINE, no_hub
 
     findings: list[Any] = []
@@ -52,14 +64,7 @@ def check(argv: Sequence[str]) -> int:
     logging.set_verbosity_error()
     with redirect_stdout(sys.stderr):  # libraries print at import, and --json must print JSON only
         findings += run_checks(arguments, overrides)
-    if arguments.json:
-        answer = {"ok": all_well(findings), "findings": [asdict(finding) for finding in findings]}
-        print(json.dumps(answer, indent=2))
-    else:
-        from trl_ext.cli.doctor import print_findings
-
-        print_findings(findings)
-    return 0 if all_well(findings) else CANNOT_WORK
+    return _reported(findings, arguments.json)
 
 
 def _parser() -> CommandParser:
@@ -160,3 +165,55 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers or 0)
         report.findings += report.attempt("memory", check_memory.check_memory, *memory) or []
     return report.findings
+
+
+# This machine -------------------------------------------------------------------------------------------------------
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Run the command, and return the exit code."""
+    parser = CommandParser("trl-ext doctor", description=DOCTOR, epilog=DOCTOR_EXAMPLES)
+    parser.add_argument("--plan", metavar="PLAN", help="check that this plan can run here: plan.json, or its folder")
+    parser.add_argument("--output_dir", default=".", help="folder for the run's output (default: this folder)")
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    arguments = parser.parse_args(list(argv))
+    from trl_ext.doctor import examine, look
+
+    plan = None
+    if arguments.plan is not None:
+        from trl_ext.memory import read_plan
+
+        plan = read_plan(arguments.plan)
+    facts = look(arguments.output_dir)
+    findings = examine(facts, plan)
+    return _reported(findings, arguments.json, facts=asdict(facts))
+
+
+def _reported(findings: Sequence[Any], as_json: bool, **more: Any) -> int:
+    """Print the findings, as JSON with `more`, and return the exit code."""
+    from trl_ext.doctor.finding import all_well
+
+    is_well, said = all_well(findings), [asdict(finding) for finding in findings]
+    if as_json:
+        print(json.dumps({"ok": is_well, "findings": said, **more}, indent=2))
+    else:
+        print_findings(findings)
+    return 0 if is_well else CANNOT_WORK
+
+
+def print_findings(findings: Iterable[Any]) -> None:
+    """Print a line for each finding, with its remedy."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from trl_ext.monitor.words import visible
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        words = visible(f"{finding.what} {finding.advice}".strip())  # rows of a dataset may be quoted
+        table.add_row(MARKS[finding.level], escape(finding.subject), escape(words))
+    Console(highlight=False).print(table)

@@ -7,7 +7,6 @@ Columns of a table of TRL's: step, prompt, completion, one for each reward funct
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,6 @@ from typing import Any
 COMPLETIONS_FOLDER = "completions"
 MOST_TABLES = 40  # to read: the first, the last, and others evenly between
 PER_GROUP = 2
-MOST_PROMPTS = 12  # held-out
-MOST_ANSWERS = 2  # of a held-out prompt, for each decoding
-_NAME = re.compile(r"held_out_(\d+)(.*)\.jsonl")
 # Columns other than reward functions.
 _OTHERS = frozenset({"step", "prompt", "completion", "advantage", "rule_trace", "rule_columns", "image"})
 

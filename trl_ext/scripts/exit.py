@@ -126,7 +126,7 @@ def _refusal(error: Exception, opening: str) -> str | None:
     library = module.partition(".")[0]
     if library not in _LIBRARIES:
         return None
-    from trl_ext.scripts.data.hub import unloadable
+    from trl_ext.scripts.data.dataset import unloadable
     from trl_ext.trainers.step.out_of_memory import is_out_of_memory  # imports torch
 
     if is_out_of_memory(error):

@@ -16,8 +16,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.report import ending
 from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
-from trl_ext.scripts.data.hub import unloadable
+from trl_ext.scripts.data.dataset import DatasetSource, unloadable, unreadable_rows
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import refusals, user_errors
 from trl_ext.scripts.process import be_reachable, end_with_launcher, quiet_libraries

@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.scripts import training
-from trl_ext.scripts.data.hub import unloadable
+from trl_ext.scripts.data.dataset import unloadable
 from trl_ext.scripts.grpo import all_rewards
 from trl_ext.scripts.rewards import build_rewards, build_rules
 

@@ -10,7 +10,7 @@ from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.memory.contradictions import Row, check
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.memory.run.settle import MemorySetting, parse_memory
+from trl_ext.memory.planner.run import MemorySetting, parse_memory
 from trl_ext.trainers.checkpoints.fingerprint import PARTS
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
 from trl_ext.trainers.settings.former import check_names

@@ -22,7 +22,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.run.settle import Run
+from trl_ext.memory.planner.run import Run
 from trl_ext.scripts import grpo, training
 from trl_ext.trainers.fit import plan as memory_plan
 

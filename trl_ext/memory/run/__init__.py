@@ -1,1 +1,0 @@
-"""A run's settings, compared with a plan."""

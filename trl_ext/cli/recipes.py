@@ -77,7 +77,17 @@ def recipes(argv: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to copy (default: list all)")
     name = parser.parse_args(list(argv)).name
     if name is None:
-        print_recipes(shipped_recipes())
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("recipe", "task", "machine", "what"):
+            table.add_column(title, no_wrap=title == "recipe", overflow="fold")
+        for recipe in shipped_recipes():
+            table.add_row(recipe.name, recipe.task, recipe.machine, recipe.purpose)
+        console = Console(highlight=False, markup=False)
+        console.print(table)
+        console.print("\ntrl-ext recipes NAME copies one here, and prints how to launch it.", soft_wrap=True)
         return 0
     source = resources.recipe(name)
     try:
@@ -90,21 +100,6 @@ def recipes(argv: Sequence[str]) -> int:
     launch = read_head(source).launch.replace(f"--config {name}", f"--config {name}.yaml")
     print(f"written: {name}.yaml\n\nlaunch:\n{launch}")
     return 0
-
-
-def print_recipes(found: Sequence[ShippedRecipe]) -> None:
-    """Print a line for each recipe."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("recipe", "task", "machine", "what"):
-        table.add_column(title, no_wrap=title == "recipe", overflow="fold")
-    for recipe in found:
-        table.add_row(recipe.name, recipe.task, recipe.machine, recipe.purpose)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    console.print("\ntrl-ext recipes NAME copies one here, and prints how to launch it.", soft_wrap=True)
 
 
 def launch_file(argv: Sequence[str]) -> int:

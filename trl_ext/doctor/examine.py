@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from trl_ext.doctor.facts import Disk, Facts, Gpu
+from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.installed import holds, optional_windows, required_windows
 from trl_ext.memory.cards import BF16, CONTEXT_GIB
@@ -65,21 +65,17 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         first = facts.gpus[0]
         yield ok("cards", f"{len(facts.gpus)} x {first.name}, {first.usable_gib:.1f} GiB usable each.")
     for index, gpu in enumerate(facts.gpus):
-        yield from _check_card(index, gpu)
-
-
-def _check_card(index: int, gpu: Gpu) -> Iterator[Finding]:
-    held = gpu.total_gib - gpu.free_gib
-    if held > OTHERS_GIB:
-        advice = "See whose they are with nvidia-smi; a run needs the whole card."
-        yield note("cards", f"Card {index} is in use: {held:.1f} of {gpu.total_gib:.1f} GiB are taken.", advice)
-    if gpu.is_split:
-        advice = "Processes on parts of a card cannot talk over NCCL: train on one part, or switch MIG off."
-        yield note("cards", f"Card {index} is split by MIG.", advice)
-    if gpu.capability < BF16:
-        advice = "Use fp16, or a card from Ampere (A10, A40, A100, RTX 30) on."
-        capability = ".".join(map(str, gpu.capability))
-        yield note("cards", f"Card {index}, compute capability {capability}, has no bf16 units.", advice)
+        held = gpu.total_gib - gpu.free_gib
+        if held > OTHERS_GIB:
+            advice = "See whose they are with nvidia-smi; a run needs the whole card."
+            yield note("cards", f"Card {index} is in use: {held:.1f} of {gpu.total_gib:.1f} GiB are taken.", advice)
+        if gpu.is_split:
+            advice = "Processes on parts of a card cannot talk over NCCL: train on one part, or switch MIG off."
+            yield note("cards", f"Card {index} is split by MIG.", advice)
+        if gpu.capability < BF16:
+            advice = "Use fp16, or a card from Ampere (A10, A40, A100, RTX 30) on."
+            capability = ".".join(map(str, gpu.capability))
+            yield note("cards", f"Card {index}, compute capability {capability}, has no bf16 units.", advice)
 
 
 def check_links(facts: Facts) -> Iterator[Finding]:

@@ -148,10 +148,13 @@ def kind_of(log_history: Iterable[Entry]) -> RunKind:
 
 def number(entry: Entry, key: str) -> float | None:
     """Return the finite value of `key`, else None. TRL logs NaN for a rule that gave no verdict."""
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    return finite(entry.get(key))
+
+
+def finite(value: Any) -> float | None:
+    """Return a finite number as a float, anything else as None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:

@@ -78,7 +78,7 @@ class CheckResult:
         if self.failure:
             return f"the packed forward stopped with {self.failure}"
         return (
-            f"{self.what} differ by {self.error:.1e} from those of each row alone, tolerance {self.tolerance:.1e}, "
+            f"{self.what} differ by {self.error:.1e} from each row alone, tolerance {self.tolerance:.1e}, "
             f"and change by {self.leak:.1e} when a neighbour's tokens change, tolerance {self.leak_tolerance:.1e}"
         )
 

@@ -135,7 +135,7 @@ def _check(items: Sequence[RowSize]) -> None:
     for index, item in enumerate(items):
         if item.own < 1 or item.shared < 0:
             raise PackingError(
-                f"Sequence {index} has {item.shared} shared and {item.own} own tokens. It needs one own."
+                f"Sequence {index} shares {item.shared} tokens and has {item.own} more. It needs at least one more."
             )
         if shared.setdefault(item.group, item.shared) != item.shared:
             raise PackingError(

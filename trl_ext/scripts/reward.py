@@ -135,15 +135,6 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """Result of a filter: numbers of the rows that are left, their gaps (None without rules), and the table."""
-
-    rows: list[int]
-    gaps: list[float | None] | None
-    report: str
-
-
 def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
     """Filter pairs as `rewards.filter_pairs` does, with the same rows on every process; the first prints the report.
 
@@ -161,14 +152,19 @@ def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
     (outcome,) = broadcast_object_list([_outcome(dataset, rules, margin, role) if is_first else None])
     if isinstance(outcome, TrlExtError):
         raise outcome
+    rows, gaps, report = outcome
     if is_first:
-        print(f"\n{role.capitalize()}:\n{outcome.report}\n", flush=True)
-    pairs = dataset.select(outcome.rows)
-    return pairs if outcome.gaps is None else with_gaps(pairs, outcome.gaps, margin)
+        print(f"\n{role.capitalize()}:\n{report}\n", flush=True)
+    return dataset.select(rows) if gaps is None else with_gaps(dataset.select(rows), gaps, margin)
 
 
-def _outcome(dataset: Any, rules: Any, margin: bool, role: str) -> Filtered | TrlExtError:
-    """Filter the pairs, and return an error instead of raising it: the other processes wait for this result."""
+def _outcome(
+    dataset: Any, rules: Any, margin: bool, role: str
+) -> tuple[list[int], list[float | None] | None, str] | TrlExtError:
+    """Filter the pairs, and return the rows that are left, their gaps (None without rules) and the table.
+
+    An error is returned instead of raised: the other processes wait for this result.
+    """
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):
@@ -180,7 +176,7 @@ def _outcome(dataset: Any, rules: Any, margin: bool, role: str) -> Filtered | Tr
         return DataError(f"The {role} cannot be filtered. {error}")
     except TrlExtError as error:
         return error
-    return Filtered(pairs[_ROW][:], None if rules is None else pairs["rule_gap"][:], str(report))
+    return pairs[_ROW][:], None if rules is None else pairs["rule_gap"][:], str(report)
 
 
 def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:

@@ -71,7 +71,7 @@ def test_the_longest_sequence_raises_a_budget_below_it():
 def test_impossible_items_are_refused():
     for items, words in (
         ([], "nothing to pack"),
-        ([RowSize(0, 3, 0)], "needs one own"),
+        ([RowSize(0, 3, 0)], "needs at least one more"),
         ([RowSize(0, 3, 1), RowSize(0, 4, 1)], "share the same"),
     ):
         with pytest.raises(PackingError, match=words):

@@ -104,22 +104,12 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         skipping = word[2:].partition("=")[0] in OF_THE_MACHINE if word.startswith("--") else skipping
         kept += [] if skipping else [word]
     with _without(keys, OF_THE_MACHINE) as quiet:
-        script_args, training_args, model_args, dataset_args = elsewhere.parse(
-            ["--config", quiet, *kept, "--use_cpu", "true"]
-        )
+        instances = elsewhere.parse(["--config", quiet, *kept, "--use_cpu", "true"])
     guessed = "" if trainer else " (found from its keys; --trainer overrides it)"
     processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
     summary = f"{path}: {len(keys)} keys of a {name} run{guessed}, for {processes}."
-    return Parsed(
-        name,
-        script_args,
-        training_args,
-        model_args,
-        dataset_args,
-        str(own.get("deepspeed") or ""),
-        str(own.get("use_cpu")).lower() == "true",
-        summary,
-    )
+    use_cpu = str(own.get("use_cpu")).lower() == "true"
+    return Parsed(name, *instances, str(own.get("deepspeed") or ""), use_cpu, summary)
 
 
 def make_parser(trainer: str) -> StrictParser:

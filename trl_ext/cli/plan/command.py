@@ -52,7 +52,12 @@ def plan(argv: Sequence[str]) -> int:
                 print(f"{name:24}{one.purpose}, on {one.gpus}")
         return 0
     if arguments.preset:
-        _take_preset(arguments)
+        from trl_ext.memory.planner.presets import preset
+
+        one = preset(arguments.preset)
+        for name, value in {"trainer": one.trainer, "model": one.model, "gpus": one.gpus, **one.settings}.items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, value)
     plans = _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
@@ -78,16 +83,6 @@ def _searched(arguments: argparse.Namespace) -> Any:
     options: dict[str, Any] = {"allow": [name for names in arguments.allow for name in names.split(",")]}
     options |= {"headroom": arguments.headroom, **_settings(arguments)}
     return make_plans(arguments.trainer, arguments.model, hardware, **options)
-
-
-def _take_preset(arguments: argparse.Namespace) -> None:
-    """Fill in a preset's values for options that were not given; raise ConfigError for an unknown preset."""
-    from trl_ext.memory.planner.presets import preset
-
-    one = preset(arguments.preset)
-    for name, value in {"trainer": one.trainer, "model": one.model, "gpus": one.gpus, **one.settings}.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
 
 
 def _parser() -> CommandParser:

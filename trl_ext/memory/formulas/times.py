@@ -147,17 +147,14 @@ def communication_seconds(setup: Setup) -> float:
         sent += job.accumulation(num_gpus) * job.sequence_parallel * (copies + own)
     sent *= (num_gpus - 1) / num_gpus
     seconds = (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
-    return seconds - (_hidden_seconds(setup) if job.overlap_comm else 0.0)
-
-
-def _hidden_seconds(setup: Setup) -> float:
-    """Seconds of sending gradients that backwards hide (estimated): ZeRO-1 sends in the last backward of a step."""
-    num_sends = setup.job.num_backwards(setup.num_gpus)
+    if not job.overlap_comm:
+        return seconds
+    # Backwards hide a part of sending gradients (estimated); ZeRO-1 sends in the last backward of a step.
+    num_sends = job.num_backwards(num_gpus)
     backward_s = update_seconds(setup) / 2 / num_sends
     trained = sum(engine.trained for engine in setup.engines)
-    sent = 2.0 * trained * (setup.num_gpus - 1) / setup.num_gpus
-    send_s = sent / (setup.hardware.gb_s * GB)
-    return min(send_s * HIDDEN, backward_s) * (num_sends if setup.job.zero_stage == 2 else 1)
+    send_s = 2.0 * trained * (num_gpus - 1) / num_gpus / (setup.hardware.gb_s * GB)
+    return seconds - min(send_s * HIDDEN, backward_s) * (num_sends if job.zero_stage == 2 else 1)
 
 
 def _shared_row_bytes(setup: Setup) -> float:

@@ -228,6 +228,6 @@ def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...] = ALL_LIN
     return on_linears + (shape.num_layers - num_dense_layers(shape)) * per_layer
 
 
-def kv_bytes_per_token(shape: ModelShape, bytes_per_value: int = 2) -> int:
+def kv_bytes_per_token(shape: ModelShape) -> int:
     """Bytes of keys and values per token: 4 * L * nkv * d in bf16. Llama-3-8B: 131,072."""
-    return 2 * bytes_per_value * shape.num_layers * shape.kv_width
+    return 4 * shape.num_layers * shape.kv_width

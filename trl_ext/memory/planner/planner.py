@@ -68,21 +68,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Settings that do not fit, with the least memory that the technique needs, and a sentence with the reason, or
-    ""."""
+    """Settings that do not fit, with the least memory that the technique needs."""
 
     estimate: Estimate
-    why: str = ""
 
     @property
     def reason(self) -> str:
-        """The technique, its GiB and `why`: "ZeRO-2, all weights: 120 GiB at the optimizer step ..."."""
+        """The technique and its GiB: "ZeRO-2, all weights: 120 GiB at the optimizer step ..."."""
         reason = self.estimate.reason()
         if not reason:
             weights = vllm_weight_bytes(self.estimate.shape, replace(self.estimate.job, vllm_tensor_parallel_size=1))
             reason = f"vLLM's {in_gib(weights)} of weights and its cache do not fit next to training"
-        reason = f"{technique(self.estimate.job, self.estimate.hardware.num_gpus)}: {reason}"
-        return f"{reason}. {self.why}" if self.why else reason
+        return f"{technique(self.estimate.job, self.estimate.hardware.num_gpus)}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_ext.monitor.log_keys import finite
+
 COMPLETIONS_FOLDER = "completions"
 MOST_TABLES = 40  # to read: the first, the last, and others evenly between
 PER_GROUP = 2
@@ -209,9 +211,3 @@ def json_mapping(text: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def finite(value: Any) -> float | None:
-    """Return a finite number as a float, anything else as None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None

@@ -133,7 +133,7 @@ def why_not_packed(model: Any) -> str:
         return ""
     if "token_type_ids" in getattr(type(base).forward, "__annotations__", {}):
         return "may see their own tokens in both directions, which no segment of a flat row does"
-    return "have no positions by `get_rope_index` and no `image_grid_thw`, as those of Qwen2-VL to Qwen3.5 have"
+    return "have no positions by `get_rope_index` and no `image_grid_thw`, which images of Qwen2-VL to Qwen3.5 have"
 
 
 def take_images(model: Any) -> None:

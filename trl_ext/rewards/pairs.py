@@ -119,6 +119,8 @@ def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
 def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
     """Cut both sides into prompt and completion; a missing side is a completion without a prompt.
 
+    Prompts of texts differ without a common beginning, or if dialogues differ before the last reply.
+
     Example:
         >>> split_implicit("How many?\\nA: 18", "How many?\\nA: 17").completions
         ('A: 18', 'A: 17')
@@ -126,32 +128,26 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
     if chosen is None or rejected is None:
         return SplitPair((None, None), (chosen, rejected), same_prompt=False)
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return split_texts(chosen, rejected)
-    if isinstance(chosen, list) and isinstance(rejected, list):
+        if all(mark in side for mark in (_HUMAN, _ASSISTANT) for side in (chosen, rejected)):
+            cuts = [side.rindex(_ASSISTANT) + len(_ASSISTANT) for side in (chosen, rejected)]
+            same = chosen[: cuts[0]] == rejected[: cuts[1]]
+        else:
+            # Without the blank ends, so that equal sides keep their last line as completion.
+            first, second = chosen.rstrip(), rejected.rstrip()
+            differ = (place for place, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
+            common = first[: next(differ, min(len(first), len(second)))]
+            ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
+            cuts = [next((end for end in ends if common[:end].strip()), 0)] * 2
+            same = bool(common.strip())
+    elif isinstance(chosen, list) and isinstance(rejected, list):
         cuts = []
         for side in (chosen, rejected):  # The last assistant turn follows the last user or system message.
             openers = (i + 1 for i, message in reversed([*enumerate(side)]) if message.get("role") not in _TURN_ROLES)
             cuts.append(next(openers, 0))
-        prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
-        completions = (chosen[cuts[0] :], rejected[cuts[1] :])
-        return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
-    kinds = f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}"
-    raise DataError(f"{kinds}. Give text on both sides, or message lists on both.")
-
-
-def split_texts(chosen: str, rejected: str) -> SplitPair:
-    """Split two texts; prompts differ without a common beginning, or if dialogues differ before the last reply."""
-    if all(mark in side for mark in (_HUMAN, _ASSISTANT) for side in (chosen, rejected)):
-        cuts = [side.rindex(_ASSISTANT) + len(_ASSISTANT) for side in (chosen, rejected)]
-        same = chosen[: cuts[0]] == rejected[: cuts[1]]
+        same = bare(chosen[: cuts[0]]) == bare(rejected[: cuts[1]])
     else:
-        # Without the blank ends, so that equal sides keep their last line as completion.
-        first, second = chosen.rstrip(), rejected.rstrip()
-        differ = (place for place, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
-        common = first[: next(differ, min(len(first), len(second)))]
-        ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
-        cuts = [next((end for end in ends if common[:end].strip()), 0)] * 2
-        same = bool(common.strip())
+        kinds = f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}"
+        raise DataError(f"{kinds}. Give text on both sides, or message lists on both.")
     prompts, completions = (chosen[: cuts[0]], rejected[: cuts[1]]), (chosen[cuts[0] :], rejected[cuts[1] :])
     return SplitPair(prompts, completions, same)
 

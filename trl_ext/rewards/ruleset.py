@@ -19,15 +19,7 @@ from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of, pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.totals.composition import (
-    Composed,
-    Composition,
-    Explanation,
-    Part,
-    contribution,
-    gate_chains,
-    outbid_warning,
-)
+from trl_ext.rewards.totals.composition import Composed, Composition, Explanation, contribution, outbid_warning
 from trl_ext.rewards.totals.metrics import Tally, log_rule, read_cells, tally, traces
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.rewards.totals.scorer import Column, Early, Scorer, warn_once
@@ -109,7 +101,7 @@ class RuleSet:
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
         self.clip = pair_of("The set", "clip", self.clip)
-        self._composition = Composition(self.rules, gate_chains(self.rules), self.clip)
+        self._composition = Composition(self.rules, self.clip)
         for key, choices in (("on_error", ("stop", "floor")), ("on_unscored", ("error", "warn"))):
             if getattr(self, key) not in choices:
                 raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
@@ -201,10 +193,7 @@ class RuleSet:
 
     def _explained(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
         verdicts = zip(*(column.verdicts for column in found), strict=True)
-        return [
-            Explanation(tuple(map(Part.of, self.rules, own, row.states, row.contributions)), row.total, self.clip)
-            for own, row in zip(verdicts, composed, strict=True)
-        ]
+        return [self._composition.explained(own, row) for own, row in zip(verdicts, composed, strict=True)]
 
     def split(self) -> list["RuleColumn"]:
         """Return one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total.

@@ -18,15 +18,8 @@ from itertools import pairwise
 
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import SET_RELATIONS, Form, form_of, is_name, is_variable, words_of
-from trl_ext.rewards.mathematics.tokens import (
-    WORDS,
-    Tokens,
-    TooComplex,
-    Unreadable,
-    check_answer,
-    is_number,
-    is_symbol,
-)
+from trl_ext.rewards.mathematics.spelling import WORDS
+from trl_ext.rewards.mathematics.tokens import Tokens, TooComplex, Unreadable, check_answer, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
 _UNORDERED = frozenset({"list", "set"})

@@ -18,17 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 
-from trl_ext.rewards.mathematics.tokens import (
-    MAX_MATRIX,
-    MAX_PARTS,
-    WORDS,
-    Tokens,
-    TooComplex,
-    closes_at,
-    is_number,
-    is_symbol,
-    split,
-)
+from trl_ext.rewards.mathematics.spelling import WORDS, is_number
+from trl_ext.rewards.mathematics.tokens import MAX_MATRIX, MAX_PARTS, Tokens, TooComplex, closes_at, is_symbol, split
 
 SET_RELATIONS = {"\\subset": "\\supset", "\\subseteq": "\\supseteq", "\\subsetneq": "\\supsetneq"}
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx", *SET_RELATIONS, *SET_RELATIONS.values()})

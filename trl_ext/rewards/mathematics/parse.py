@@ -11,16 +11,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from trl_ext.rewards.mathematics.tokens import (
-    MAX_DIGITS,
-    WORDS,
-    Tokens,
-    TooComplex,
-    Unreadable,
-    closes_at,
-    is_number,
-    is_symbol,
-)
+from trl_ext.rewards.mathematics.spelling import WORDS, is_number
+from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable, closes_at, is_symbol
 
 Node = tuple[Any, ...]
 

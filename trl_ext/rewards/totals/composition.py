@@ -34,13 +34,11 @@ class Composed:
     total: float | None  # the clipped sum; None if no rule has a value
 
 
-@dataclass(frozen=True, slots=True)
 class Composition:
     """The rules, gates (`gate_chains`) and bounds of a set."""
 
-    rules: Sequence[Rule]
-    chains: Sequence[tuple[Gate, ...]]
-    clip: tuple[float, float] | None
+    def __init__(self, rules: Sequence[Rule], clip: tuple[float, float] | None):
+        self.rules, self.chains, self.clip = rules, gate_chains(rules), clip
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
         """Combine the verdicts of one row, one per rule."""
@@ -52,6 +50,11 @@ class Composition:
         if total is not None and self.clip is not None:
             total = min(max(total, self.clip[0]), self.clip[1])
         return Composed(values, states, contributions, total)
+
+    def explained(self, verdicts: Sequence[Verdict], row: Composed) -> "Explanation":
+        """Explain the total of one row."""
+        parts = map(Part.of, self.rules, verdicts, row.states, row.contributions)
+        return Explanation(tuple(parts), row.total, self.clip)
 
 
 def shaped_value(rule: Rule, verdict: Verdict) -> float | None:

@@ -26,17 +26,6 @@ from trl_ext.rewards.isolation.sandbox.restrictions import install_filter, restr
 CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the channel, the judge's report, the code's exception
 
 
-def run_to_end(role: str, source: bytes) -> None:
-    """Run a role and end the process as Python would: threads joined, exit functions called, output flushed.
-
-    The interpreter's memory is not freed first: that takes longer than most programs.
-    """
-    code = outcome_of(ROLES[role], source)
-    for last in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush):  # type: ignore[attr-defined]
-        code = outcome_of(last) or code
-    os._exit(code)
-
-
 def outcome_of(function: Any, *arguments: Any) -> int:
     """Call a function; return the process's exit code, and write an exception to NOTE."""
     try:
@@ -172,7 +161,11 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
     shut_in(job, rules)
     os.write(ready, STANDS)
     os.closerange(max(_PLACES[role] + (2,)) + 1, _OPEN_FILES * 4)
-    run_to_end(role, source)
+    code = outcome_of(ROLES[role], source)
+    # End as Python would, but without freeing the interpreter's memory: that takes longer than most programs.
+    for last in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush):  # type: ignore[attr-defined]
+        code = outcome_of(last) or code
+    os._exit(code)
 
 
 def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -> tuple[int, int]:

@@ -22,15 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from trl_ext.rewards.isolation.kernel import (
-    adopt_orphans,
-    children,
-    cpu_seconds,
-    die_first,
-    die_with_parent,
-    enter_namespaces,
-    hide_memory,
-)
+from trl_ext.rewards.isolation import kernel
 from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shut_in
 from trl_ext.rewards.isolation.sandbox.restrictions import open_rules
 
@@ -58,13 +50,13 @@ class Server:
         if at_most >= 2:
             trouble = trouble_in_fork(_try_namespaces)
             if not trouble:  # Continue as process 1 of new namespaces; the outer process waits and ends with it.
-                enter_namespaces()
+                kernel.enter_namespaces()
                 if pid := os.fork():
                     self.control.close()
                     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
-                die_with_parent(0)  # Seen from inside, a parent outside has number 0.
-        adopt_orphans()
-        hide_memory()
+                kernel.die_with_parent(0)  # Seen from inside, a parent outside has number 0.
+        kernel.adopt_orphans()
+        kernel.hide_memory()
         level = min(at_most, 1 if trouble else 2)
         if level >= 1 and (refused := trouble_in_fork(_try_sandbox)):
             level, trouble = 0, refused
@@ -152,7 +144,7 @@ class Server:
                     return "exit"
                 if ready:
                     return "stopped"
-                used = [cpu_seconds(pid) for pid in pids]
+                used = [kernel.cpu_seconds(pid) for pid in pids]
                 if max(used) > job["cpu_s"]:
                     return "cpu"
                 seconds, asleep = zip((0.0, True), *map(waits_of, waits), strict=True)
@@ -179,7 +171,7 @@ class Server:
         elif self.level == 0:
             with suppress(ChildProcessError):  # Until no child is left: a kill may turn grandchildren into children.
                 while True:
-                    for pid in children():
+                    for pid in kernel.children():
                         with suppress(ProcessLookupError, PermissionError):
                             os.kill(pid, signal.SIGKILL)
                     os.waitpid(-1, 0)
@@ -196,7 +188,7 @@ class Server:
 
 def _try_namespaces() -> None:
     """namespaces"""
-    enter_namespaces()
+    kernel.enter_namespaces()
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -255,7 +247,7 @@ def main() -> None:
     sys.path.pop()  # Programs may not import the other packages there.
     if site:
         sys.modules["numpy"].random.seed(0)  # Same code, same verdict, as with `random`.
-    die_first()
+    kernel.die_first()
     control = socket.socket(fileno=int(sys.argv[1]))
     server = Server(control, int(sys.argv[2]), [f"{site}/numpy", f"{site}/numpy.libs"] if site else [])
     gc.freeze()

@@ -31,17 +31,6 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPU_SLACK_S = 2
 
 
-def confine(parent: int) -> None:
-    """End with the parent, be the first killed when memory runs out, write no core files.
-
-    The process leads a new session, so that a signal to its group reaches its forks.
-    """
-    os.setsid()
-    die_with_parent(parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    die_first()
-
-
 def address_space_bytes() -> int:
     """Return the address space of this process in bytes."""
     with open("/proc/self/statm", "rb") as statm:
@@ -140,7 +129,10 @@ STARTED = line("started")  # sent when a chunk is read and its first row begins
 
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
     """Judge chunks until the server closes the connection."""
-    confine(parent)
+    os.setsid()  # The process leads a session, so that a signal to its group reaches its forks.
+    die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    die_first()
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):  # Hostile text must not fill a run's log.
         os.dup2(null, number)

@@ -12,8 +12,7 @@ from trl_ext import resources
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.memory import run_of_recipe
 from trl_ext.cli.check.models import shape_of
-from trl_ext.cli.main import SCRIPTS
-from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.cli.main import SCRIPTS, shipped_recipes
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.presets import PRESETS

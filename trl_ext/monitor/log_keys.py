@@ -80,12 +80,6 @@ class RunKind:
         """Panels of the plot, from top to bottom."""
         return list(dict.fromkeys(curve.axis for curve in self.curves if curve.axis))
 
-    def is_logged_in(self, entry: Entry, prefix: str = "") -> bool:
-        """Return True if the entry belongs to this kind, also if a value is NaN."""
-        if not self.marks:
-            return self.is_scored_in(entry, prefix)
-        return any(prefix + mark in entry for mark in self.marks)
-
     def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
         """Return True if the entry has a curve on the first axis; a step that reuses completions has none."""
         first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
@@ -201,7 +195,11 @@ def is_held_out(entry: Entry) -> bool:
 
 
 def _kind(entry: Entry, prefix: str) -> RunKind | None:
-    return next((kind for kind in KINDS if kind.is_logged_in(entry, prefix)), None)
+    """Return the kind to which the entry belongs, also if a value is NaN."""
+    for kind in KINDS:
+        if any(prefix + mark in entry for mark in kind.marks) or (not kind.marks and kind.is_scored_in(entry, prefix)):
+            return kind
+    return None
 
 
 # Series -------------------------------------------------------------------------------------------------------------

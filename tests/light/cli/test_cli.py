@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from trl_ext import __version__
-from trl_ext.cli.main import SCRIPTS, main
-from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.cli.main import SCRIPTS, main, shipped_recipes
 from trl_ext.monitor.record import write_record
 
 HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")

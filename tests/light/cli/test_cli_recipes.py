@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from trl_ext import resources
-from trl_ext.cli.main import SCRIPTS, main
-from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.cli.main import SCRIPTS, main, shipped_recipes
 
 NAMES = [path.stem for path in resources.recipes()]
 

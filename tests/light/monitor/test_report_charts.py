@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trl_ext.monitor.pages.charts import MOST_POINTS, Line, line_chart
+from trl_ext.monitor.pages.page import MOST_POINTS, Line, line_chart
 
 
 def points(path):

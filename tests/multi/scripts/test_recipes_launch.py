@@ -17,7 +17,7 @@ from tests.multi.launching import PROGRAMS, succeeded
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer
-from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.cli.main import shipped_recipes
 
 RECIPES = {recipe.name: recipe for recipe in shipped_recipes()}
 # Columns of the data sets, as their cards on the hub have them.

@@ -133,13 +133,12 @@ class TransformersEngine:
             output = model.generate(
                 input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
             )
-        return [self._completion(ids) for ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
-
-    def _completion(self, ids: list[int]) -> Completion:
-        end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
-        ids = ids if end is None else ids[: end + 1]
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return Completion(tuple(ids), text, "length" if end is None else "stop")
+        found = []
+        for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
+            end = next((at for at, token in enumerate(ids, 1) if token in self._stop_ids), None)
+            text = self._tokenizer.decode(ids[:end], skip_special_tokens=True)
+            found.append(Completion(tuple(ids[:end]), text, "length" if end is None else "stop"))
+        return found
 
 
 class VllmEngine:

@@ -103,13 +103,6 @@ def job_of_run(
     return changed(Job(trainer), fields)
 
 
-def loaded_dtype(keys: Mapping[str, Any]) -> str:
-    """Return the dtype in which weights are loaded: float32 by default, as in TRL; "auto", float16 count as
-    bfloat16."""
-    named = (keys.get("model_init_kwargs") or {}).get("dtype", keys.get("dtype")) or "float32"
-    return "float32" if "float32" in str(named) else "bfloat16"
-
-
 def optimizer_name(keys: Mapping[str, Any]) -> str:
     """Return transformers' name of the optimizer."""
     return str(getattr(keys.get("optim"), "value", keys.get("optim")))
@@ -117,7 +110,10 @@ def optimizer_name(keys: Mapping[str, Any]) -> str:
 
 def _model(keys: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     is_8bit = optimizer_name(keys) in BNB_ADAM
-    fields = {"optim": "adamw_bnb_8bit" if is_8bit else "adamw_torch_fused", "dtype": loaded_dtype(keys)}
+    # As loaded: float32 by default, as in TRL; "auto", float16 count as bfloat16.
+    named = (keys.get("model_init_kwargs") or {}).get("dtype", keys.get("dtype")) or "float32"
+    dtype = "float32" if "float32" in str(named) else "bfloat16"
+    fields = {"optim": "adamw_bnb_8bit" if is_8bit else "adamw_torch_fused", "dtype": dtype}
     if not keys.get("use_peft"):
         return {**fields, "method": "full"}
     return {

@@ -7,7 +7,7 @@ answer. The audit finds both before a model is loaded. `test` tests a rule on ex
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,6 +106,12 @@ class RuleAudit:
         counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
 
+    def first_failures(self) -> Iterator[str]:
+        """Yield sentences about the first rows of each kind of failure."""
+        for kind in FAULTS:
+            found = [failure for failure in self.failures if failure.kind == kind]
+            yield from (f"{self.rule}, {failure}" for failure in found[:_SHOWN])
+
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
@@ -133,9 +139,7 @@ class AuditReport:
             if rule.num_not_asked:
                 tested = "only that they can be judged, and that doing nothing is not right, was tested"
                 remarks.append(f"{rule.rule}, {rule.num_not_asked} rows name no right completion: {tested}.")
-            for kind in FAULTS:
-                found = [failure for failure in rule.failures if failure.kind == kind]
-                remarks += [f"{rule.rule}, {failure}" for failure in found[:_SHOWN]]
+            remarks += rule.first_failures()
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
         return "\n".join([table(lines), "", verdict, *remarks])

@@ -8,7 +8,7 @@ simplification may not return. `size` runs first: it bounds, from the tree alone
 import hashlib
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -101,8 +101,8 @@ def _exact(node: Node) -> Fraction | None:
         name, first = node[1], known[0]
         if name in ("factorial", "binomial") and all(value.denominator == 1 and value >= 0 for value in known):
             return Fraction(math.factorial(int(first)) if name == "factorial" else math.comb(*map(int, known)))
-        rounded = {"abs": abs, "floor": math.floor, "ceil": math.ceil}.get(name)
-        return None if rounded is None else Fraction(rounded(first))
+        rounded: dict[str, Callable[[Fraction], Fraction | int]] = {"abs": abs, "floor": math.floor, "ceil": math.ceil}
+        return Fraction(rounded[name](first)) if name in rounded else None
     base, exponent = known
     if exponent.denominator == 1:
         return base ** int(exponent)

@@ -47,7 +47,7 @@ class Rubric(ModelJudge):
     """
 
     judges_correctness: ClassVar[bool] = True
-    _mode: ClassVar[str] = "rubric"  # type: ignore[misc]
+    _mode: ClassVar[str] = "rubric"
 
     criteria: Sequence[Any] | str = field(kw_only=True)
     calls: str = "one"

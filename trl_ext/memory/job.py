@@ -224,8 +224,7 @@ def check_values(job: Job) -> None:
         if getattr(job, name) not in choices:
             raise ConfigError(f"{name} is {getattr(job, name)!r}. Use one of {', '.join(map(str, choices))}.")
     positive = ["global_batch", "per_device_train_batch_size", "lora_r", "reduce_bucket_size", "sub_group_size"]
-    positive += ["zero_hpz_partition_size"]
-    positive += ["sequence_parallel", "num_reward_models"]
+    positive += ["zero_hpz_partition_size", "sequence_parallel", "num_reward_models"]
     positive += ["max_prompt_length", "max_completion_length", "num_generations"] if job.generates else ["max_length"]
     for name in positive:
         if getattr(job, name) < 1:

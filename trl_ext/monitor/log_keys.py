@@ -136,7 +136,7 @@ WHOLE_SET = "rewards/rules/mean"
 
 def kind_of(log_history: Iterable[Entry]) -> RunKind:
     """Return the kind of run that wrote the history; GRPO if no entry shows it."""
-    kinds = (kind for entry in log_history for prefix in ("", HELD_OUT) if (kind := _kind(entry, prefix)))
+    kinds = (kind for entry in log_history for prefix in ("", HELD_OUT) if (kind := kind_of_entry(entry, prefix)))
     return next(kinds, GRPO)
 
 
@@ -153,7 +153,7 @@ def finite(value: Any) -> float | None:
 
 def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
     """Return the entry's curves of training, or of evaluation with `prefix=HELD_OUT`, in the order of their table."""
-    kind = _kind(entry, prefix)
+    kind = kind_of_entry(entry, prefix)
     found = {c: value for curve in (kind.curves if kind else ()) for c, value in curve.values(entry, prefix).items()}
     # TRL logs the mean of a RuleSet, one reward function, as well as the means of its rules: it repeats the total.
     whole, total = number(entry, prefix + WHOLE_SET), number(entry, f"{prefix}reward")
@@ -186,16 +186,11 @@ def family(entry: Entry, before: str, after: str) -> dict[str, float]:
     return {name: value for key, name in names.items() if name and (value := number(entry, key)) is not None}
 
 
-def is_training(entry: Entry) -> bool:
-    return _kind(entry, "") is not None
+def kind_of_entry(entry: Entry, prefix: str = "") -> RunKind | None:
+    """Return the kind to which an entry of training, or of evaluation with `prefix=HELD_OUT`, belongs.
 
-
-def is_held_out(entry: Entry) -> bool:
-    return _kind(entry, HELD_OUT) is not None
-
-
-def _kind(entry: Entry, prefix: str) -> RunKind | None:
-    """Return the kind to which the entry belongs, also if a value is NaN."""
+    A value may be NaN. None for an entry of neither.
+    """
     for kind in KINDS:
         if any(prefix + mark in entry for mark in kind.marks) or (not kind.marks and kind.is_scored_in(entry, prefix)):
             return kind

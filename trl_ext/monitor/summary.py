@@ -93,12 +93,12 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
     """Return the entries with a training curve, in order."""
-    return [entry for entry in log_history if log_keys.is_training(entry)]
+    return [entry for entry in log_history if log_keys.kind_of_entry(entry)]
 
 
 def held_out_entries(log_history: Sequence[Entry]) -> list[Entry]:
     """Return the entries of evaluations, in order."""
-    return [entry for entry in log_history if log_keys.is_held_out(entry)]
+    return [entry for entry in log_history if log_keys.kind_of_entry(entry, HELD_OUT)]
 
 
 def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:

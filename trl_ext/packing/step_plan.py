@@ -202,7 +202,16 @@ def plan_blocks(blocks: Sequence[RowBlock], num_ranks: int, max_tokens: int) -> 
     forwards = _fill(blocks, num_ranks, max_tokens)
     while len(forwards) % num_ranks:
         forwards = _fill(blocks, len(forwards) + num_ranks - len(forwards) % num_ranks, max_tokens)
-    return _plan(_share_out(forwards, num_ranks), max_tokens)
+    # Deal forwards to ranks, costliest first; in each round the costliest goes to the rank with the lowest load.
+    per_rank: list[list[list[RowBlock]]] = [[] for _ in range(num_ranks)]
+    load = [0.0] * num_ranks
+    ordered = _by_cost(forwards)
+    for start in range(0, len(ordered), num_ranks):
+        ranks = sorted(range(num_ranks), key=lambda rank: (load[rank], rank))
+        for rank, forward in zip(ranks, ordered[start : start + num_ranks], strict=True):
+            per_rank[rank].append(forward)
+            load[rank] += _cost(forward)
+    return _plan(per_rank, max_tokens)
 
 
 def halves(rows: Sequence[RowSize], members: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -332,19 +341,6 @@ def _time(rows: Sequence[RowSize], plan: StepPlan, hidden_size: float, call_cost
 
 def _by_cost(forwards: list[list[RowBlock]]) -> list[list[RowBlock]]:
     return sorted(forwards, key=lambda forward: (-_cost(forward), sorted(block.rows for block in forward)))
-
-
-def _share_out(forwards: list[list[RowBlock]], num_ranks: int) -> list[list[list[RowBlock]]]:
-    """Deal forwards to ranks, costliest first; in each round the costliest goes to the rank with the lowest load."""
-    per_rank: list[list[list[RowBlock]]] = [[] for _ in range(num_ranks)]
-    load = [0.0] * num_ranks
-    ordered = _by_cost(forwards)
-    for start in range(0, len(ordered), num_ranks):
-        ranks = sorted(range(num_ranks), key=lambda rank: (load[rank], rank))
-        for rank, forward in zip(ranks, ordered[start : start + num_ranks], strict=True):
-            per_rank[rank].append(forward)
-            load[rank] += _cost(forward)
-    return per_rank
 
 
 def _cost(forward: Iterable[RowBlock]) -> float:

@@ -37,7 +37,6 @@ _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 _TURN_ROLES = ("assistant", "tool")
 
 _REASONS = ("empty", "identical", "different_prompt", "contradicted")
-_MAX_ROWS_NAMED = 3
 # Totals are sums of weighted values: 0.7 - 0.2 is slightly below 0.5, and equal verdicts may differ in the last bit.
 _ROUNDING = 1e-9
 
@@ -189,7 +188,7 @@ class FilterReport:
         rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
         rows["unscored"] = list(unscored)
         counts = {reason: len(found) for reason, found in rows.items()}
-        first = {reason: tuple(found[:_MAX_ROWS_NAMED]) for reason, found in rows.items()}
+        first = {reason: tuple(found[:3]) for reason, found in rows.items()}
         return cls(total=len(reasons), kept=reasons.count(None), first_rows=first, **counts)
 
     def __str__(self) -> str:

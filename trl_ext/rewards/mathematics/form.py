@@ -141,13 +141,11 @@ def _is_domain(tokens: Tokens) -> bool:
         return tokens[2].startswith("\\mathbb")
     if not tokens or tokens[0].split()[0] not in _OPENS:
         return False
-    return all(_is_of_domain(token) for token in tokens)
-
-
-def _is_of_domain(token: str) -> bool:
-    if token.startswith(WORDS):
-        return len(token) == 2 or {*token[1:].split()} <= _DOMAIN_WORDS
-    return token in _DOMAIN_SIGNS or token.startswith(("\\mathbb", "\\forall")) or is_symbol(token)
+    words = [token for token in tokens if token.startswith(WORDS) and len(token) > 2]
+    signs = (token for token in tokens if not token.startswith(WORDS))
+    return all({*token[1:].split()} <= _DOMAIN_WORDS for token in words) and all(
+        token in _DOMAIN_SIGNS or token.startswith(("\\mathbb", "\\forall")) or is_symbol(token) for token in signs
+    )
 
 
 def _ratio(tokens: Tokens) -> Form | None:

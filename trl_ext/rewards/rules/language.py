@@ -33,7 +33,6 @@ _WRITERS = {
     **{"Khmer": "km", "Lao": "lo", "Myanmar": "my", "Sinhala": "si", "Ethiopic": "am"},
 }
 _SCRIPT_OF = {code: script for script, codes in _WRITERS.items() for code in codes.split()} | {"ja": "Han"}
-_RIVALS = {script: frozenset(codes.split()) for script, codes in _WRITERS.items()}
 # The chief language of a shared script: the script alone detects it, so that it needs no package.
 _CHIEF = {"Cyrillic": "ru", "Arabic": "ar", "Devanagari": "hi"}
 _JAPANESE = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc"
@@ -143,7 +142,7 @@ def detected_frac(words: list[str], language: str) -> float:
     text = " ".join(words)
     if len(text) - len(words) < _FEW_LETTERS:
         return 1.0
-    rivals = _RIVALS[_SCRIPT_OF[language]]
+    rivals = frozenset(_WRITERS[_SCRIPT_OF[language]].split())
     found = 0
     for chunk in chunks(text, _CHUNK_CHARS):
         if likeliest(chunk, rivals) == language:

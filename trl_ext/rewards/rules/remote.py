@@ -16,10 +16,9 @@ from trl_ext.rewards.base.http_client import check_server, fetch
 from trl_ext.rewards.base.rows import content_text
 from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_whole, pair_of
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed
-from trl_ext.rewards.rules.model_judge import compiled
+from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, compiled
 
 _GIVEN = frozenset({"prompt", "completion", "messages"})
-_DETAIL_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Remote(AsyncRule):
         return self._verdict(reply)
 
     def _verdict(self, reply: bytes) -> Verdict:
-        shown = self.without_secrets(reply.decode("utf-8", "replace"))[:_DETAIL_CHARS]
+        shown = self.without_secrets(reply.decode("utf-8", "replace"))[:DETAIL_CHARS]
         try:
             found: Any = json.loads(reply)
         except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import HALF_WIDTH, UNSPACED
+from trl_ext.rewards.text.prose import CALCULATOR, HALF_WIDTH, UNSPACED
 from trl_ext.rewards.text.reader import LEADS, AnswerReading, Stated, stated
 from trl_ext.rewards.text.task import without_brackets
 
@@ -99,7 +99,6 @@ CLOCK = re.compile(r"(?i)(?<![0-9:.])([01]?[0-9]|2[0-3]):([0-5][0-9])(?![0-9:.]?
 _GROUPED = re.compile(
     r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ \u00a0\u2009\u202f'\u2019][0-9]{3})+(?![0-9/:^])"
 )  # 1 234, 1'234
-_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # in golds; `visible` removes them from completions
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
@@ -147,7 +146,7 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = text.translate(_TO_ASCII)
     if "<<" in text:
-        text = _CALCULATOR.sub("", text)
+        text = CALCULATOR.sub("", text)
     if "\\" in text:
         for mark, plain in (("\\$", "$"), ("\\%", "%"), ("\\,", ""), ("\\!", "")):
             text = text.replace(mark, plain)

@@ -18,7 +18,7 @@ from trl_ext.rewards.base.rule import Rule, Verdict
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)  # of LaTeX
-_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
+CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
 # A quoted value may hold ">" but not "<", so that no search continues into the next tag.
 _ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?>(?:"[^"<]*+"|'[^'<]*+'|[^<>])*)>""")
 
@@ -45,7 +45,7 @@ def visible(text: str, where: str) -> str:
         rest = after_think(text)
         text = "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
     if "<" in text:
-        text = _ATTRIBUTES.sub(r"<\1>", _COMMENT.sub("", _CALCULATOR.sub("", text)))
+        text = _ATTRIBUTES.sub(r"<\1>", _COMMENT.sub("", CALCULATOR.sub("", text)))
     return _COMMENT_LINE.sub("", text) if "%" in text else text
 
 
@@ -59,7 +59,7 @@ UNSPACED = (
     "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\uff66-\uff9f"
 )
-_ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
+ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 # A neighbour that makes a keyword part of a longer word. `\w` of `regex` includes combining marks, which are vowels in
 # Indic scripts; `\w` of `re` does not.
@@ -107,7 +107,7 @@ def words(text: str) -> list[str]:
         >>> words("use GPT 做数学")
         ['use', 'GPT', '做', '数', '学']
     """
-    return _WORD.findall(text) if not text.isascii() and _ONE_UNSPACED.search(text) else text.split()
+    return _WORD.findall(text) if not text.isascii() and ONE_UNSPACED.search(text) else text.split()
 
 
 def count_word(text: str, word: str, enough: int | None = None) -> int:

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import UNSPACED, Enclosed, answer_tags, boxes
+from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
@@ -96,7 +96,6 @@ _COLON = re.compile(r".?\s?[:=\uff1a】]", re.DOTALL)
 _ONE_WORD = re.compile(r"[a-z\u00df-\u00ff\u0430-\u0451'\u2019]+\s[-\d][^\n]{0,25}\Z", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,\uff0c.\u3002;:\uff1a](?!\d)")
 _NUMERAL = re.compile(r"[0-9\uff10-\uff19]")
-_ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
 _SPACE = " \t\r\n,:*=}\uff1a\u00a0\u202f"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
@@ -221,7 +220,7 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
             is_sentence = _COLON.match(text, end - 1) and not _ONE_WORD.match(line)
             if not follows and not is_sentence and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
                 return Stated(anchor, (), "no_answer", f"'{anchor}': words before the number in '{line[:60]}'")
-            if (either := _EITHER.match(line)) and not _ONE_UNSPACED.match(anchor):
+            if (either := _EITHER.match(line)) and not ONE_UNSPACED.match(anchor):
                 both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
                 return Stated(anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
         if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and is_value):

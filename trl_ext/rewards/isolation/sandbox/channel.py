@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 from types import CoroutineType
 from typing import Any, NoReturn
@@ -34,7 +34,7 @@ LONGEST_MESSAGE = 4 * 2**20  # bytes
 _MOST_SHARED = 4096  # characters of JSON in all containers kept equal; each message compares them
 
 
-@lru_cache(maxsize=1)
+@cache
 def _runner() -> Any:
     """Return the event loop of all coroutines of a candidate: what they wait for belongs to one loop."""
     import asyncio  # Slow to import.

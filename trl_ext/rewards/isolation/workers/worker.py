@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trl_ext.rewards.base.rule import as_verdict
+from trl_ext.rewards.base.rule import as_verdict, place_of
 from trl_ext.rewards.isolation.kernel import cpu_seconds, die_first, die_with_parent
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, Stream, frame, line, load
@@ -213,10 +213,8 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
     except Exception as error:  # The caller decides what to do about it.
         try:
             # Type, message and place on the first line, then the traceback.
-            place = traceback.extract_tb(error.__traceback__)[-1]
             trace = "".join(traceback.format_exception(error, limit=-20))
-            where = f"{Path(place.filename).name} line {place.lineno}"
-            return None, "error", f"{type(error).__name__}: {str(error)[:500]} ({where})\n{trace}"
+            return None, "error", f"{type(error).__name__}: {str(error)[:500]} ({place_of(error)})\n{trace}"
         except Exception:  # The error's __str__ raises.
             return None, "error", f"{type(error).__name__}, which cannot be shown"
     except BaseException as error:

@@ -182,15 +182,6 @@ class FilterReport:
     unscored: int
     first_rows: Mapping[str, tuple[int, ...]]
 
-    @classmethod
-    def of(cls, reasons: Sequence[str | None], unscored: Sequence[int]) -> "FilterReport":
-        """Make the report from one reason or None per row, and the numbers of the rows without a score."""
-        rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
-        rows["unscored"] = list(unscored)
-        counts = {reason: len(found) for reason, found in rows.items()}
-        first = {reason: tuple(found[:3]) for reason, found in rows.items()}
-        return cls(total=len(reasons), kept=reasons.count(None), first_rows=first, **counts)
-
     def __str__(self) -> str:
         return "\n".join(f"{field.name:24} {getattr(self, field.name)}" for field in fields(self))
 
@@ -237,8 +228,12 @@ def filter_pairs(
     for row, gap in gaps.items():
         if gap is not None and gap < min_gap - _ROUNDING:
             reasons[row] = "contradicted"
-    report = FilterReport.of(reasons, [row for row, gap in gaps.items() if gap is None])
+    rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
+    rows["unscored"] = [row for row, gap in gaps.items() if gap is None]
+    counts = {reason: len(found) for reason, found in rows.items()}
+    first = {reason: tuple(found[:3]) for reason, found in rows.items()}
     kept = [row for row, reason in enumerate(reasons) if reason is None]
+    report = FilterReport(total=len(reasons), kept=len(kept), first_rows=first, **counts)
     if not kept:
         most = max(_REASONS, key=lambda reason: getattr(report, reason))
         advice = {

@@ -162,7 +162,15 @@ class Rule:
         owner = f"Rule '{self.name}'"
         for key in ("scale", "clip"):
             object.__setattr__(self, key, pair_of(owner, key, getattr(self, key)))
-        object.__setattr__(self, "gate", _gate_of(owner, self.gate))
+        gate = self.gate
+        if isinstance(gate, Mapping):  # stored as "name:status": only this status opens it
+            if gate.keys() != {"rule", "status"} or not all(isinstance(part, str) and part for part in gate.values()):
+                raise RuleError(f"{owner} has the gate {dict(gate)}. Write {{rule: math, status: undecided}}.")
+            object.__setattr__(self, "gate", f"{gate['rule']}:{gate['status']}")
+        elif gate is not None and not isinstance(gate, str):
+            raise RuleError(
+                f"{owner} has the gate {gate!r}. Give a rule's name, or {{rule: math, status: undecided}}."
+            )
         object.__setattr__(self, "when", conditions_of(owner, self.when))
         self.check()
 
@@ -217,17 +225,6 @@ class Rule:
         (`cache_key`), in this process, without the workers' limits and whatever `tier` is.
         """
         return [as_verdict(self.score(row)) for row in rows]
-
-
-def _gate_of(owner: str, gate: Any) -> str | None:
-    """Return a gate as "name", or as "name:status" for a gate that only this status opens."""
-    if isinstance(gate, Mapping):
-        if gate.keys() != {"rule", "status"} or not all(isinstance(part, str) and part for part in gate.values()):
-            raise RuleError(f"{owner} has the gate {dict(gate)}. Write {{rule: math, status: undecided}}.")
-        return f"{gate['rule']}:{gate['status']}"
-    if gate is not None and not isinstance(gate, str):
-        raise RuleError(f"{owner} has the gate {gate!r}. Give a rule's name, or {{rule: math, status: undecided}}.")
-    return gate
 
 
 def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:

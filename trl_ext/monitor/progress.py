@@ -61,7 +61,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
             return
         if log_keys.kind_of_entry(logs, log_keys.HELD_OUT):
             self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
-        elif log_keys.is_training(logs):
+        elif log_keys.kind_of_entry(logs):
             text = _plotted(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
             if self._bar is not None:

@@ -59,7 +59,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        if log_keys.kind_of_entry(logs, log_keys.HELD_OUT):
+        if log_keys.kind_of_entry(logs, HELD_OUT):
             self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
         elif log_keys.kind_of_entry(logs):
             text = _plotted(logs)

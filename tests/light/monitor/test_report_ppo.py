@@ -73,7 +73,7 @@ def test_the_kind_is_read_from_every_entry_and_steps_without_new_completions_are
     assert log_keys.kind_of(history) is PPO
     assert all(log_keys.kind_of([entry]) is PPO for entry in history[:-1])
     assert log_keys.kind_of([{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.5}]) is GRPO
-    assert [bool(log_keys.kind_of_entry(entry)) for entry in history] == [False, *[True] * 16, False, False]
+    assert [log_keys.kind_of_entry(entry) is not None for entry in history] == [False, *[True] * 16, False, False]
     assert log_keys.kind_of_entry({"step": 1, "reward": float("nan"), "ppo/unscored_frac": 1.0})
 
 

@@ -104,12 +104,13 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         skipping = word[2:].partition("=")[0] in OF_THE_MACHINE if word.startswith("--") else skipping
         kept += [] if skipping else [word]
     with _without(keys, OF_THE_MACHINE) as quiet:
-        script, training, model, data = elsewhere.parse(["--config", quiet, *kept, "--use_cpu", "true"])
+        words = ["--config", quiet, *kept, "--use_cpu", "true"]
+        script_args, training_args, model_args, dataset_args = elsewhere.parse(words)
     guessed = "" if trainer else " (found from its keys; --trainer overrides it)"
     processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
     summary = f"{path}: {len(keys)} keys of a {name} run{guessed}, for {processes}."
-    use_cpu = str(own.get("use_cpu")).lower() == "true"
-    return Parsed(name, script, training, model, data, str(own.get("deepspeed") or ""), use_cpu, summary)
+    use_cpu, file = str(own.get("use_cpu")).lower() == "true", str(own.get("deepspeed") or "")
+    return Parsed(name, script_args, training_args, model_args, dataset_args, file, use_cpu, summary)
 
 
 def make_parser(trainer: str) -> StrictParser:

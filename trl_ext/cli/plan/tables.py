@@ -43,7 +43,14 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
         instead = f"A '{stands_for}' has no formula: activations and times use the nearest, {search.shape.family}'s."
         console.print(f"{instead} Parameters are counted.", soft_wrap=True)
     if plans.plans:
-        console.print(plans_table(plans))
+        table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
+        for one in plans.plans:
+            estimate = one.estimate
+            numbers = (estimate.peak_gib, gib(estimate.need_bytes))
+            host, seconds = f"{gib(estimate.host_bytes):.0f}", estimate.in_seconds()
+            name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
+            table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
+        console.print(table)
         console.print(terms_table(plans.best.estimate))
         for sentence in _best_in_words(plans.best.estimate):
             console.print(sentence, soft_wrap=True)
@@ -64,18 +71,6 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
         one = plans.best
         lines = launch_lines(one.job, folder or "plan", one.estimate.hardware, names_model=names_model)
         console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
-
-
-def plans_table(plans: Plans) -> Table:
-    """Return a table with a row for each plan."""
-    table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
-    for one in plans.plans:
-        estimate = one.estimate
-        numbers = (estimate.peak_gib, gib(estimate.need_bytes))
-        host, seconds = f"{gib(estimate.host_bytes):.0f}", estimate.in_seconds()
-        name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
-        table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
-    return table
 
 
 def terms_table(estimate: Estimate) -> Table:

@@ -57,12 +57,8 @@ def test_the_kind_is_read_from_the_log_and_training_told_from_evaluation(history
     assert log_keys.kind_of([{"step": 1, "reward": 0.5, "accuracy": 0.5}]) is GRPO  # a metric of the user's own
     assert log_keys.kind_of([{"step": 1, "loss": 0.5}]) is GRPO
     assert [log_keys.kind_of_entry(entry) is not None for entry in history] == [False, *[True] * 8, False, False]
-    assert [log_keys.kind_of_entry(entry, log_keys.HELD_OUT) is not None for entry in history] == [
-        True,
-        *[False] * 8,
-        True,
-        False,
-    ]
+    held_out = [log_keys.kind_of_entry(entry, log_keys.HELD_OUT) is not None for entry in history]
+    assert held_out == [True, *[False] * 8, True, False]
 
 
 def test_the_table_shows_accuracy_margin_and_loss_in_the_order_of_the_curves(history):

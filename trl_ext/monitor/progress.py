@@ -60,9 +60,9 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         if not state.is_world_process_zero or not logs:
             return
         if log_keys.kind_of_entry(logs, HELD_OUT):
-            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
+            self._print(f"held-out after step {state.global_step}  {_plot(logs, HELD_OUT)}")
         elif log_keys.kind_of_entry(logs):
-            text = _plotted(logs)
+            text = _plot(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
             if self._bar is not None:
                 self._bar.set_description_str(f"left {duration(left_s)}  {text}")
@@ -86,7 +86,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
             print(line, file=sys.stderr, flush=True)
 
 
-def _plotted(logs: Entry, prefix: str = "") -> str:
+def _plot(logs: Entry, prefix: str = "") -> str:
     """Return the curves with an axis as text; a single reward function, equal to the reward, is left out."""
     found = {curve: value for curve, value in log_keys.values(logs, prefix).items() if curve.axis}
     total = next(iter(found.values()), None)

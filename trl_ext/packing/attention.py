@@ -191,7 +191,7 @@ def attend(
     dropout = kwargs.get("dropout") or 0.0
     # Kernels support one head size; multi-head latent attention has two. Zeros change neither scores nor values.
     own_size, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
-    query, key, value = (_fitted(x, size) for x in (query, key, value))
+    query, key, value = (_fit(x, size) for x in (query, key, value))
     pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, size, dropout, merging_pays=pays)
     is_merged = getattr(kernel, "func", None) is merged_attention  # it stores the merged output itself
@@ -201,7 +201,7 @@ def attend(
     return (out if group is None else heads_to_tokens(out, group, num_heads)), None
 
 
-def _fitted(x: torch.Tensor, size: int) -> torch.Tensor:
+def _fit(x: torch.Tensor, size: int) -> torch.Tensor:
     """Return the heads padded to a size, contiguous in the last dimension as kernels need it."""
     if x.shape[-1] < size:
         return torch.nn.functional.pad(x, (0, size - x.shape[-1]))

@@ -87,7 +87,7 @@ class CheckResult:
         if not self.is_exact:
             return str(self)
         sizes = (self.alone - plain.alone).abs().nan_to_num(nan=torch.inf).sort().values
-        error = _rms(_trimmed(sizes, half_precision=plain.tolerance > FLOAT32_TOLERANCE))
+        error = _rms(_trim(sizes, half_precision=plain.tolerance > FLOAT32_TOLERANCE))
         if error <= plain.tolerance:
             return ""
         return f"{self.what} of rows alone differ by {error:.1e} from those before, tolerance {plain.tolerance:.1e}"
@@ -162,7 +162,7 @@ def check(
                     leak_tolerance = max(leak_tolerance, 3 * of_padding[-1].item())
             for tried in (rows, short):
                 sizes, leak = compared(packed, tried)
-                errors.append(_rms(_trimmed(sizes, half_precision)))
+                errors.append(_rms(_trim(sizes, half_precision)))
                 leaks.append(leak)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:
         # Any exception of a foreign model on a packed row, or of a hub kernel that cannot be loaded, means that this
@@ -196,7 +196,7 @@ def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_si
     return torch.stack(changes).nan_to_num(nan=torch.inf).max().item()
 
 
-def _trimmed(sizes: torch.Tensor, half_precision: bool) -> torch.Tensor:
+def _trim(sizes: torch.Tensor, half_precision: bool) -> torch.Tensor:
     """Return the sorted differences, in half precision without the largest."""
     is_kept = not half_precision or not sizes.isfinite().all()
     return sizes if is_kept else sizes[: -max(int(_TRIMMED_FRAC * len(sizes)), 1)]

@@ -279,12 +279,12 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
     scale = head_size**-0.5
     out, lse = forward((q, k, v), table.parts, kernel, scale)
     ours = out, *backward(grad, (q, k, v), out, lse, table.parts, kernel, scale)
-    reference = _written_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
+    reference = _write_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
     errors = [(one.float() - other).norm() / other.norm() for one, other in zip(ours, reference, strict=True)]
     return torch.stack(errors).max().item()
 
 
-def _written_out(
+def _write_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, table: SegmentTable, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the output of attention and the gradients of q, k and v, with a mask over all pairs of tokens."""

@@ -154,7 +154,7 @@ def plan_step(
         gathers: Whether each call of the model gathers its weights.
     """
     max_tokens = max(max_tokens, max((row.length for row in rows), default=0))
-    plan = _balanced(rows, num_ranks, max_tokens, hidden_size, homes)
+    plan = _balance(rows, num_ranks, max_tokens, hidden_size, homes)
     cached = _behind_prefixes(rows, num_ranks, max_tokens, hidden_size, homes) if caches and rows else None
     if cached is None:
         return plan
@@ -162,7 +162,7 @@ def plan_step(
     return min((plan, cached), key=lambda one: _time(rows, one, hidden_size, call_cost))
 
 
-def _balanced(
+def _balance(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan:
     """Return the plan without cached prefixes."""
@@ -287,7 +287,7 @@ def _behind_prefixes(
     The cached tokens count towards the budget of each forward that uses them, since their activations exist there too.
     """
     if homes is None:  # assign rows to ranks as if a forward could hold everything
-        whole = _balanced(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
+        whole = _balance(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
         of_ranks = [forward for (forward,) in whole.forwards]
     else:
         of_ranks = [tuple(i for i, home in enumerate(homes) if home == rank) for rank in range(num_ranks)]

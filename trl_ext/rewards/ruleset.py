@@ -139,7 +139,7 @@ class RuleSet:
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """Return the total of each completion, as TRL calls it: columns are lists, with TRL's arguments among them."""
-        found, composed = self._composed(prompts, completions, completion_ids, columns)
+        found, composed = self._compose(prompts, completions, completion_ids, columns)
         self._log(found, composed, columns)
         self._count(range(len(self.rules)), found, columns)
         totals = [row.total for row in composed]
@@ -183,15 +183,15 @@ class RuleSet:
         self, /, prompts: Any, completions: Any, completion_ids: Any = None, **columns: Any
     ) -> list[Explanation]:
         """Explain the totals of a batch, judged as in a training, without metrics or state. Columns are lists."""
-        return self._explained(*self._composed(prompts, completions, completion_ids, columns))
+        return self._explain(*self._compose(prompts, completions, completion_ids, columns))
 
     def explain_row(self, row: Row) -> Explanation:
         """Explain the total of one row of `make_rows`, which holds its group and step."""
         require_columns(self.rules, row.columns)
         found = self._scorer.columns(self.rules, [row])
-        return self._explained(found, [self._composition.of([column.verdicts[0] for column in found])])[0]
+        return self._explain(found, [self._composition.of([column.verdicts[0] for column in found])])[0]
 
-    def _explained(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
+    def _explain(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
         verdicts = zip(*(column.verdicts for column in found), strict=True)
         return [self._composition.explained(own, row) for own, row in zip(verdicts, composed, strict=True)]
 
@@ -287,7 +287,7 @@ class RuleSet:
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
-    def _composed(
+    def _compose(
         self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
     ) -> tuple[list[Column], list[Composed]]:
         def make() -> list[Row]:
@@ -355,7 +355,7 @@ class RuleColumn:
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """Return the rule's contribution for each completion."""
-        found, composed = self.rules._composed(prompts, completions, completion_ids, columns)
+        found, composed = self.rules._compose(prompts, completions, completion_ids, columns)
         self.rules._count([len(found) - 1], found, columns)
         log_metric = columns.get("log_metric")
         if callable(log_metric) and composed:

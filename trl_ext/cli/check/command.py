@@ -64,7 +64,7 @@ def check(argv: Sequence[str]) -> int:
     logging.set_verbosity_error()
     with redirect_stdout(sys.stderr):  # libraries print at import, and --json must print JSON only
         findings += run_checks(arguments, overrides)
-    return _reported(findings, arguments.json)
+    return _report(findings, arguments.json)
 
 
 def _parser() -> CommandParser:
@@ -186,10 +186,10 @@ def doctor(argv: Sequence[str]) -> int:
         plan = read_plan(arguments.plan)
     facts = look(arguments.output_dir)
     findings = examine(facts, plan)
-    return _reported(findings, arguments.json, facts=asdict(facts))
+    return _report(findings, arguments.json, facts=asdict(facts))
 
 
-def _reported(findings: Sequence[Any], as_json: bool, **more: Any) -> int:
+def _report(findings: Sequence[Any], as_json: bool, **more: Any) -> int:
     """Print the findings, as JSON with `more`, and return the exit code."""
     from trl_ext.doctor.finding import all_well
 

@@ -58,7 +58,7 @@ def plan(argv: Sequence[str]) -> int:
         for name, value in {"trainer": one.trainer, "model": one.model, "gpus": one.gpus, **one.settings}.items():
             if getattr(arguments, name) is None:
                 setattr(arguments, name, value)
-    plans = _searched(arguments)
+    plans = _search(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
         from trl_ext.memory.planner.folder import write_plan
@@ -69,7 +69,7 @@ def plan(argv: Sequence[str]) -> int:
     return 0 if plans.plans else NOTHING_FITS
 
 
-def _searched(arguments: argparse.Namespace) -> Any:
+def _search(arguments: argparse.Namespace) -> Any:
     """Plan for the given trainer, model and cards; raise ConfigError for options that are missing or cannot work."""
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:

@@ -31,11 +31,11 @@ def read_data(path: str, split: str = "train", limit: int | None = None) -> Any:
         raise DataError(f"{path} is none of {', '.join(READERS)}. Convert it to one of them.")
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit is {limit}. Give at least 1.")
-    dataset = _loaded(source, split)
+    dataset = _load(source, split)
     return dataset if limit is None else dataset.select(range(min(limit, len(dataset))))
 
 
-def _loaded(source: Path, split: str) -> Any:
+def _load(source: Path, split: str) -> Any:
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     import datasets
     from datasets.exceptions import DatasetsError

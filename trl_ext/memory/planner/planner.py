@@ -109,15 +109,15 @@ class Plans:
         fit, else changes that make steps faster, and adapters."""
         if self.plans:
             best_s = self.plans[0].estimate.step_s
-            faster = _answered(of_an_answer(self.search, self.allow))
+            faster = _answer(of_an_answer(self.search, self.allow))
             return [(change, one) for change, one in faster if one.estimate.step_s * change.worth <= best_s]
         found = _that_may_fit(of_a_question(self.search, self.allow))
         if not found:  # a pair of changes begins with another method: next to more cards it costs least
             methods = [one for one in of_a_question(self.search, self.allow) if one.kind == "method"]
             pairs = (first.then(second) for first in methods for second in of_a_question(first.search, first.allow))
             found = _that_may_fit(one for one in pairs if one.kind != "method")
-        answered = list(_answered(found[:NUM_WAYS_OUT]))
-        return answered or list(_answered(_that_may_fit(of_larger_cards(self.search, self.allow))))
+        answered = list(_answer(found[:NUM_WAYS_OUT]))
+        return answered or list(_answer(_that_may_fit(of_larger_cards(self.search, self.allow))))
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -302,7 +302,7 @@ def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
                     yield replace(placed, job=replace(job, method=method, **settings)), (method,)
 
 
-def _answered(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
+def _answer(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
     """Yield changes with which something fits, each with the best plan that needs it."""
     for change in asked:
         found, _ = _plans_and_refusals(change.search, change.allow)

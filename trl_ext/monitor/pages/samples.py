@@ -96,7 +96,7 @@ def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[
             candidates += _candidates(path, reward_names, weights)
         except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors or OSErrors
             damaged.append(f"{path.name}: {' '.join(str(error).split())[:200]}")
-    groups = {name: [_shown(one) for one in chosen] for name, chosen in _chosen(candidates).items() if chosen}
+    groups = {name: [_shown(one) for one in chosen] for name, chosen in _choose(candidates).items() if chosen}
     return Samples(groups, len(chosen_paths), len(paths), tuple(damaged))
 
 
@@ -122,7 +122,7 @@ def _candidates(path: Path, reward_names: Collection[str], weights: Sequence[flo
         yield _Candidate(path, row, int(columns["step"][row]), math.fsum(known) if known else None, parts)
 
 
-def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
+def _choose(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
     """Return the groups; a completion is in one group, and the latest of equal completions is taken."""
     if not candidates:
         return {}

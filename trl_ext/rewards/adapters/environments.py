@@ -59,17 +59,17 @@ class Environment:
         self._close()
         self.earned: list[float] = []
         self.lost = ""
-        return self._guarded("reset", self._begin, row)
+        return self._guard("reset", self._begin, row)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         self.earned.append(0.0)
-        return self._guarded(name, self._step, name, arguments)
+        return self._guard(name, self._step, name, arguments)
 
     def _end(self, prompt: Any, completion: Any) -> float:
         """Return the reward of the episode in addition to its calls."""
         return 0.0
 
-    def _guarded(self, name: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _guard(self, name: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         (num_late, ended), began = self._late.get(name, (0, 0.0)), time.monotonic()
         late = f"`{name}` of an environment did not reply within {self.timeout_s:g} s"
         if num_late >= LATE_CALLS and began < ended + self.timeout_s:
@@ -129,7 +129,7 @@ class EnvironmentReward:
         return rewards
 
     def _of(self, prompt: Any, completion: Any, environment: Environment) -> list[float] | float:
-        last = environment._guarded("verify", environment._end, prompt, completion)
+        last = environment._guard("verify", environment._end, prompt, completion)
         environment._close()
         if environment.lost:
             return self.floor
@@ -295,7 +295,7 @@ def _method(name: str, about: str, schema: Mapping[str, Any], page: Any) -> Call
 
     if not name.isidentifier() or name.startswith("_") or name in _TAKEN:
         raise ValueError(f"{name!r} is taken, or no name")
-    schema = _resolved(schema, page)
+    schema = _resolve(schema, page)
     fields, needed = schema.get("properties", {}), schema.get("required", ())
     kinds = {key: _type(field, page) for key, field in fields.items()}
     parts = [_Part("self", _Part.POSITIONAL_ONLY)]
@@ -308,7 +308,7 @@ def _method(name: str, about: str, schema: Mapping[str, Any], page: Any) -> Call
     return method
 
 
-def _resolved(schema: Mapping[str, Any], page: Any) -> Any:
+def _resolve(schema: Mapping[str, Any], page: Any) -> Any:
     """Follow a schema's reference within its page, if any."""
     for part in schema["$ref"].split("/")[1:] if "$ref" in schema else ():
         page = page[part]
@@ -317,7 +317,7 @@ def _resolved(schema: Mapping[str, Any], page: Any) -> Any:
 
 def _type(schema: Mapping[str, Any], page: Any) -> Any:
     """Return the type hint of a JSON schema; Any if it has no type."""
-    schema = _resolved(schema, page)
+    schema = _resolve(schema, page)
     some = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
     if len(some) == 1:
         return _type(some[0], page)

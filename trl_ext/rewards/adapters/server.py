@@ -96,14 +96,14 @@ class RewardServer(ThreadingHTTPServer):
     def answer(self, path: str, body: Any) -> dict[str, Any]:
         """Return the answer to a POST; RequestError if there is no answer."""
         if path == "/score":
-            return self._scored(_checked(body, REQUEST["properties"], REQUEST["required"]))
+            return self._score(_checked(body, REQUEST["properties"], REQUEST["required"]))
         if path == "/seed_session":
             return {}
         if path == "/verify":
-            return self._verified(body)
+            return self._verify(body)
         raise RequestError(404, f"There is no {path!r:.60}. POST to /score or /verify.")
 
-    def _scored(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _score(self, body: Mapping[str, Any]) -> dict[str, Any]:
         found = self.rules.explain_all(
             body.get("prompts"), body["completions"], body.get("completion_ids"), **body.get("columns", {})
         )
@@ -113,7 +113,7 @@ class RewardServer(ThreadingHTTPServer):
             rules[part.rule]["statuses"].append(part.status)
         return {"totals": [one.total for one in found], "rules": rules}
 
-    def _verified(self, body: Any) -> dict[str, Any]:
+    def _verify(self, body: Any) -> dict[str, Any]:
         """Return NeMo-Gym's body with the total of its last message as `reward`, and the values of the rules."""
         try:
             columns = {name: [cell] for name, cell in body.items() if name not in _OF_NEMO_GYM}
@@ -123,7 +123,7 @@ class RewardServer(ThreadingHTTPServer):
         except (LookupError, TypeError, AttributeError) as error:
             raise RequestError(400, f"The body is none of NeMo-Gym's /verify: {error!r:.60}.") from error
         asked = {"prompts": [prompt], "completions": [completion], "columns": columns}
-        found = self._scored(_checked(asked, REQUEST["properties"], REQUEST["required"]))
+        found = self._score(_checked(asked, REQUEST["properties"], REQUEST["required"]))
         if found["totals"] == [None]:
             raise RequestError(500, "No rule has a value for the completion.")
         values = {f"rules/{name}": rule["values"][0] for name, rule in found["rules"].items()}

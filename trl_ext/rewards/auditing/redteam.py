@@ -205,7 +205,7 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
         name: list(filter(None, (court.attempt(name, text) for court in decided))) for name, text in cheats.items()
     }
     trios = [three for court in decided if len(three := court.with_rivals(decided)) == 3]
-    tried |= {text: list(_joined(text, trios)) for text in JOINS}
+    tried |= {text: list(_join(text, trios)) for text in JOINS}
 
     def badness(one: Attempt) -> tuple[bool, float]:
         return not one.ok, (one.total or 0.0) - (one.bar or 0.0)
@@ -223,7 +223,7 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     )
 
 
-def _joined(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
+def _join(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
     """Try a text of the answers of three rows; it gets through if two rows pay it in full."""
     for three in trios:
         text = filled(template, dict(zip("abc", [str(one.gold) for one in three], strict=True)))

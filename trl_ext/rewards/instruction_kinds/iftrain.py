@@ -27,7 +27,7 @@ _BIGRAMS = re.compile(r"\s*+(?:<<[^\s<>]++[ \t]++[^\s<>]++>>\s*+)*(?:<<[^\s<>]++
 _JOINT = re.compile(r"(?<=[.!?])-(?=\S)")
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     """Return a text without differences of case and spacing, normalised as the response is."""
     return " ".join(normalized(text).casefold().split())
 
@@ -102,18 +102,18 @@ brackets = instruction("detectable_format:square_brackets")(
     lambda response: all(len(part) > 2 and part[0] == "[" and part[-1] == "]" for part in response.split())
 )
 copying_simple = instruction("copy:copying_simple", prompt_to_repeat=raw_text)(
-    lambda response, prompt_to_repeat: _folded(response) == _folded(prompt_to_repeat)
+    lambda response, prompt_to_repeat: _fold(response) == _fold(prompt_to_repeat)
 )
 copying = instruction("copy:copy", prompt_to_repeat=raw_text)(copying_simple.follows)
 copying_multiple = instruction("copy:copying_multiple", prompt_to_repeat=raw_text, N=positive)(
     lambda response, prompt_to_repeat, N: (
-        [_folded(part) for part in divided(response, "******")] == [_folded(prompt_to_repeat)] * N
+        [_fold(part) for part in divided(response, "******")] == [_fold(prompt_to_repeat)] * N
     )
 )
 # The characters from n_start to n_end, with or without the last character.
 copying_span = instruction("new:copy_span_idx", prompt_to_repeat=raw_text, n_start=count, n_end=count)(
     lambda response, prompt_to_repeat, n_start, n_end: (
-        _folded(response) in [_folded(prompt_to_repeat[n_start : n_end + last]) for last in (0, 1)]
+        _fold(response) in [_fold(prompt_to_repeat[n_start : n_end + last]) for last in (0, 1)]
     )
 )
 

@@ -63,7 +63,7 @@ def form_of(tokens: Tokens) -> Form:
     if len(listed) > 1:
         listed = [part for part in listed if part and (part[0] == "\\forall" or not _is_domain(part))]
         if len(listed) > 1:
-            return _form("list", tokens, (), _expanded(listed))
+            return _form("list", tokens, (), _expand(listed))
         tokens = listed[0] if listed else tokens
     places = (place for place, token in enumerate(tokens) if place and token.startswith((*_OPENS, "(")))
     tokens = tokens[: next((place for place in places if _is_domain(tokens[place:])), None)]
@@ -158,7 +158,7 @@ def _ratio(tokens: Tokens) -> Form | None:
     return _form("ratio", tokens, (), parts)
 
 
-def _expanded(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
+def _expand(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
     r"""Return the parts of a list or set, with `1 \pm 2` as two parts."""
     found: list[Tokens] = []
     for part in parts:
@@ -195,7 +195,7 @@ def _bracketed(tokens: Tokens) -> Form | None:
     if (opening == "\\{" and closing == "\\}") or (opening == "{" and (len(parts) > 1 or inner[1:2] == ("|",))):
         if not inner:
             return Form("words", ("\\emptyset",))
-        return _builder(inner) or _form("set", tokens, (), _expanded(parts))
+        return _builder(inner) or _form("set", tokens, (), _expand(parts))
     if (opening, closing) == ("(", ")") and len(parts) == 1 and RELATIONS & {*inner}:
         return form_of(inner)
     if closing in _TUPLES.get(opening, ()) and len(parts) > 1:

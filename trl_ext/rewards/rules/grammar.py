@@ -69,7 +69,7 @@ class Grammar(Rule):
             return refused
         foreign = len(words_in(text, "any")) - len(words_in(text, "Latin"))
         found = [finding for part in _PARTS.findall(text) for finding in found_in(part, self.dialect)]
-        return _graded(self, found + ["word in another script"] * foreign, num_words)
+        return _grade(self, found + ["word in another script"] * foreign, num_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class LanguageTool(AsyncRule):
             return refused
         try:
             reply = await self.call(lambda: self._asked(text))
-            return _graded(self, messages_of(reply), num_words)
+            return _grade(self, messages_of(reply), num_words)
         except CallFailed as failed:
             return self.verdict_of(failed)
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -142,7 +142,7 @@ def _read(rule: Grammar | LanguageTool, row: Row) -> tuple[str, int, Verdict | N
     return unmarked(prose(text, _FILLER)), num_words, none
 
 
-def _graded(rule: Grammar | LanguageTool, findings: list[str], num_words: int) -> Verdict:
+def _grade(rule: Grammar | LanguageTool, findings: list[str], num_words: int) -> Verdict:
     value = max(0.0, 1.0 - 100 * len(findings) / num_words / rule.zero_at)
     shown = f": {'; '.join(findings[:3])}" if findings else ""
     return Verdict(value, "ok", f"{len(findings)} finding{'s' * (len(findings) != 1)} in {num_words} words{shown}")

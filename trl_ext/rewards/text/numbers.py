@@ -216,7 +216,7 @@ def _alone(text: str) -> AnswerReading:
         rest = synonym["rest"].lstrip(" )")
     multiplier = MULTIPLIER.match(rest)
     if value is not None and multiplier:
-        value = _multiplied(value, multiplier)
+        value = _multiply(value, multiplier)
         rest = rest[multiplier.end() :]
     if value is None or not _is_unit(rest):
         return _part_of(text)
@@ -238,7 +238,7 @@ def _is_unit(rest: str) -> bool:
     return is_unit and not changes and not denied_behind(unit, 0)
 
 
-def _multiplied(value: Fraction, multiplier: re.Match[str]) -> Fraction:
+def _multiply(value: Fraction, multiplier: re.Match[str]) -> Fraction:
     """Return 42 million for "42" and "million", 42.5 for "and a half"."""
     if multiplier[1] is None:
         return value + Fraction(1, 2)
@@ -287,7 +287,7 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     negative = before.endswith("-") and not _BINDS.search(before)
     value = _value(match)
     if value is not None and multiplier:
-        value = _multiplied(value, multiplier)
+        value = _multiply(value, multiplier)
     shown = ("-" if negative else "") + match[0].strip()
     if value is None:
         return _part_of(shown)

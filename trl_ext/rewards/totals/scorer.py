@@ -145,7 +145,7 @@ class Scorer:
         """Wait for the rows of `begin` and store their verdicts; the later call repeats rules that raised."""
         for rule, part in early.parts:
             with suppress(RuleError):
-                self._early.setdefault(rule.name, []).append(self._collected(rule, early.rows, part))
+                self._early.setdefault(rule.name, []).append(self._collect(rule, early.rows, part))
 
     def columns(self, rules: Sequence[Rule], rows: list[Row]) -> list[Column]:
         """Judge all rows by all rules: one column per rule."""
@@ -161,7 +161,7 @@ class Scorer:
                     found[position] = (self._in_batches if gives_batches(rule) else self._inline)(rule, rows)
             for position, part in enumerate(under_way):
                 if part is not None:
-                    found[position] = self._collected(rules[position], rows, part)
+                    found[position] = self._collect(rules[position], rows, part)
             for position in sorted(gates, key=lambda position: len(gates[position])):
                 found[position] = self._behind_gates(rules, position, gates[position], found, rows)
             return [self._with_early(rule, found[position]) for position, rule in enumerate(rules)]
@@ -183,7 +183,7 @@ class Scorer:
         part = self._pending(rule, rows)
         wanted = [rows[index] for index in part.sent.values()]
         part.answers = lambda: (self._batch(rule, wanted) if wanted else (), {})
-        return self._collected(rule, rows, part)
+        return self._collect(rule, rows, part)
 
     def _inline(self, rule: Rule, rows: list[Row]) -> Column:
         column = Column([])
@@ -285,7 +285,7 @@ class Scorer:
             states.append(gate_state(values, verdicts, here))
         part = self._pending(rule, rows, states)
         self._ask(rule, [rows[index] for index in part.sent.values()], part)
-        return self._collected(rule, rows, part)
+        return self._collect(rule, rows, part)
 
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
         future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
@@ -329,7 +329,7 @@ class Scorer:
         cancel(started[2])
         return None
 
-    def _collected(self, rule: Rule, rows: list[Row], part: Pending) -> Column:
+    def _collect(self, rule: Rule, rows: list[Row], part: Pending) -> Column:
         answers, costs = part.answers()
         unasked = sum(key in _UNASKED_KEYS for key in part.keys)
         column = Column([], hits=len(part.keys) - len(part.sent) - unasked, costs=costs)

@@ -97,7 +97,7 @@ class RowMapping:
         if dataset is None or not (self.columns or self.makes_prompts or self._makes_answers):
             return dataset
         names = columns_of(dataset, role)
-        dataset, names = self._unnested(dataset, names)
+        dataset, names = self._unnest(dataset, names)
         self._check_names(names, role, dataset.features or {})
         rewrite = partial(
             _rewritten,
@@ -105,7 +105,7 @@ class RowMapping:
             makes_chats=self.makes_prompts and self.makes_chats(has_chat_template),
             version=__version__,  # part of the cache's key: rows of another version are not reused
         )
-        renamed = self._renamed(dataset, names)
+        renamed = self._rename(dataset, names)
         if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
             renamed = renamed.cast_column(
                 ANSWER, Value("int64")
@@ -208,7 +208,7 @@ class RowMapping:
         """Return the dataset's name of a column, in quotes."""
         return f"'{self.columns.get(ours) or ours}'"
 
-    def _unnested(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
+    def _unnest(self, dataset: Any, names: list[str]) -> tuple[Any, list[str]]:
         """Add a column for each dotted name, such as `reward_model.ground_truth`.
 
         `{prompt: prompt.:-1}` replaces the column that it reads.
@@ -256,7 +256,7 @@ class RowMapping:
                     f"{{{name}: {names[0]}}}."
                 )
 
-    def _renamed(self, dataset: Any, names: list[str]) -> Any:
+    def _rename(self, dataset: Any, names: list[str]) -> Any:
         dataset = dataset.remove_columns(self._left_out) if self._left_out else dataset
         new = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
         if set(new) & set(new.values()):  # such as {answer: solution, other_answer: answer}

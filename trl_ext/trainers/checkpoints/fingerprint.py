@@ -49,7 +49,7 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
                 name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
                 for name, config in getattr(trainer.model, "peft_config", {}).items()
             },
-            "trained": {"tensors": len(shapes), "shapes": _hashed(json.dumps(sorted(shapes)).encode())},
+            "trained": {"tensors": len(shapes), "shapes": _hash(json.dumps(sorted(shapes)).encode())},
             **_sample("frozen", (p for p in trainer.model.parameters() if not p.requires_grad)),
             **_reference_of(trainer),
         },
@@ -137,7 +137,7 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
         values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]
         made_with: list[Any] = [value for value in values if isinstance(value, (bool, int, float, str))]
         made_with += [reward.args, reward.keywords] if isinstance(reward, partial) else []
-        yield code.__qualname__, _hashed(json.dumps([inspect.getsource(code), described(made_with)]).encode())
+        yield code.__qualname__, _hash(json.dumps([inspect.getsource(code), described(made_with)]).encode())
 
 
 def data_of(dataset: Any) -> dict[str, Any]:
@@ -145,13 +145,13 @@ def data_of(dataset: Any) -> dict[str, Any]:
     if not isinstance(dataset, Dataset):
         found: dict[str, Any] = {"columns": sorted(getattr(dataset, "column_names", None) or ())}
         if isinstance(dataset, IterableDataset):
-            found["first row"] = _hashed(_as_json(next(iter(dataset), None)).encode())
+            found["first row"] = _hash(_as_json(next(iter(dataset), None)).encode())
         return found
     num_rows = len(dataset)
     chosen = sorted({i * (num_rows - 1) // max(_NUM_ROWS - 1, 1) for i in range(_NUM_ROWS)}) if num_rows else []
     plain = dataset.with_format(None)
     text = _as_json([plain[i] for i in chosen])
-    return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hashed(text.encode())}
+    return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hash(text.encode())}
 
 
 # Compared settings of transformers: sampling of rows, and the update.
@@ -208,7 +208,7 @@ def _tokenizer_of(processing_class: Any) -> str | None:
     if not hasattr(tokenizer, "get_vocab"):
         return None
     template = getattr(processing_class, "chat_template", None)
-    return _hashed(json.dumps([tokenizer.get_vocab(), template], sort_keys=True).encode())
+    return _hash(json.dumps([tokenizer.get_vocab(), template], sort_keys=True).encode())
 
 
 def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _sample(name: str, parameters: Iterator[nn.Parameter]) -> dict[str, str]:
     return {name: digest.hexdigest()[:16]}
 
 
-def _hashed(content: bytes) -> str:
+def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 

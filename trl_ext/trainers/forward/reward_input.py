@@ -78,7 +78,7 @@ def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> Rew
         kind, appends = "conversational", None
     else:
         kind = "plain"
-    template = _hashed(tokenizer.chat_template) if kind == "conversational" else None
+    template = _hash(tokenizer.chat_template) if kind == "conversational" else None
     return RewardInputRecord(kind, appends, tokenizer.eos_token, tokenizer.pad_token, template, max_length)
 
 
@@ -171,7 +171,7 @@ class RewardEncoder:
                 f"The reward model {self.name} was trained on {known} data ({RECORD_FILE}), and these prompts are "
                 f"{own}: it never read anything like them. Give it prompts as in its training.",
             )
-        texts = (self._rendered if is_chat else self._plain)(prompts, completions)
+        texts = (self._render if is_chat else self._plain)(prompts, completions)
         # JSON from a tool may hold a lone surrogate, which is not valid Unicode and stops fast tokenizers.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         special = self._adds_special_tokens and not is_chat
@@ -192,7 +192,7 @@ class RewardEncoder:
         texts = [p + c for p, c in zip(plain, completions, strict=True)]
         return [text if text.endswith(self._eos) else text + self._eos for text in texts]
 
-    def _rendered(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[str]:
+    def _render(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[str]:
         template = self._tokenizer.chat_template
         if not template:
             raise ConfigError(
@@ -200,7 +200,7 @@ class RewardEncoder:
                 "conversations. Set tokenizer.chat_template to the template of the reward model's training."
             )
         known = self.record.chat_template_sha256 if self.record else None
-        if known is not None and known != _hashed(template):
+        if known is not None and known != _hash(template):
             self._say_once(
                 "template",
                 f"The chat template of the reward model {self.name} differs from the template of its training "
@@ -269,5 +269,5 @@ def _eos_token(tokenizer: Any, name: str, record: RewardInputRecord | None) -> s
     return record.eos_token
 
 
-def _hashed(template: Any) -> str | None:
+def _hash(template: Any) -> str | None:
     return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()

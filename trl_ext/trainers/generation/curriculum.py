@@ -98,7 +98,7 @@ class Curriculum(RolloutPart):
     def look_ahead(self, num_groups: int) -> list[int]:
         """Return the row numbers of the next generation, one per group, from the present pass rates. Collective."""
         if len(self._ahead) != num_groups:  # also if a resumed run has another batch size
-            mine = self._drawn(num_groups) if self._args.process_index == 0 else []
+            mine = self._draw(num_groups) if self._args.process_index == 0 else []
             self._ahead, self._num_drawn = of_rank_0(self._args, mine), self._num_drawn + 1
         return self._ahead
 
@@ -111,7 +111,7 @@ class Curriculum(RolloutPart):
         size, first = num_rows * self._args.world_size // num_groups, self._args.process_index * num_rows
         return [self._dataset[self._now[place // size]] for place in range(first, first + num_rows)]
 
-    def _drawn(self, num_groups: int) -> list[int]:
+    def _draw(self, num_groups: int) -> list[int]:
         dice, target = np.random.default_rng([self._args.seed, self._num_drawn]), self._settings.target
         rate = (self._passed + _PRIOR * target) / (self._tried + _PRIOR)
         divergence = target * np.log(target / rate) + (1 - target) * np.log((1 - target) / (1 - rate))

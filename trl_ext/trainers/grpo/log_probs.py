@@ -146,8 +146,8 @@ class OldPolicy:
         if not self.is_left_out:
             return
         nothing = torch.tensor([0.0] * 4 + [-torch.inf] * 3, device=self._trainer.accelerator.device)
-        own, self._compared = _joined(torch.stack([nothing, *self._compared])), []
-        values = _joined(self._trainer.accelerator.gather(own[None]))
+        own, self._compared = _join(torch.stack([nothing, *self._compared])), []
+        values = _join(self._trainer.accelerator.gather(own[None]))
         difference, num_differences, ratio, num_ratios, *extremes = values.tolist()
         if num_ratios == 0:
             return
@@ -175,7 +175,7 @@ class OldPolicy:
         return torch.stack([*sums, *(torch.cat([values, none]).max() for values in (difference, ratio, -ratio))])
 
 
-def _joined(comparisons: torch.Tensor) -> torch.Tensor:
+def _join(comparisons: torch.Tensor) -> torch.Tensor:
     """Return the merged comparison [7] of several [N, 7]."""
     return torch.cat([comparisons[:, :4].sum(dim=0), comparisons[:, 4:].amax(dim=0)])
 

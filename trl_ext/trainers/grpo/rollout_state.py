@@ -116,7 +116,7 @@ def save_reference(model: nn.Module, folder: str, *, is_writer: bool) -> None:
     """Write the reference's full weights. Collective if they are sharded."""
     weights = {}
     for name, parameter in model.named_parameters():
-        with _gathered(parameter):
+        with _gather(parameter):
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             if is_writer:
                 weights[name] = whole.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -131,11 +131,11 @@ def load_reference(model: nn.Module, checkpoint: str) -> None:
             saved = file.get_tensor(name)
             if isinstance(parameter, DTensor):
                 saved = distribute_tensor(saved.to(parameter.device), parameter.device_mesh, parameter.placements)
-            with _gathered(parameter):
+            with _gather(parameter):
                 parameter.copy_(saved)
 
 
-def _gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
+def _gather(parameter: nn.Parameter) -> AbstractContextManager[Any]:
     """Gather a parameter that ZeRO-3 has sharded within the context, and write changes back after it."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()

@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 
-def _renamed(name: str) -> Any:
+def _rename(name: str) -> Any:
     return setting(None, f"TRL 1.12's name of `{RENAMED[name]}`.")
 
 
@@ -47,10 +47,10 @@ class PPOConfig(GRPOConfig):
     disable_dropout: bool = setting(True, "No dropout in any model: with it, the ratio of new to old policy is noise.")
     epsilon: float = setting(0.2, "Clip range of the policy's probability ratio.")
 
-    response_length: int | None = _renamed("response_length")
-    num_ppo_epochs: int | None = _renamed("num_ppo_epochs")
-    cliprange: float | None = _renamed("cliprange")
-    kl_coef: float | None = _renamed("kl_coef")
+    response_length: int | None = _rename("response_length")
+    num_ppo_epochs: int | None = _rename("num_ppo_epochs")
+    cliprange: float | None = _rename("cliprange")
+    kl_coef: float | None = _rename("kl_coef")
 
     num_mini_batches: int = setting(1, "Optimizer steps in one PPO epoch. Each has its own episodes.")
     total_episodes: int | None = setting(

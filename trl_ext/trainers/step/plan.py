@@ -172,7 +172,7 @@ class StepPlanner:
         sizes = sizes_of(rollouts, accelerator)
         num_rows, per_rank = len(micro_batches[0]["completion_ids"]), len(sizes) // accelerator.num_processes
         first = accelerator.process_index * per_rank
-        forwarded, num_trained = self._forwarded(sizes)
+        forwarded, num_trained = self._forward(sizes)
         sizes_in_plan = planned(sizes, settings)
         plan = self._plan(sizes_in_plan, forwarded, num_rows)
         # For every rank; processes that share rows make the same forwards.
@@ -181,7 +181,7 @@ class StepPlanner:
             [[forwarded[i] for i in forward] for forward in plan.forwards[rank // in_group]]
             for rank in range(accelerator.num_processes)
         ]
-        here, rollouts_here = self._redistributed(rollouts, per_process, per_rank)
+        here, rollouts_here = self._redistribute(rollouts, per_process, per_rank)
         weigh = weights(self._trainer.args.loss_type, num_rows, rollouts)
         of_rows = [sizes[i] for i in here], [sizes_in_plan[i] for i in here], here, weigh, settings.share_prompt
         rows = StepRows(rollouts_here, *of_rows, images=self._images(rollouts_here))
@@ -189,16 +189,16 @@ class StepPlanner:
             self._forwards(rows, per_process[accelerator.process_index], plan),
             _skipped(rollouts, sizes, forwarded, num_trained, first) if settings.skips else None,
             num_trained,
-            _padded(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
+            _pad(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
         )
 
     def _whole(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
         """Return a window whose micro-batches are forwarded unchanged."""
         forwards = [self.as_one(batch) for batch in micro_batches]
         sizes = [size for forward in forwards for size in forward.rows.sizes]
-        return StepWindow(forwards, None, len(sizes), _padded(micro_batches, sizes, skips=None))
+        return StepWindow(forwards, None, len(sizes), _pad(micro_batches, sizes, skips=None))
 
-    def _forwarded(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
+    def _forward(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
         """Return the rows of all ranks that are forwarded, and how many of these rows have a gradient."""
         skips = self._settings.skips
         forwarded = [i for i, size in enumerate(sizes) if size.counts(skips=skips)]
@@ -226,7 +226,7 @@ class StepPlanner:
             gathers=is_deepspeed_zero3_enabled(),
         )
 
-    def _redistributed(
+    def _redistribute(
         self, rollouts: Rollouts, per_process: Sequence[Sequence[Sequence[int]]], per_rank: int
     ) -> tuple[Sequence[int], Rollouts]:
         """Return the numbers of the rows that this rank forwards, and these rows. Collective."""
@@ -326,7 +326,7 @@ def _skipped(
     return SkippedRows(len(sizes) - len(trained), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
 
 
-def _padded(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> tuple[int, int]:
+def _pad(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> tuple[int, int]:
     """Return the real tokens of the rows of the update, and their tokens in padded batches.
 
     `sizes` has every row of this rank. `skips`: whether rows without a gradient are left out; None if no row may be.

@@ -121,7 +121,7 @@ def score(
     logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
     num_forwarded = 0
-    for row, packed in _laid_out(rows, num_forwards, batch, device, group, cache):
+    for row, packed in _lay_out(rows, num_forwards, batch, device, group, cache):
         num_forwarded += packed.num_tokens
         outputs = forward(model, packed, compute_aux_loss)
         if row.is_prefix:
@@ -157,7 +157,7 @@ def score_values(
     """
     values = _Padded(batch, group)
     num_forwarded = 0
-    for row, packed in _laid_out(rows, num_forwards, batch, device, group):
+    for row, packed in _lay_out(rows, num_forwards, batch, device, group):
         num_forwarded += packed.num_tokens
         outputs = call_flat(model, packed, **options)
         if row.is_prefix:
@@ -170,7 +170,7 @@ def score_values(
     return whole, num_forwarded
 
 
-def _laid_out(
+def _lay_out(
     rows: Sequence[PlannedRow],
     num_forwards: int | None,
     batch: Unpadded,

@@ -226,7 +226,7 @@ def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHE
 
 def sandbox_level(at_most: int = HIGHEST_LEVEL, site: str = "") -> tuple[int, str]:
     """Return this machine's level and why the next level fails. Starts a server on the first call."""
-    with _computing, _borrowed(at_most, site) as server:
+    with _computing, _borrow(at_most, site) as server:
         return server.level, server.trouble
 
 
@@ -234,7 +234,7 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
     for _ in range(2):
         with ExitStack() as turn:
             turn.enter_context(_computing)
-            with _borrowed(at_most, limits.site) as server:
+            with _borrow(at_most, limits.site) as server:
                 try:
                     return server.run(roles, contents, limits, on_sleep=turn.close)
                 except ConnectionError as error:
@@ -246,7 +246,7 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
 
 
 @contextmanager
-def _borrowed(at_most: int, site: str) -> Iterator[ServerProcess]:
+def _borrow(at_most: int, site: str) -> Iterator[ServerProcess]:
     """Take an idle server, or start a server; give it back unless it is lost or the job raised."""
     server = _take(at_most, site)
     try:

@@ -113,11 +113,11 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
         >>> read_cases('{"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}').cases
         (Case(stdin='[1, 2]', expected=([3], 3)),)
     """
-    cell = _parsed(_unpacked(text) if text.startswith(_PACKED) else text, "stdio")
+    cell = _parse(_unpack(text) if text.startswith(_PACKED) else text, "stdio")
     inputs: Any
     outputs: Any
     if isinstance(cell, Mapping) and "test_cases" in cell and cell.get("language", "python") == "python":
-        cell = _parsed(cell_text(cell["test_cases"]), "stdio")
+        cell = _parse(cell_text(cell["test_cases"]), "stdio")
     if isinstance(cell, Mapping):
         _check_keys(cell, _LIST_KEYS)
         inputs, outputs = cell.get("inputs", cell.get("input")), cell.get("outputs", cell.get("output"))
@@ -234,7 +234,7 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     asserting = _asserting([node for nodes in (*trees, prepared) for node in nodes])
     steps = _steps(trees, asserting, entry_point)
     if all(kind != "test" for _, kind in steps):
-        trees = [[inner for node in nodes for inner in _opened(node)] for nodes in trees]
+        trees = [[inner for node in nodes for inner in _open(node)] for nodes in trees]
         steps = _steps(trees, asserting, entry_point)
     if all(kind != "test" for _, kind in steps):
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
@@ -286,7 +286,7 @@ def _calls(functions: dict[str, _Function], before: str, bound: int, has_others:
     return steps
 
 
-def _opened(node: ast.stmt) -> list[ast.stmt]:
+def _open(node: ast.stmt) -> list[ast.stmt]:
     """Return the statement, or the block of `if __name__ == "__main__"`."""
     return node.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) else [node]
 
@@ -378,7 +378,7 @@ def _kind(node: ast.stmt, asserting: set[str]) -> str:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return "prepare" if "solution" in ast.unparse(node).split() else "import"
     defines = isinstance(node, _Function | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.AugAssign)
-    return "prepare" if defines or _opened(node) != [node] or not _asserts(node, asserting) else "test"
+    return "prepare" if defines or _open(node) != [node] or not _asserts(node, asserting) else "test"
 
 
 def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:
@@ -400,14 +400,14 @@ def _blocks(text: str) -> list[str]:
     return [text]
 
 
-def _parsed(text: str, mode: str) -> Any:
+def _parse(text: str, mode: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _unreadable(mode, text) from error
 
 
-def _unpacked(text: str) -> str:
+def _unpack(text: str) -> str:
     """Return the text in LiveCodeBench's private tests: a pickle of it, compressed by zlib, in base64.
 
     A pickle is an untrusted program: it is never run, only its instructions are read, which must hold one text.

@@ -376,7 +376,7 @@ def _replace(container: Any, value: Any) -> Any:
     return container
 
 
-async def _awaited(thing: Any) -> Any:
+async def _await(thing: Any) -> Any:
     return thing._channel.ask("await", thing._handle)
 
 
@@ -439,7 +439,7 @@ def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
     if tag in _BUILD:
         return _BUILD[tag](content)
     if tag == "coroutine":
-        return _awaited(bring(content))
+        return _await(bring(content))
     if tag == "value":
         thing, bare = bring(content[0]), decode(content[1], bring)
         value = _VALUES[type(bare)](bare)

@@ -256,7 +256,7 @@ class WorkerPool:
             future.set_result([inline(rule, row) for rule, row in tasks])
             return future
         request = packed(tasks, future)
-        while not self._connected().send(request):
+        while not self._connect().send(request):
             pass
         return future
 
@@ -289,7 +289,7 @@ class WorkerPool:
         self._thread = None
         self._counts: Counter[str] = Counter()
 
-    def _connected(self) -> ServerThread:
+    def _connect(self) -> ServerThread:
         """Return the fork server's thread; start it if needed, also in a forked child, which has no threads."""
         if self._pid != os.getpid():
             self._reset()

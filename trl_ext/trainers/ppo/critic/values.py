@@ -96,11 +96,11 @@ class CriticValues:
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             if trainer.step_settings.packs:
                 images = trainer.given_images(rollouts, len(ids))
-                return self._packed(model, ids, mask, width, batch_size, images)
+                return self._pack(model, ids, mask, width, batch_size, images)
             parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
-            return torch.cat([self._padded(model, one, of_one, width) for one, of_one in parts])
+            return torch.cat([self._pad(model, one, of_one, width) for one, of_one in parts])
 
-    def _padded(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+    def _pad(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         trainer = self._trainer
         if trainer.model.training:
             trainer.counts.add_forward(input_ids.numel(), mask, of_update=torch.is_grad_enabled())
@@ -108,7 +108,7 @@ class CriticValues:
             outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
         return outputs.token_values[:, -width - 1 : -1]
 
-    def _packed(
+    def _pack(
         self,
         model: Any,
         input_ids: torch.Tensor,

@@ -40,24 +40,24 @@ def combine(
         ConfigError: for a wrong number of weights, or a negative model weight with "gate".
     """
     if mode == "add":
-        both = [_weighted(rules, rule_weights, "rules"), _weighted(models, model_weights, "reward models")]
+        both = [_weight(rules, rule_weights, "rules"), _weight(models, model_weights, "reward models")]
         return _sum(torch.stack(both, dim=1))
     if (model_weights < 0).any():
         raise ConfigError(
             f"Reward models have the weights {model_weights.tolist()}. Mode 'gate' takes none below 0: failing the "
             "rules would pay more than passing them."
         )
-    score = _weighted(rules, rule_weights, "rules")
-    bonus = _weighted(models.float().sigmoid(), model_weights, "reward models").nan_to_num(nan=0.0)
+    score = _weight(rules, rule_weights, "rules")
+    bonus = _weight(models.float().sigmoid(), model_weights, "reward models").nan_to_num(nan=0.0)
     return torch.where(passing(rules, rule_weights, gate_above), score + bonus, score)
 
 
 def passing(rules: torch.Tensor, rule_weights: torch.Tensor, gate_above: float = 0.0) -> torch.Tensor:
     """Return [B] True for completions whose reward models count with mode "gate"."""
-    return _weighted(rules, rule_weights, "rules") > gate_above
+    return _weight(rules, rule_weights, "rules") > gate_above
 
 
-def _weighted(values: torch.Tensor, weights: torch.Tensor, what: str) -> torch.Tensor:
+def _weight(values: torch.Tensor, weights: torch.Tensor, what: str) -> torch.Tensor:
     """Return [B] the weighted sum of [B, K] without NaN; NaN if all are NaN."""
     if values.shape[1] != len(weights):
         raise ConfigError(f"{len(weights)} weights for {values.shape[1]} {what}. Give one weight for each.")

@@ -12,14 +12,14 @@ from trl_ext import resources
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.memory import run_of_recipe
 from trl_ext.cli.check.models import shape_of
-from trl_ext.cli.main import SCRIPTS, shipped_recipes
+from trl_ext.cli.main import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.planner.folder import write_plan
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.units import gib
 from trl_ext.scripts.rewards import build_rules
 
-MODULES = {recipe.name: SCRIPTS[recipe.trainer].module for recipe in shipped_recipes()}
+MODULES = {recipe.name: f"trl_ext.scripts.{recipe.trainer}" for recipe in shipped_recipes()}
 PATHS = {path.stem: path for path in resources.recipes()}
 
 

@@ -15,8 +15,7 @@ from tests.recipes import PROMPTS
 from tests.reward_trainers import chat_tokenizer
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts import grpo, ppo, reward
-from trl_ext.scripts.data import hub
-from trl_ext.scripts.data.dataset import DatasetSource, bad_line
+from trl_ext.scripts.data.dataset import DatasetSource, bad_line, leave_if_unreachable
 
 GOOD = '{"prompt": "w5", "answer": "1"}\n'
 # name: (what the file holds, what the sentence says)
@@ -263,5 +262,5 @@ def test_the_hub_is_left_where_it_cannot_be_reached_only(no_hub, monkeypatch):
             assert url == constants.ENDPOINT
 
     monkeypatch.setattr("huggingface_hub.get_session", Session)
-    hub.leave_if_unreachable()
+    leave_if_unreachable()
     assert not constants.HF_HUB_OFFLINE

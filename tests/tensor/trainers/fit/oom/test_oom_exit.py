@@ -35,7 +35,7 @@ def test_what_a_model_that_loads_cannot_get_is_told_in_words(capsys):
     assert ends(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")) == 5
     told = capsys.readouterr().err
     assert "Out of memory outside the training step: CUDA out of memory." in told
-    assert "2.00 GiB asked for." in told
+    assert "Tried to allocate 2.00 GiB." in told
     assert "docs/oom.md" in told
 
 

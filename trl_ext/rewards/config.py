@@ -229,7 +229,7 @@ def _lines(node: Any, path: KeyPath, file: str) -> Iterator[tuple[KeyPath, int]]
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.value in seen:
-                raise ConfigError(f"{file}, line {line}: the key '{key.value}' stands twice. Take one out.")
+                raise ConfigError(f"{file}, line {line}: the key '{key.value}' is given twice. Remove a line.")
             seen.add(key.value)
             yield (*path, key.value), line
             yield from _lines(value, (*path, key.value), file)

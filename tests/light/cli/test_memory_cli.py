@@ -192,7 +192,7 @@ def test_a_first_plan_at_its_limit_is_marked(capsys):
     for room, is_marked in ((1.5, False), (1.005, True)):
         card_gib = need_gib * room / 0.95 + 1.2  # beside the head-room and CUDA's context
         assert plan([*question.split(), "--gpu_memory_gib", str(card_gib)]) == 0
-        assert ("Tight: within 1% of what a plan may fill." in capsys.readouterr().out) is is_marked
+        assert ("Tight: within 1% of the room that a plan may fill." in capsys.readouterr().out) is is_marked
 
 
 def test_a_name_that_nobody_knows_is_one_sentence_at_once_where_the_hub_is_away(tmp_path):

@@ -90,7 +90,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(write, subtests):
         ("rules:\n  - {rule: pattern}", "line 2: rule 'pattern' needs the key 'pattern'."),
         ("rules:\n  - {rule: answer, gate: x}", "rules.yaml: Rule 'answer' has the gate 'x'."),
         ("rules:\n  - {gold: answer}", "line 2: {'gold': 'answer'} names no rule."),
-        ("rules:\n  - rule: answer\n    gold: a\n    gold: b", "line 4: the key 'gold' stands twice."),
+        ("rules:\n  - rule: answer\n    gold: a\n    gold: b", "line 4: the key 'gold' is given twice."),
         *(("rules: []", "at least one rule"), ("rules: {rule: answer}", "has no list of rules")),
         *(("", "has no list of rules"), ("rules: [", "is not valid YAML")),
         ("rules: [{rule: no_such.Rule}]", "line 1: 'no_such.Rule' cannot be imported"),

@@ -171,7 +171,7 @@ def test_data_of_other_columns_reach_step_1(name, streams, models, tmp_path):
 # The others are test_row_mapping.py's.
 UNFIT = [
     ("grpo", GSM8K, {"columns": {"prompt": "problem"}}, "columns names 'problem', and train_dataset has the columns"),
-    ("ppo", GSM8K, {}, "has no column 'prompt', only 'question', 'answer'. Name the one that holds the prompts: "),
+    ("ppo", GSM8K, {}, "has no column 'prompt', only 'question', 'answer'. Name the column that holds the prompts: "),
     ("ppo", GSM8K, {**PROMPT_KEYS, "dataset_streaming": True, "max_steps": -1}, "set max_steps"),
     ("reward", ULTRAFEEDBACK, {}, "text next to messages"),
 ]

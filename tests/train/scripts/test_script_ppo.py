@@ -125,7 +125,7 @@ SLIPS = [
     (["--dataset_num_proc", "2"], {}, "dataset_num_proc=2 has no effect: prompts are tokenized as they are"),
     (["--critic", "adapter"], {}, "critic='adapter' is a second LoRA next to the actor's, but the actor has none."),
     (["--score_mode", "gate"], {}, "score_mode='gate' needs both"),
-    (["--reward_adapter", "."], {}, "reward_adapter is a third LoRA next to those of actor and critic"),
+    (["--reward_adapter", "."], {}, "reward_adapter is a third LoRA after the LoRAs of actor and critic"),
     (["--critic_warmup_steps", "9"], {}, "critic_warmup_steps=9 leaves the actor no step of the run's 4"),
     (["--critic_init", "reward"], {}, "critic='head' from the reward_model, and there is none"),
     ([], {"reward_model": "judge"}, "'reward_model' must be a list, not judge. Write [judge]."),

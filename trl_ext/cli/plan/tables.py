@@ -101,7 +101,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
     is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
-    tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
+    tight = f" Tight: within {TIGHT_FRAC:.0%} of the room that a plan may fill." if is_tight else ""
     step = f"Step of about {estimate.in_seconds()} s, rough"
     yield f"peak: {peak.what}. {step}: {estimate.parts()}.{ending}{tight}"
     if job.generates and not job.mean_completion_length:

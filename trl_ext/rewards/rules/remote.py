@@ -74,7 +74,7 @@ class Remote(AsyncRule):
         except TemplateError as error:
             raise RuleError(f"Rule '{self.name}': the body is not valid Jinja: {error}.") from error
         if self.body and not {"completion", "messages"} & names:
-            self._refuse("the body does not show {{ completion | tojson }} or {{ messages | tojson }}. Add one.")
+            self._refuse("the body does not show {{ completion | tojson }} or {{ messages | tojson }}. Add it.")
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
             raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
         others = [path.name for path in newest_first(run_dir) if run_of(path) != run_of(folder)]
         if (other := of_rank_0(trainer.args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
-            raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another one.")
+            raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another.")
         return str(wanted)
     if trainer.args.process_index == 0:
         # A kill between two renamings leaves a whole checkpoint in the temporary folder.

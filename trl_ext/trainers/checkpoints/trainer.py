@@ -167,7 +167,7 @@ def all_loaded(model: torch.nn.Module, folder: str | Path) -> Iterator[None]:
     if lacking:
         raise ConfigError(
             f"The checkpoint {folder} lacks {len(lacking)} of {len(before)} trained weights: {', '.join(lacking[:4])}"
-            f"{', ...' if lacking[4:] else ''}. Resume from one that holds them, or begin a new run."
+            f"{', ...' if lacking[4:] else ''}. Resume from a checkpoint that holds them, or begin a new run."
         )
 
 

@@ -69,7 +69,7 @@ def _why_forward_stays_whole(loop: Any) -> str:
     if loop.halving.why_not:
         return str(loop.halving.why_not)
     if loop.last is None:
-        return "batches of a data_collator of your own are not cut"
+        return "batches of your own data_collator are not cut"
     if loop.last.num_rows < 2:
         return "one row is left"
     return "during the model's own forward the ranks cannot agree on it"

@@ -111,7 +111,7 @@ def plan_of(trainer: Any) -> Plan | None:
         run = describe_run(trainer.memory_kind, trainer.args, inputs_of(trainer))
         if run.shape.stands_for:
             raise ConfigError(
-                f"'{run.shape.stands_for}' has no exact formula, only a similar one: set memory= to use it."
+                f"'{run.shape.stands_for}' has no exact formula, only that of a similar model: set memory= to use it."
             )
         return Plan(estimate(run.job, run.shape, replace(cards_here(), num_gpus=run.num_processes)))
     except ConfigError as error:

@@ -70,7 +70,7 @@ def check_curriculum(args: Any) -> CurriculumSettings | None:
             "none, teaches nothing."
         )
     if not args.shuffle_dataset:
-        raise ConfigError("curriculum draws rows in an order of its own, and shuffle_dataset=False keeps the data's.")
+        raise ConfigError("curriculum draws rows in its own order, and shuffle_dataset=False keeps the data's.")
     return settings
 
 
@@ -88,7 +88,7 @@ class Curriculum(RolloutPart):
 
     def __init__(self, settings: CurriculumSettings, args: Any, dataset: Any):
         if not hasattr(dataset, "__len__"):
-            raise ConfigError("curriculum draws rows by number, and those of a stream or an environment have none.")
+            raise ConfigError("curriculum draws rows by number, and a stream or an environment has no numbers.")
         self._settings, self._args, self._dataset = settings, args, dataset
         self._passed, self._tried = np.zeros(len(dataset)), np.zeros(len(dataset))
         self._num_drawn = 0

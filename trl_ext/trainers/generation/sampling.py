@@ -99,7 +99,7 @@ def can_log_images(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]])
     is_alike = len(set(gathered(trainer.args, shows))) == 1
     if not is_alike and trainer.accelerator.is_main_process:
         logger.warning(
-            "Rows of some processes show images and those of others show none, which TRL cannot log: tables of "
+            "Rows of some processes show images, others show none, which TRL cannot log: tables of "
             "completions have no images from here on. log_multimodal=False leaves them out from the start."
         )
     return is_alike

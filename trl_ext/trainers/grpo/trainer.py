@@ -446,7 +446,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Return the micro-batch that the rehearsal forwards."""
         batch = rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
         if len(self._planner.rehearsed(batch.inputs)) > 1:
-            batch = replace(batch, what=f"{batch.what} in each of two forwards behind one prompt")
+            batch = replace(batch, what=f"{batch.what} in each of two forwards after a prompt")
         self._planner.restart()
         return batch
 

@@ -119,8 +119,8 @@ def choose_critic(
             )
     if critic != "adapter" and reward_adapters:
         raise ConfigError(
-            f"reward_adapter is a third LoRA next to those of actor and critic, but critic='{critic}' has none. Take "
-            "critic='adapter' with a peft_config, or give the reward model as reward_model."
+            f"reward_adapter is a third LoRA after the LoRAs of actor and critic, but critic='{critic}' has none. "
+            "Take critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
     check(SimpleNamespace(fsdp=is_fsdp(args), trainer="ppo", critic=critic), OF_FSDP)
     if critic == "separate" and args.fp16:

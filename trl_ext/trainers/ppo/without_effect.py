@@ -102,7 +102,7 @@ _OF_REWARD_MODELS = ("score_normalisation", "score_clip", "reward_tokens_per_for
 # fmt: off
 OF_PPO: tuple[Row, ...] = (
     (lambda critic, advantage_estimator: critic is not None and (critic == "none") != (advantage_estimator != "gae"),
-     "gae needs a critic, and no other estimator has one. Leave critic out."),
+     "gae needs a critic, and no other estimator has a critic. Leave critic out."),
     (lambda advantage_estimator, num_generations: advantage_estimator in OF_GROUPS and num_generations == 1,
      "the estimator compares the completions of a prompt. Give 2 or more, or take reinforce_pp."),
     (lambda kl_estimator, kl_term: kl_estimator == "k1" and kl_term == "loss",

@@ -108,7 +108,7 @@ class PromptChecks:
         """Raise if there is neither a prompt nor an environment, or if a rule's column is missing."""
         if not self._has_environment and "prompt" not in columns:
             raise DataError(
-                f"{role} has no column 'prompt', only {listed(columns)}. Name the one that holds the prompts: in a "
+                f"{role} has no column 'prompt', only {listed(columns)}. Name the column that holds the prompts: in a "
                 f"recipe columns: {{prompt: {columns[0]}}}, else dataset.rename_column('{columns[0]}', 'prompt')."
             )
         for rules in self.reward_funcs:

@@ -39,7 +39,7 @@ def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDat
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
     """Yield (name for messages, dataset, columns) for a dataset, or for each dataset of a dict."""
     if isinstance(dataset, dict) and role == "train_dataset":
-        raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
+        raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give a split: train_dataset[...].")
     if isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # a DataFrame has iloc
         maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
         raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")

@@ -121,7 +121,7 @@ class ExtendedConfig(PublicArguments):
             self.resume_despite = self.resume_despite.replace(",", " ").split()
         for name in self.resume_despite or ():
             if name not in DESPITE:
-                raise ConfigError(f"resume_despite names {name!r}. Use one or more of: {', '.join(DESPITE)}.")
+                raise ConfigError(f"resume_despite names {name!r}. Use any of: {', '.join(DESPITE)}.")
         config: Any = self  # with TRL's fields
         if config.use_liger_kernel:  # transformers applies it again
             config.liger_kernel_config = (config.liger_kernel_config or {}) | dict.fromkeys(HEADS, False)

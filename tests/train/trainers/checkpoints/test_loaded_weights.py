@@ -191,5 +191,7 @@ LACKING = {
 @pytest.mark.parametrize("name", LACKING)
 def test_a_checkpoint_that_lacks_a_trained_weight_is_refused_by_its_name(name, tmp_path):
     make, family, changes, lost, words = LACKING[name]
-    with pytest.raises(ConfigError, match=rf"checkpoint-1\S* lacks .*{words}.* Resume from one that holds them"):
+    with pytest.raises(
+        ConfigError, match=rf"checkpoint-1\S* lacks .*{words}.* Resume from a checkpoint that holds them"
+    ):
         resumed_from(make, family, tmp_path, without(*lost), **changes)

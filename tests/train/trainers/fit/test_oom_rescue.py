@@ -236,7 +236,7 @@ def test_a_users_own_batches_are_not_cut(tmp_path):
 
     subject = reward_trainers.trainer(tmp_path, data_collator=collator)
     Limit(subject.model)
-    assert "It could not be split: batches of a data_collator of your own are not cut." in str(ends(subject))
+    assert "It could not be split: batches of your own data_collator are not cut." in str(ends(subject))
 
 
 def test_a_backward_is_not_taken_again(tmp_path):

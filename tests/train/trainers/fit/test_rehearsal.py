@@ -62,7 +62,7 @@ CHECKPOINTING = dict(gradient_checkpointing=True, gradient_checkpointing_kwargs=
 REHEARSED = [
     nightly("grpo", {}, "4 rows of 21 tokens"),
     nightly("grpo", {"packing": False}, "4 rows of 21 tokens"),
-    ("grpo", {"max_tokens_per_forward": 40}, "2 rows of 21 tokens in each of two forwards behind one prompt"),
+    ("grpo", {"max_tokens_per_forward": 40}, "2 rows of 21 tokens in each of two forwards after a prompt"),
     nightly("grpo", {"num_iterations": 2, "loss_type": "bnpo"}, "4 rows of 21 tokens"),
     nightly("grpo", {"gradient_accumulation_steps": 1}, "4 rows of 21 tokens"),
     ("grpo", CHECKPOINTING, "4 rows of 21 tokens"),

@@ -152,5 +152,5 @@ def test_a_fixed_order_and_a_stream_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="shuffle_dataset=False keeps the data's"):
         made(tmp_path, shuffle_dataset=False)
     stream = Dataset.from_dict({"prompt": list(NUMBERS)}).to_iterable_dataset()
-    with pytest.raises(ConfigError, match="by number, and those of a stream or an environment have none"):
+    with pytest.raises(ConfigError, match="by number, and a stream or an environment has no numbers"):
         made(tmp_path, data=stream)

@@ -93,7 +93,7 @@ WHOLE = {
     "row 1 has a prompt of type int": any_json(text(), text(prompt=7)),
     "row 1 has text next to messages": any_json(text(), text(chosen=user("w6"))),
     "row 1 has messages, where the first row has text": any_json(text(prompt="w5"), SOMETIMES),
-    "train_dataset holds the splits 'train'. Give one": {"train": pairs()},
+    "train_dataset holds the splits 'train'. Give a split": {"train": pairs()},
     "which make no preference pairs": pairs().remove_columns("rejected"),
     "the column 'images', and reward models are trained on text": pairs().map(lambda row: {"images": ["a.png"]}),
     "is empty": pairs().select([]),

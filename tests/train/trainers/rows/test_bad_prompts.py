@@ -98,7 +98,7 @@ WHOLE = {
     "the column 'images', which TRL takes": texts().add_column("images", [None] * 4),
     r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list": [{"prompt": GOOD}],
     r"is a DataFrame. Make a dataset of it: datasets.Dataset.from_pandas": texts().to_pandas(),
-    "train_dataset holds the splits 'train', 'test'. Give one": {"train": texts(), "test": texts()},
+    "train_dataset holds the splits 'train', 'test'. Give a split": {"train": texts(), "test": texts()},
     "row 1 has a prompt of type int": mixed(GOOD, 7),
     "row 1 has messages as prompt, where the first": mixed(GOOD, [user(GOOD)]),
     "row 1 has text as prompt, where the first": mixed([user(GOOD)], GOOD),

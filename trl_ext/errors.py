@@ -101,5 +101,5 @@ def did_you_mean(word: object, choices: Iterable[str]) -> str:
         >>> did_you_mean("golden", ["kind", "gold"])
         "Did you mean 'gold'?"
     """
-    close = get_close_matches(str(word), list(choices), n=1)
+    close = get_close_matches(str(word), list(choices), n=1, cutoff=0.5)
     return f"Did you mean '{close[0]}'?" if close else ""

@@ -97,7 +97,7 @@ def rule_gaps(dataset: "Dataset", rules: Scorer, rows: Sequence[int] | None = No
         completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
         columns = {name: [*cells, *cells] for name, cells in batch.items() if name not in _NOT_FOR_RULES}
         try:
-            totals = rules(prompts=prompts, completions=completions, **columns)
+            totals = list(rules(prompts=prompts, completions=completions, **columns))
         except RuleError as error:
             where = f"rows {min(part)} to {max(part)} of the dataset (the samples counted from there)"
             raise RuleError(f"While scoring {where}: {error}") from error

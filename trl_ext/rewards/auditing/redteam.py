@@ -245,7 +245,8 @@ class _Court:
         self.rules, self.row, self.gold = rules, row, golds[row]
         self.prompt = cells.get("prompt")
         self.columns = {name: cell for name, cell in cells.items() if name not in ("prompt", "completion")}
-        self.wrong, self.other = wrong_answers(self.gold or "", [gold for gold in golds if gold is not None])
+        known = [] if self.gold is None else [gold for gold in golds if gold is not None]
+        self.wrong, self.other = wrong_answers(self.gold or "", known)
         self.num_completions = 0
         self._judging = {rule.name: rule for rule in rules.rules if rule.judges_correctness}
         if self._judging:

@@ -261,3 +261,26 @@ def test_rows_whose_golds_are_undecided_are_left_out_and_named():
     assert "left out, golds undecided (see audit): rows 1" in str(report)
     with pytest.raises(DataError, match="Every gold here is undecided"):
         redteam(rules, rows[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Capital(Rule):
+    """Pays a text that holds the gold, and can name a right completion in some rows only."""
+
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+
+    @property
+    def columns(self):
+        return ("answer", "known")
+
+    def ideal(self, columns):
+        return columns["answer"] if columns["known"] else None
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(float(row.columns["answer"] in row.text))
+
+
+def test_the_gold_of_another_row_is_no_wrong_answer_where_a_rows_own_is_unknown():
+    rows = [{"prompt": "Capital of France?", "answer": "Paris", "known": known} for known in (True, False)]
+    assert redteam(RuleSet([Capital()], isolate=False), rows).bars == (0.0, 0.0)

@@ -292,3 +292,11 @@ def test_filtering_needs_neither_torch_nor_trl():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_scorers_may_yield_their_totals():
+    def totals(prompts, completions, **columns):
+        yield from (float(completion == RIGHT) for completion in completions)
+
+    kept, report = filter_pairs(dataset([pair(RIGHT, WRONG), pair(WRONG, RIGHT)]), totals)
+    assert len(kept) == 1

@@ -211,6 +211,8 @@ def check_variables(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each variable that hurts here; one "ok" if none does."""
     found = []
     for name, (values, what) in HARMS.items():
+        if name == "NCCL_P2P_DISABLE" and facts.has_peer_access is False:
+            continue  # it is right there
         value = facts.environment.get(name)
         if value is not None and re.fullmatch(values, value.strip(), re.IGNORECASE):
             found.append(note("environment", f"{name}={value}. {what}", "Unset it."))

@@ -213,7 +213,7 @@ def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Return the folders' paths below the folder that holds all of them."""
-    shared = os.path.commonpath([folder.resolve() for folder in folders])
+    shared = os.path.commonpath([folder.resolve().parent for folder in folders])
     return [str(folder.resolve().relative_to(shared)) for folder in folders]
 
 

@@ -40,6 +40,8 @@ VALUES = [
     ("dataloader_num_workers", 10_000, "dataloader_num_workers=10000 must be at least 0 and at most"),
     ("gradient_checkpointing_kwargs", {"nonsense": 1}, "has 'nonsense', which torch does not know"),
     ("model_init_kwargs", "word", "model_init_kwargs='word' must be a mapping"),
+    ("optim_args", "foo=bar", "optim_args='foo=bar' has no effect with optim="),
+    ("max_tokens_per_forward", 1, "max_tokens_per_forward=1: a forward cannot hold a row"),
     ("log_level", "loud", "log_level='loud' is unknown. Use one of: detail, debug"),
     ("torch_compile_mode", "fast", "torch_compile_mode='fast' is unknown"),
     ("dtype", "float16", "dtype=float16 rounds an optimizer step on a CPU away"),

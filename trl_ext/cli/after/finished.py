@@ -165,7 +165,8 @@ def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
 
     files = [name for name in names if (folder / name).is_file()][:1]
     for index in [] if files else [folder / f"{name}.index.json" for name in names]:
-        files += set(_read_json(index).get("weight_map", {}).values()) if index.is_file() else []
+        parts = _read_json(index).get("weight_map") if index.is_file() else None
+        files += set(parts.values()) if isinstance(parts, dict) else []
     if not files:
         raise DataError(
             f"{folder} holds no weights ({names[0]}): it was not written to its end, or they are divided by process. "
@@ -176,6 +177,7 @@ def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy"):
                     pass  # reads the header, and compares it with the file's length
+            file.stat()
         except (SafetensorError, OSError) as error:
             raise DataError(
                 f"{file} is missing or was not written to its end ({error}). Save the model again, or take another "

@@ -70,6 +70,8 @@ def policy_prompts(
     """
     from datasets import Dataset
 
+    if not rows:
+        raise DataError(f"{source} holds no prompt. Write at least one.")
     if mapping.makes_prompts:
         reads = mapping.template.fields if mapping.template else [mapping.columns.get(PROMPT) or PROMPT]
         columns = {ours: theirs for ours, theirs in mapping.columns.items() if theirs in reads}
@@ -77,6 +79,8 @@ def policy_prompts(
         wanted = {*reads, *(name.partition(".")[0] for name in reads)}
         if len(reads) == 1 and not wanted & rows[0].keys():
             rows = [{reads[0]: row.get(PROMPT)} for row in rows]
+        if lacking := [name for name in reads if name.partition(".")[0] not in rows[0]]:
+            raise DataError(f"{source} has no column '{lacking[0]}', of which the run's recipe makes prompts.")
         rows = [{name: cell for name, cell in row.items() if name in wanted} for row in rows]
         rows = mapping.apply(Dataset.from_list(rows), source, lambda: has_template).to_list()
     check_prompts(rows, source)

@@ -15,7 +15,7 @@ from trl_ext.rewards import Explanation, RuleSet, completion_text
 from trl_ext.rewards.auditing.audit import shortened, table
 from trl_ext.rewards.text.task import question_text
 from trl_ext.rewards.totals.composition import gate_of
-from trl_ext.scripts.data.dataset import READERS
+from trl_ext.scripts.data.dataset import READERS, bad_line
 
 _SHOWN_CHARS = 600
 _ROUNDING = 1e-4  # TRL logs totals as float32
@@ -48,7 +48,8 @@ def _load(source: Path, split: str) -> Any:
         saved = any((source / name).is_file() for name in ("state.json", "dataset_dict.json"))
         found = datasets.load_from_disk(str(source)) if saved else datasets.load_dataset(str(source))
     except (DatasetsError, OSError, ValueError, StopIteration) as error:
-        raise DataError(f"{source} cannot be read: {error}") from error
+        why = bad_line(source) if source.suffix == ".jsonl" else ""
+        raise DataError(f"{source} cannot be read: {why or error or 'it has no rows'}") from error
     finally:
         datasets.enable_progress_bars()
     if isinstance(found, datasets.Dataset):

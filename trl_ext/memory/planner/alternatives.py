@@ -24,7 +24,11 @@ WORTH_GIB = 0.1  # a setting that saves less is not named
 WORTH_A_SERVER = 1.25  # speed-up of a separate server over vLLM on the training GPUs
 WORTH_A_BUCKET = 1.15  # speed-up of sending gradients during backward; smaller ones are below the clock's precision
 LARGEST_MACHINE = 8  # cards
-_KEYS = {"lora": "LoRA (use_peft)", "qlora": "QLoRA (use_peft, load_in_4bit)"}  # settings of a run, by opt-in
+_KEYS = {  # settings of a run, by opt-in
+    "lora": "LoRA (use_peft)",
+    "qlora": "QLoRA (use_peft, load_in_4bit)",
+    "adam8bit": "8-bit Adam (optim: adamw_bnb_8bit)",
+}
 
 
 @dataclass(frozen=True, slots=True)

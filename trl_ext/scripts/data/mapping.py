@@ -46,6 +46,8 @@ class RowMapping:
 
     def __post_init__(self) -> None:
         _check_columns(self.columns)
+        if self.system_prompt is not None and not self.system_prompt.strip():
+            raise ConfigError("system_prompt is blank. Write its text, or leave it out.")
         if self.system_prompt is not None and self.prompt_format == "text":
             raise ConfigError(
                 "prompt_format is text, which has no place for a system_prompt. Leave one of the two out, or begin "
@@ -146,7 +148,7 @@ class RowMapping:
         if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
             return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
         if self._makes_answers and self._answer(row) is None:
-            return f"'{row[ANSWER]}' as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
+            return f"'{row[ANSWER]!s:.40}' as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
         return ""
 
     def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:

@@ -222,3 +222,8 @@ class PPOConfig(GRPOConfig):
                 f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations={size}. "
                 "Change per_device_eval_batch_size, or set num_generations_eval=1."
             )
+        if self.kl_target is not None and self.kl_horizon <= self.batch_size:
+            raise ConfigError(
+                f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, and the KL "
+                "coefficient would jump. Use 10 times the episodes or more."
+            )

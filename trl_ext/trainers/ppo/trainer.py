@@ -4,7 +4,6 @@ GRPOTrainer generates, scores and computes the clipped policy loss. PPO adds a c
 generalized advantages and a value loss. This file has the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
-import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -167,7 +166,9 @@ class PPOTrainer(GRPOTrainer):
         """Use TRL 1.12's `stop_token` and `stop_token_id`, if given, instead of the model's EOS tokens."""
         if self.args.stop_token is None and self.args.stop_token_id is None:
             return
-        given = self.args.stop_token_id
+        given, num_tokens = self.args.stop_token_id, base_model(self.model).config.get_text_config().vocab_size
+        if given is not None and given >= num_tokens:
+            raise ConfigError(f"stop_token_id={given} would end no completion: the model has {num_tokens} tokens.")
         self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
         if self.use_vllm:
             options = self.vllm_generation.generation_kwargs or {}
@@ -308,8 +309,10 @@ class PPOTrainer(GRPOTrainer):
 
     def _greedy_scores(self, inputs: Any) -> torch.Tensor:
         """Return [B] the score of each prompt's greedy completion; logs and metrics stay unchanged."""
+        logs: dict[str, Any] = {name: [] for name in ("images", "prompt", "completion", "advantages")}
+        logs |= {"rewards": defaultdict(list), "extra": defaultdict(list)}
         changes: dict[str, Any] = {"beta": 0.0, "num_generations_eval": self.num_generations}
-        changes |= {"_metrics": {"eval": defaultdict(list)}, "_logs": copy.deepcopy(self._logs)}
+        changes |= {"_metrics": {"eval": defaultdict(list)}, "_logs": logs}
         self.model.eval()
         with swapped(self, **changes), swapped(self.args, eval_temperature=0.0):
             output = self._generate_and_score_completions(inputs)

@@ -144,6 +144,9 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
         return _MIXED
     if kinds[0] != _is_chat(first["chosen"]):
         return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
+    for name in ("chosen", "rejected") if kinds[0] else ():
+        if row[name][-1]["role"] == "user":
+            return f"a {name} side that ends with the user, and so without an answer"
     return ""
 
 

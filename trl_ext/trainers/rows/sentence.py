@@ -43,8 +43,10 @@ def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str
     if isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # a DataFrame has iloc
         maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
         raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
-    for name, part in parts(dataset, role):  # none of an argument that TRL refuses
-        yield name, part, columns_of(part, name)
+    for name, part in dataset.items() if isinstance(dataset, dict) else ():
+        yield from columns_of_all(part, f"{role}['{name}']")
+    if isinstance(dataset, Dataset | IterableDataset):  # else it is None, or TRL refuses it
+        yield role, dataset, columns_of(dataset, role)
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:

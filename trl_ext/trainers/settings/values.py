@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.compat.liger import HEADS
+from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
@@ -146,6 +147,8 @@ _WHOLE: dict[str, tuple[Any, ...]] = {
 # fmt: off
 RUN: tuple[Row, ...] = (
     *SHARED,
+    (lambda max_tokens_per_forward: max_tokens_per_forward is not None and max_tokens_per_forward < 2,
+     "a forward cannot hold a row. Set it to the tokens that fit, such as 8192."),
     (lambda max_tokens_per_forward, packing: max_tokens_per_forward is not None and packing is False,
      "padded batches have no such bound. Remove one of the two."),
     (lambda layer_kernels, packing: layer_kernels and packing is False,
@@ -333,6 +336,17 @@ def _check_without_effect(args: Any) -> None:
         if name.startswith("vllm_") and is_given(args, name):
             value = getattr(args, name)
             raise ConfigError(f"{name}={value!r} has no effect without use_vllm=True. Set both, or leave it out.")
+    if getattr(args, "optim_args", None):
+        from transformers import Trainer
+
+        try:
+            with swapped(args, optim_args=None):
+                plain = Trainer.get_optimizer_cls_and_kwargs(args)
+            is_read = Trainer.get_optimizer_cls_and_kwargs(args) != plain
+        except (ValueError, ImportError):  # transformers reports it later
+            return
+        if not is_read:
+            raise ConfigError(f"optim_args={args.optim_args!r} has no effect with optim={args.optim!s}. Leave it out.")
 
 
 def check_deepspeed_file(name: Any) -> None:

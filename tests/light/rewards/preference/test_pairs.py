@@ -298,5 +298,5 @@ def test_scorers_may_yield_their_totals():
     def totals(prompts, completions, **columns):
         yield from (float(completion == RIGHT) for completion in completions)
 
-    kept, report = filter_pairs(dataset([pair(RIGHT, WRONG), pair(WRONG, RIGHT)]), totals)
+    kept, _ = filter_pairs(dataset([pair(RIGHT, WRONG), pair(WRONG, RIGHT)]), totals)
     assert len(kept) == 1

@@ -25,6 +25,7 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
     (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
     (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect with total_episodes=64"),
+    (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
     (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
     (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
     (dict(kl_coef=0.0, kl_target=6.0), "kl_target=6.0 has no effect with kl_coef=0"),
@@ -72,6 +73,7 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
     with_adapter = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
     remax = dict(advantage_estimator="remax")
     for critic, changes, words in [
+        ("head", dict(stop_token_id=10**6), "stop_token_id=1000000 would end no completion"),
         ("head", dict(model=model, ref_model=model), "ref_model is the model itself"),
         ("head", dict(ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0), "ref_model has no use with kl_coef=0"),
         (

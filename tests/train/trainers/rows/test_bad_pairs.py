@@ -94,6 +94,9 @@ WHOLE = {
     "row 1 has text next to messages": any_json(text(), text(chosen=user("w6"))),
     "row 1 has messages, where the first row has text": any_json(text(prompt="w5"), SOMETIMES),
     "train_dataset holds the splits 'train'. Give a split": {"train": pairs()},
+    "a chosen side that ends with the user, and so without an answer": Dataset.from_list(
+        [{side: [{"role": "user", "content": side}] for side in ("chosen", "rejected")}]
+    ),
     "which make no preference pairs": pairs().remove_columns("rejected"),
     "the column 'images', and reward models are trained on text": pairs().map(lambda row: {"images": ["a.png"]}),
     "is empty": pairs().select([]),

@@ -161,7 +161,13 @@ class AdapterCritic(HeadCritic):
         self._peft_model = model
         self._actor = model.active_adapter
         folders = {reward_role(i): folder for i, folder in enumerate(reward_adapters)}
-        reward_heads = {role: load_reward_adapter(model, folder, role) for role, folder in folders.items()}
+        reward_heads: dict[str, Any] = {}
+        try:
+            reward_heads |= ((role, load_reward_adapter(model, folder, role)) for role, folder in folders.items())
+        except ConfigError:
+            for role in set(folders) & set(model.peft_config):  # of the user's model, who may try again
+                model.delete_adapter(role)
+            raise
         config = copy.deepcopy(model.peft_config[REWARD if starts_from_reward else self._actor])
         config.inference_mode = False
         if disable_dropout:

@@ -158,7 +158,7 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-SUMS = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(4)]
+SUMS = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(8)]
 PAIRS = [{"prompt": row["prompt"], "chosen": f" A: {row['answer']}", "rejected": " A: 99"} for row in SUMS]
 RECIPE = """\
 model_name_or_path: tiny

@@ -22,6 +22,7 @@ OF_A_RUN = [
     dict(sequence_parallel=2, packing=False),
     dict(generation_ahead=2),
     dict(generation_ahead=1),
+    dict(max_tokens_per_forward=1),
     dict(max_tokens_per_forward=4096, packing=False),
     dict(layer_kernels=True, packing=False),
     dict(use_liger_kernel=True, layer_kernels=False),

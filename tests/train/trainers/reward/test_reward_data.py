@@ -202,7 +202,7 @@ BALANCED = dict(max_tokens_per_forward=128, train_sampling_strategy="batch_rebal
 def test_settings_that_contradict_each_other_are_refused(subtests, tmp_path):
     collates = dict(data_collator=trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
     for changes, error, sentence in (
-        (dict(max_tokens_per_forward=1), DataError, "max_tokens_per_forward=1 is smaller than"),
+        (dict(max_tokens_per_forward=1), ConfigError, "max_tokens_per_forward=1: a forward cannot hold a row"),
         (BALANCED, ConfigError, "balances lengths itself"),
         (
             collates | dict(max_tokens_per_forward=128),

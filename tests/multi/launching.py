@@ -1,4 +1,4 @@
-"""Start a job as one process or under a launch file that we ship, and read what it left behind."""
+"""Start a job as one process or under a launch file that we ship, and read its facts and files."""
 
 import json
 import os
@@ -39,7 +39,7 @@ ENVIRONMENT = os.environ | {
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished job left behind: what each of its processes said, and the folder of what it saved."""
+    """The results of a finished job: the facts of each process, and the folder with its files."""
 
     ranks: list
     folder: Path
@@ -90,14 +90,14 @@ def succeeded(command, folder: Path = ROOT, **variables: Any) -> subprocess.Comp
 
 
 def ended(command, folder: Path = ROOT, **variables: Any) -> subprocess.CompletedProcess:
-    """Run a command to its end in a folder; `variables` of the environment are beside those of every launch."""
+    """Run a command to its end in a folder; `variables` are added to the environment of every launch."""
     env = environment() | {name: str(value) for name, value in variables.items()}
     command = [str(word) for word in command]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 class Started:
-    """A command that runs in a session of its own; what it says goes into a file."""
+    """A command that runs in its own session; what it says goes into a file."""
 
     def __init__(self, command, log: Path):
         self.log = log

@@ -1,4 +1,4 @@
-"""A recipe that trains the tiny model on the CPU, with rows of its own, and a checkpoint after each second step."""
+"""A recipe that trains the tiny model on the CPU, with its own rows, and a checkpoint after each second step."""
 
 import json
 from pathlib import Path

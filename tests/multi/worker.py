@@ -3,7 +3,7 @@
     python -m tests.multi.worker JOB FOLDER OPTIONS
 
 Options are the job's keyword arguments, as JSON. A job returns what the test wants to know; a list of what each
-process returned stands in the folder's `facts.pt` afterwards, beside what the job saved.
+process returned stands in the folder's `facts.pt` afterwards, next to the job's files.
 """
 
 import json

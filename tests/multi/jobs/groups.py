@@ -45,7 +45,7 @@ def draw(folder, **changes) -> dict:
 
 
 def play(folder, url: str, batch: int) -> dict:
-    """Two steps on sixteen rows a step, each rank with sessions of its own on one server."""
+    """Two steps on sixteen rows a step, each rank with its own sessions on one server."""
     made = nemo_gym(url, turn_reward="reward")
     options = dict(per_device_train_batch_size=batch, rows=ROWS, packing=True)
     trainer = tool_task.trainer(trl_ext, str(folder), EnvironmentReward(), dict(environment_factory=made), **options)

@@ -1,6 +1,6 @@
 """Trains with DeepSpeed on two processes and counts the bytes of live tensors by term, at four moments of a step.
 
-Trainer, arguments and data are those of the memory twin, on real tensors and in a
+Trainer, arguments and data are the memory twin's, on real tensors and in a
 real process group; what the twin replaces (kernels of a GPU, fake values) stays as it is.
 
 Moments, of the last optimizer step: "backward", when all gradients have come; "held", when DeepSpeed has cleaned up

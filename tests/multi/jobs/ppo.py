@@ -36,8 +36,8 @@ def token_reward(completion_ids, **kwargs):
     return [None if sum(ids) % 7 == 0 else score for ids, score in zip(completion_ids, scores, strict=True)]
 
 
-# What a run has of its own: each critic, and the estimators without one. Two warm up; the separate critic starts
-# from the reward model, on a course of its own; two estimators have the KL in the loss.
+# Settings by run: each critic, and the estimators without one. Two warm up; the separate critic starts
+# from the reward model, on its own schedule; two estimators have the KL in the loss.
 KINDS: dict[str, dict] = {
     "adapter": {"critic_warmup_steps": 2},
     "head": {"critic_warmup_steps": 1},
@@ -122,7 +122,7 @@ def train_one(
     max_grad_norm=0.1,  # less than half of any step's gradient norm, so that every step is clipped
     **changes,
 ) -> dict:
-    """The adapter critic beside a LoRA actor and reward adapters; the separate one beside a reward model."""
+    """The adapter critic with a LoRA actor and reward adapters; the separate critic with a reward model."""
     rollout, rows = Rollout(), prompts(NUM_STEPS * NUM_PROMPTS)
     try:
         trainer = PPOTrainer(

@@ -1,4 +1,4 @@
-"""Tiny models with and without the rehearsal before step 1, one after the other, each in a folder of its own."""
+"""Tiny models with and without the rehearsal before step 1, one after the other, each in its own folder."""
 
 from transformers import AutoTokenizer
 
@@ -23,7 +23,7 @@ def made(kind: str, folder, model, reward_model, **changes):
         args = trl_ext.RewardConfig(str(folder), **settings | dict(max_tokens_per_forward=110))
         tokenizer = AutoTokenizer.from_pretrained(reward_model)
         return trl_ext.RewardTrainer(reward_model, args, train_dataset=pairs(), processing_class=tokenizer)
-    # With a critic of its own, under DeepSpeed a second engine.
+    # With a separate critic, under DeepSpeed a second engine.
     args = trl_ext.PPOConfig(str(folder), **settings | dict(critic="separate", response_length=16))
     given = dict(train_dataset=prompts(48), reward_funcs=token_reward, rollout_func=Rollout())
     return trl_ext.PPOTrainer(args, model=model, value_model=reward_model, **given)

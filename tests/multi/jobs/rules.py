@@ -83,7 +83,7 @@ class Longer(Rule):
 
 
 def compared(folder: str) -> dict:
-    """Train with completions that are compared, and compare those of both ranks once more in one process."""
+    """Train with completions that are compared, and compare both ranks' completions once more in one process."""
     batches: list[tuple] = []
     rule = Longer()
 

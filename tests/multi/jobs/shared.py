@@ -76,7 +76,7 @@ def given_completion(prompt: str, sample: int, tokenizer) -> list[int]:
 
 
 def forked_completion(prompt: str, sample: int, tokenizer) -> list[int]:
-    """A given completion behind 24 tokens that all of the prompt's begin with, and 18 more of two and two."""
+    """A given completion after 24 tokens that all of the prompt's begin with, and 18 more of two and two."""
     parts = ((f"{prompt} all", 24), (f"{prompt} {sample // 2} two", 18))
     dice = [(random.Random(name), count) for name, count in parts]
     begun = [one.randrange(4, len(tokenizer)) for one, count in dice for _ in range(count)]

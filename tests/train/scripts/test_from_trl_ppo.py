@@ -86,4 +86,4 @@ def test_trls_script_trains_and_saves(tmp_path, monkeypatch):
     )
     assert trainer.state.global_step == 2
     assert (tmp_path / "out" / "critic").is_dir() and (tmp_path / "out" / "model.safetensors").is_file()
-    assert len(asked) == 8 and {ids[-1] for ids in asked} == {2}, "the reward model reads EOS behind every answer"
+    assert len(asked) == 8 and {ids[-1] for ids in asked} == {2}, "the reward model reads EOS after every answer"

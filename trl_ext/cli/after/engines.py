@@ -46,7 +46,7 @@ class Sampling:
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any], arguments: Any) -> "Sampling":
-        """Return a recipe's settings, below those of a command line that are not None."""
+        """Return a recipe's settings, overridden by a command line's that are not None."""
         own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
         own["max_new_tokens"] = recipe.get("max_completion_length") or recipe.get("response_length")
         asked = {key: getattr(arguments, key) for key in ("num_generations", "temperature", "max_new_tokens", "seed")}

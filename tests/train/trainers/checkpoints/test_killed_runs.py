@@ -4,7 +4,7 @@ Equal are weights, optimizer, statistics, random state and every logged number.
 
 Each trainer is killed at a hundred random points and at fifty chosen ones; here one trainer a day at a share of them,
 PPO with another critic each time, and every one at all of them with `TRL_EXT_THOROUGH=1`. At some, SIGTERM or Ctrl-C
-comes instead of the kill: the run saves, ends with a code of its own, and goes on as exactly.
+comes instead of the kill: the run saves, ends with its own code, and goes on as exactly.
 """
 
 import signal

@@ -18,6 +18,7 @@ from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unloadable, unreadable_rows
 from trl_ext.scripts.data.keys import DataArguments
+from trl_ext.scripts.data.mapping import RowMapping
 from trl_ext.scripts.exit import refusals, user_errors
 from trl_ext.scripts.process import be_reachable, end_with_launcher, quiet_libraries
 from trl_ext.trainers.checkpoints.folder import check_unused
@@ -26,6 +27,7 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.resume import no_checkpoint
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.fit.message import out_of_memory_in_words
+from trl_ext.trainers.rows.text import special_token_in
 from trl_ext.trainers.settings.values import check_settings, check_text
 
 logger = logging.get_logger(__name__)
@@ -33,6 +35,9 @@ logger = logging.get_logger(__name__)
 ROLES = ("train_dataset", "eval_dataset")
 NOT_APPLIED = "The prompts are text, and the model's chat template is not applied."
 AS_MEANT = "prompt_format: chat asks as a user would; prompt_format: text confirms that this is meant."
+_RENDERED = (
+    "holds '{}', which chat templates write: it is rendered already, and prompt_format: text keeps it as it is."
+)
 
 
 def main(
@@ -164,19 +169,36 @@ def load_rows(
     rows = data_source(script_args, training_args, dataset_args).load()
     mapping = script_args.mapping()
     train_rows, held_out_rows = (
-        mapping.apply(part, role, lambda: has_chat_template(training_args, model_args))
-        for part, role in zip(rows, ROLES, strict=True)
+        apply_mapping(mapping, part, role, training_args, model_args) for part, role in zip(rows, ROLES, strict=True)
     )
     if training_args.memory is None:  # else the plan may choose other batches; the trainer checks again
         check_steps(train_rows, training_args)
-    is_text = isinstance(train_rows, Dataset) and isinstance(train_rows[:1].get("prompt", [None])[0], str)
-    if (
-        is_text
-        and getattr(script_args, "prompt_format", "text") is None
-        and has_chat_template(training_args, model_args)
-    ):
-        logger.warning_once(f"{NOT_APPLIED} {AS_MEANT}")
+    if isinstance(train_rows, Dataset) and getattr(script_args, "prompt_format", "text") is None:
+        tokenizer = load_tokenizer(training_args, model_args)
+        if is_unrendered_text(train_rows[0].get("prompt"), tokenizer):
+            logger.warning_once(f"{NOT_APPLIED} {AS_MEANT}")
     return train_rows, held_out_rows
+
+
+def apply_mapping(mapping: RowMapping, rows: Any, role: str, training_args: Any, model_args: ModelConfig) -> Any:
+    """Return the mapped rows of a split.
+
+    Raises:
+        ConfigError, DataError: The rows cannot be mapped, or text that is rendered already would become a message.
+    """
+    mapped = mapping.apply(rows, role, lambda: has_chat_template(training_args, model_args))
+    if mapped is not None and mapping.makes_prompts:
+        given, prompt = mapping.given_prompt(next(iter(rows))), next(iter(mapped))["prompt"]
+        is_made = isinstance(prompt, list) and not isinstance(given, list)
+        if is_made and (found := special_token_in(prompt[-1]["content"], load_tokenizer(training_args, model_args))):
+            raise ConfigError(f"{role}: the text of row 0's prompt {_RENDERED.format(found)}")
+    return mapped
+
+
+def is_unrendered_text(prompt: Any, tokenizer: Any) -> bool:
+    """Return True for text that the tokenizer's chat template could render, and that is not its rendering already."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    return isinstance(prompt, str) and has_template and not special_token_in(prompt, tokenizer)
 
 
 def look_at_prompts(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from tests import recipes, tiny
 from tests.nightly import nightly
@@ -116,6 +117,13 @@ PROMPTS = {
     "golds that are lists": ({"prompt": "w5", "answer": ["8", "w9"]}, {}, ""),
     "null golds": ({"prompt": "w5", "answer": None}, {}, "which is null or NaN in all 8 of its rows"),
     "an empty prompt": ({"prompt": "", "answer": "4"}, {}, "have an empty prompt"),
+    "text that is rendered already": (
+        {"prompt": "w5 <eos> w6", "answer": "4"},
+        dict(prompt_format="chat"),
+        "the text of row 0's prompt holds '<eos>', which chat templates write",
+    ),
+    "text that is rendered already, kept": ({"prompt": "w5 <eos> w6", "answer": "4"}, dict(prompt_format="text"), ""),
+    "messages that hold a special token": ({"prompt": [user("w5 <eos>")], "answer": "4"}, {}, ""),
     "text, PPO": ({"text": "w5", "label": 1}, dict(columns={"prompt": "text"}, rules=SHORT), ""),
     "another name, PPO": ({"query": "w5"}, dict(rules=SHORT), "has no column 'prompt', only 'query'"),
     "parts of content, PPO": ({"prompt": [user(parts("w5"))]}, dict(rules=SHORT), "The chat template refuses them"),
@@ -128,6 +136,22 @@ PAIRS = {
     "texts without prompt": ({"chosen": "w5 w7", "rejected": "w5 w8"}, {}, ""),
     "messages": (TURNS, {}, ""),
     "messages that begin with the prompt": (WHOLE, {}, ""),
+    "messages before texts": ({**TURNS, "chosen": "w7", "rejected": "w8"}, {}, ""),
+    "messages before texts by other names": (
+        {"context": [ASKS], "response1": "w7", "response2": "w8"},
+        dict(columns={"prompt": "context", "chosen": "response1", "rejected": "response2"}),
+        "",
+    ),
+    "a column for the better side": (
+        {"prompt": "w5 ", "response_0": "w7", "response_1": "w8", "better_response_id": 1},
+        dict(columns={"chosen": "response_0", "rejected": "response_1", "better": "better_response_id"}),
+        "",
+    ),
+    "a column that names neither side": (
+        {"prompt": "w5 ", "a": "w7", "b": "w8", "winner": "the longer one"},
+        dict(columns={"chosen": "a", "rejected": "b", "better": "winner"}),
+        "have 'the longer one' as 'winner', which names neither side",
+    ),
     "messages next to a text": ({"prompt": "w5", **WHOLE}, {}, "have text next to messages"),
     "the same, mended": ({"prompt": "w5", **WHOLE}, dict(columns={"prompt": None}), ""),
     "a message for a side": (
@@ -172,6 +196,7 @@ FORMS |= {("reward", name): form for name, form in PAIRS.items()}
 # Runs take some seconds.
 DAILY = ("gold within a column", "parts of content", "messages next to a text", "a message for a side", "token ids")
 DAILY += ("token ids by an old name", "a mapping as prompt", "text, PPO", "place of the right option")
+DAILY += ("text that is rendered already", "messages before texts by other names", "a column for the better side")
 DAILY += ("messages that end with the answer", "turns of from and value", "a message of from and value for a side")
 
 
@@ -236,3 +261,48 @@ def test_an_answer_at_the_end_of_a_prompt_is_named_by_check_and_run_with_the_way
     caplog.clear()
     grpo.main(["--config", recipe])
     assert note in caplog.messages
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer"])
+@pytest.mark.parametrize("row", [0, 15])
+def test_a_file_that_is_not_utf8_is_refused_by_check_and_run_with_its_row(row, column, recipe_of, tmp_path, capfd):
+    recipe, _ = recipe_of("grpo", "float golds")
+    lines = [json.dumps({"prompt": "w5", "answer": "4"}).encode()] * 16
+    lines[row] = lines[row].replace(
+        b'"4"' if column == "answer" else b"w5", b'"4\xe9"' if column == "answer" else b"w\xe9"
+    )
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    refused = f"row {row} has bytes that are no UTF-8 in the column '{column}'. Convert the file: iconv -f LATIN1"
+    check([recipe, "--json"])
+    problems = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if f["level"] == "problem"]
+    assert refused in problems[0]
+    assert refused in recipes.stopped(capfd, grpo.main, ["--config", recipe])
+
+
+def test_a_byte_order_mark_within_a_file_is_refused_with_its_line(recipe_of, tmp_path, capfd):
+    recipe, _ = recipe_of("grpo", "float golds")
+    line = json.dumps({"prompt": "w5", "answer": "4"}).encode() + b"\n"
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + line * 9 + b"\xef\xbb\xbf" + line * 6)
+    assert "rows.jsonl, line 10: Unexpected UTF-8 BOM" in recipes.stopped(capfd, grpo.main, ["--config", recipe])
+
+
+@pytest.mark.parametrize("kind", ["grpo", "reward"])
+def test_a_text_that_begins_with_bos_twice_is_pointed_out_by_check_and_run(
+    kind, recipe_of, assets, tmp_path, capfd, caplog
+):
+    tokenizer = tiny.tokenizer()
+    processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    model = recipes.save(tmp_path / "model", tokenizer=tokenizer)
+    recipe, _ = recipe_of(kind, "float golds" if kind == "grpo" else "texts")
+    rows = recipes.write_rows(
+        tmp_path / "rows.jsonl", [{"prompt": "<bos> w5 ", "chosen": "w6", "rejected": "w7", "answer": "4"}] * 8
+    )
+    words = ["--model_name_or_path", str(model), "--dataset_name", str(rows)]
+    sentence = "row 0 begins with <bos>, and the tokenizer adds another: the model reads <bos> twice."
+    check([recipe, "--trainer", kind, "--json", *words])
+    notes = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if f["level"] == "note"]
+    assert any(sentence in what for what in notes), notes
+    caplog.clear()
+    SCRIPTS[kind].main(["--config", recipe, *words])
+    assert sentence in caplog.text

@@ -194,8 +194,11 @@ def test_the_page_shows_keys_for_rows_of_other_projects(subtests):
     assert len(FORMS) == PAGE.count("\n| ") - 1
     for form, row, keys in FORMS:
         keys = {name: value for one in re.findall("`([^`]+)`", keys) for name, value in yaml.safe_load(one).items()}
-        rows, has_pairs = [json.loads(row)] * 2, "rejected" in row or "answer_0" in row
-        for streams in (False, True):
+        rows, has_pairs = (
+            [json.loads(row)] * 2,
+            "rejected" in row or {"chosen", "chosen_ids"} & set(keys.get("columns", {})),
+        )
+        for streams in (False,) if "better" in keys.get("columns", {}) else (False, True):
             with subtests.test(form, streams=streams):
                 kind = DataArguments if has_pairs else PromptArguments
                 found = mapped(rows, chat_template=True, streams=streams, kind=kind, **keys)
@@ -317,3 +320,50 @@ def test_values_that_cannot_be_used_are_a_sentence(subtests):
             with pytest.raises(TrlExtError) as caught:
                 list(mapped([GSM8K[0] | cells] * 2, chat_template=True, streams=streams, **keys))
             assert sentence in str(caught.value)
+
+
+# Pairs whose better side is named by a column ------------------------------------------------------------------------
+
+SIDES = {"columns": {"chosen": "a", "rejected": "b", "better": "winner"}}
+
+
+def sides(*winners):
+    return [{"prompt": "w5 ", "a": "w7", "b": "w8", "winner": winner} for winner in winners]
+
+
+@pytest.mark.parametrize(
+    "winners",
+    [(0, 1), (False, True), (0.0, 1.0), (-3, 2), (-1, 1, 0), ("a", "b"), ("model_a", "model_b", "tie (bothbad)")],
+)
+def test_the_side_that_a_column_names_is_the_chosen_one(winners):
+    pairs = mapped(sides(*winners), kind=DataArguments, **SIDES)
+    assert (pairs["chosen"][:], pairs["rejected"][:]) == (["w7", "w8"], ["w8", "w7"])
+    assert pairs.column_names == ["prompt", "chosen", "rejected"]
+
+
+def test_ties_are_counted(caplog):
+    mapped(sides(1, -1, 0), kind=DataArguments, **SIDES)
+    assert "train_dataset: 1 of 3 pairs are ties by 'winner', and are dropped." in caplog.text
+
+
+def test_a_value_that_names_no_side_is_refused_with_its_row():
+    for winners in ((0, None), ("a", "neither"), (1, float("nan"))):
+        with pytest.raises(DataError, match=r"row 1 has .* as 'winner', which names neither side"):
+            mapped(sides(*winners), kind=DataArguments, **SIDES)
+
+
+def test_a_stream_has_no_better_side():
+    with pytest.raises(TrlExtError, match="reads the whole column: set dataset_streaming to false"):
+        mapped(sides(0, 1), streams=True, kind=DataArguments, **SIDES)
+
+
+def test_a_column_that_may_name_the_better_side_is_pointed_out(caplog):
+    mapped(sides(0, 1), kind=DataArguments, columns={"chosen": "a", "rejected": "b"})
+    assert "columns: {..., better: winner} puts it first." in caplog.text
+
+
+def test_text_after_messages_is_the_assistants_in_a_dataset_and_a_stream():
+    row = {"prompt": ASKED, "chosen": "w7", "rejected": "w8"}
+    for streams in (False, True):
+        found = next(iter(mapped([row], streams=streams, kind=DataArguments)))
+        assert found["chosen"] == [{"role": "assistant", "content": "w7"}] and found["prompt"] == ASKED

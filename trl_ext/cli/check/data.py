@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from trl_ext.cli.check.recipe import Parsed
@@ -54,9 +53,10 @@ def read_rows(parsed: Parsed) -> Rows:
         raise
     except (DatasetsError, OSError, ValueError) as error:
         raise DataError(f"The first rows of {source.name or 'the mixture'} cannot be read: {error}.") from error
-    has_template = partial(training.has_chat_template, parsed.training_args, parsed.model_args)
-    mapping = parsed.script_args.mapping()
-    train, held_out = (mapping.apply(part, role, has_template) for part, role in zip(parts, ROLES, strict=True))
+    mapping, options = parsed.script_args.mapping(), (parsed.training_args, parsed.model_args)
+    train, held_out = (
+        training.apply_mapping(mapping, part, role, *options) for part, role in zip(parts, ROLES, strict=True)
+    )
     return Rows(_first(train), None if held_out is None else _first(held_out), (train, held_out), is_whole)
 
 
@@ -79,8 +79,8 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     columns = ", ".join(rows.train[0])
     found = [ok("data", f"{len(rows.read[0])} rows{held_out} read, with the columns {columns}.")]
     found += [note("data", sentence) for sentence in warned]
-    if isinstance(rows.train[0].get("prompt"), str) and getattr(tokenizer, "chat_template", None):
-        if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
+    if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
+        if training.is_unrendered_text(rows.train[0].get("prompt"), tokenizer):
             found.append(note("data", NOT_APPLIED, AS_MEANT))
     return found
 

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.memory.models.find import nearest_models
+from trl_ext.trainers.rows.screen import check_utf8
 
 logger = logging.get_logger(__name__)
 
@@ -94,6 +95,8 @@ class DatasetSource:
             if split not in dataset:
                 has = ", ".join(dataset)
                 raise DataError(f"{self.name or 'The mixture'} has no split '{split}', only {has}. {_ADVICE}")
+            if self.is_local and not self.streaming:
+                check_utf8(dataset[split], f"{self.name}, split '{split}'", dataset[split].column_names)
         return dataset[self.train_split], dataset[self.test_split] if self.test_split else None
 
     def _read(self) -> Any:
@@ -160,13 +163,13 @@ class DatasetSource:
 
 @contextmanager
 def unreadable_rows() -> Iterator[None]:
-    """Raise a DataError in the block for a row of a stream that `datasets` cannot read."""
+    """Raise a DataError in the block for a row of a stream that cannot be read."""
     from datasets.exceptions import DatasetsError
     from pyarrow import ArrowInvalid
 
     try:
         yield
-    except (DatasetsError, ArrowInvalid) as error:
+    except (DatasetsError, ArrowInvalid, UnicodeDecodeError) as error:
         raise DataError(f"A row of the stream cannot be read: {one_line(error)}. Check the data's files.") from error
 
 
@@ -180,7 +183,8 @@ def bad_line(file: Path) -> str:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line) if line.strip() else {}
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                row = json.loads(text) if text.strip() else {}
             except ValueError as error:
                 return f"line {number}: {error}"
             if not isinstance(row, dict):

@@ -19,7 +19,8 @@ class DataArguments(ScriptArguments):
         None,
         "Names of the dataset's columns, by the name that trl_ext uses: {prompt: question, answer: solution}. A "
         "dotted name reads a value inside a column: reward_model.ground_truth, messages.:-1, messages.0.content. null "
-        "drops a column. Other columns keep their names.",
+        "drops a column. Other columns keep their names. For pairs, better: names the column that gives "
+        "the better side.",
     )
     answer_pattern: str | None = setting(
         None,

@@ -92,6 +92,14 @@ class RowMapping:
             ConfigError: A key has nothing to work on, or needs a chat template.
             DataError: A column is missing or occurs twice, or rows cannot be mapped.
         """
+        from trl_ext.trainers.rows.pairs import with_answers_as_messages
+
+        if dataset is not None and self.has_pairs:
+            return with_answers_as_messages(self._map(dataset, role, has_chat_template))
+        return self._map(dataset, role, has_chat_template)
+
+    def _map(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
+        """Return the rows with the recipe's columns, prompts and answers."""
         from datasets import ClassLabel, IterableDataset, Value
 
         from trl_ext.trainers.rows.sentence import columns_of
@@ -108,6 +116,8 @@ class RowMapping:
             version=__version__,  # part of the cache's key: rows of another version are not reused
         )
         renamed = self._rename(dataset, names)
+        if self.has_pairs and set(PAIR[1:]) & set(self.columns):
+            renamed = self._in_order(renamed, role)
         if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
             renamed = renamed.cast_column(
                 ANSWER, Value("int64")
@@ -122,6 +132,10 @@ class RowMapping:
             return renamed.map(rewrite)
         except DataError:
             self._refuse(renamed, role)
+
+    def given_prompt(self, row: Mapping[str, Any]) -> Any:
+        """Return the prompt of a row of the data, or None if `template` writes it."""
+        return within(row, self.columns.get(PROMPT) or PROMPT) if self.template is None else None
 
     def problem(self, row: Mapping[str, Any]) -> str:
         """Return why a row, by our names, cannot be mapped, as words that follow "row 7 has"; "" if it can."""
@@ -266,6 +280,18 @@ class RowMapping:
             dataset = dataset.rename_columns(aside)
             new = {aside[theirs]: ours for theirs, ours in new.items()}
         return dataset.rename_columns(new) if new else dataset
+
+    def _in_order(self, dataset: Any, role: str) -> Any:
+        """Return pairs with the better side first if the recipe names a column for it; else warn of such a column."""
+        from trl_ext.scripts.data.better import BETTER, put_better_first, warn_of_unread_side
+        from trl_ext.trainers.rows.sentence import columns_of
+
+        names = columns_of(dataset, role)
+        if BETTER not in self.columns:
+            warn_of_unread_side(names, role)
+            return dataset
+        first, second = (self.columns.get(side) or side for side in PAIR[1:])
+        return put_better_first(dataset, (first, second), str(self.columns[BETTER]), role)
 
     # Rows -----------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ later callers of the model do the same from the text of prompt and answer:
 * The model scores the last token that is not padding (`pooled_head.scored_token`). If the pad token is EOS, this is
   the token before EOS, in training too.
 
-RewardTrainer writes `reward_input.json` next to the weights. Without this file, the setting `reward_model_eos` decides
-on plain text. With "auto", PPO encodes as RewardTrainer does, and GRPO as TRL's GRPOTrainer: no special tokens.
+RewardTrainer writes `reward_input.json` next to the weights, and its model carries the same record. Without a record,
+the setting `reward_model_eos` decides on plain text. With "auto", PPO encodes as RewardTrainer does, and GRPO as TRL's
+GRPOTrainer: no special tokens.
 """
 
 import hashlib
@@ -34,6 +35,8 @@ logger = logging.get_logger(__name__)
 RECORD_FILE = "reward_input.json"
 EOS_CHOICES = ("auto", "append", "never")
 _ROWS_LOOKED_AT = 100
+# Attribute of a trained model that holds its record.
+_CARRIED = "reward_input_record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,19 @@ def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> Rew
         kind = "plain"
     template = _hash(tokenizer.chat_template) if kind == "conversational" else None
     return RewardInputRecord(kind, appends, tokenizer.eos_token, tokenizer.pad_token, template, max_length)
+
+
+def attach_record(model: Any, record: RewardInputRecord) -> None:
+    """Let a model carry its record, for a trainer that gets the model as an object and not by its folder."""
+    setattr(model, _CARRIED, record)
+
+
+def record_of(model: Any, name: str | None) -> RewardInputRecord | None:
+    """Return the record that a model carries, else the record in the folder or repository `name`, or None.
+
+    The folder that a model was loaded from may hold the record of an earlier training.
+    """
+    return getattr(model, _CARRIED, None) or read_record(name)
 
 
 def read_record(name: str | None) -> RewardInputRecord | None:

@@ -11,9 +11,9 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
-from trl_ext.compat.peft import add_adapter, copy_adapter
+from trl_ext.compat.peft import add_adapter, base_model, copy_adapter
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.reward_input import read_record
+from trl_ext.trainers.forward.reward_input import read_record, record_of
 from trl_ext.trainers.forward.roles import reward_role
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
@@ -98,7 +98,7 @@ class PPOModels:
             if tokenizer is None:
                 tokenizer = tokenizer_in(model.config._name_or_path, self.tokenizer)
             name = Path(model.config._name_or_path).name or f"reward_model_{i}"
-            record = read_record(given if isinstance(given, str) else model.config._name_or_path)
+            record = record_of(base_model(model), given if isinstance(given, str) else model.config._name_or_path)
             scorers.append(RewardModel(model, tokenizer, name, record=record, **options))
         for i, folder in enumerate(self._given.reward_adapters):
             # The actor's tokens, with the pad token and the chat template of the adapter's training.

@@ -34,7 +34,7 @@ from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores, scored_token
-from trl_ext.trainers.forward.reward_input import RewardEncoder, check_eos_setting, is_main_process, read_record
+from trl_ext.trainers.forward.reward_input import RewardEncoder, check_eos_setting, is_main_process, record_of
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.self_check import check_reward_model
 from trl_ext.trainers.step.unpadded import renumbered
@@ -335,7 +335,7 @@ def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, 
         model,
         tokenizer,
         Path(name).name or type(base_model(model)).__name__,
-        record=read_record(name),
+        record=record_of(base_model(model), name),
         as_grpo=True,
         **scorer_options(trainer, trainer.args, policy_tokenizer),
     )

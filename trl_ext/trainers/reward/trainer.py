@@ -29,7 +29,7 @@ from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, SHARED, PairRow
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores
-from trl_ext.trainers.forward.reward_input import training_record
+from trl_ext.trainers.forward.reward_input import attach_record, training_record
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.config import RewardConfig, for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.data import ANY_NUMBER, PairCollator, PairForward, PairSizes, RowsOfPairs, StepSampler
@@ -102,6 +102,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         if "peft_config" in kwargs:
             kwargs["peft_config"] = for_reward_model(kwargs["peft_config"], model, args)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
+        attach_record(base_model(self.model), self._input_record)
         for role, dataset in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
             check_tokens(dataset, role, ("chosen_ids", "rejected_ids"), self.model.config)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
@@ -130,7 +131,8 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         role = f"{dataset_name}_dataset"
         # TRL prepares the training pairs first; an evaluation dataset may also be called "train".
         is_train, self._has_train_dataset = not self._has_train_dataset, True
-        dataset = dataset.with_format(None)  # Python numbers, even if the user set a tensor format
+        # Python numbers, even if the user set a tensor format
+        dataset = pair_rows.with_answers_as_messages(dataset.with_format(None))
         pair_rows.check_pairs(dataset, role, processing_class)
         dataset = preference_data.add_row_numbers(pair_rows.without_bad_pairs(dataset, role, processing_class))
         if is_train:

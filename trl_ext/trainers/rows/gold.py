@@ -23,7 +23,7 @@ from trl_ext.rewards.base.rule import Rule, Verdict, applies
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.totals.metrics import Tally
 from trl_ext.rewards.totals.scorer import gives_batches
-from trl_ext.trainers.rows.screen import batches
+from trl_ext.trainers.rows.screen import batches, check_utf8
 from trl_ext.trainers.rows.sentence import named
 
 # A rule is tried on at most this many of its rows, evenly spaced. Rules in workers take seconds for them.
@@ -40,6 +40,7 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
     """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn if in some."""
     for rules in reward_funcs:
         for rule in _rules_of(rules):
+            check_utf8(dataset, role, sorted(set(rule.all_columns) & set(dataset.column_names)))
             for column in rule.columns:
                 _check_column(dataset, rule, column, role, is_fatal=_is_fatal(rules))
             rows = rows_tried(rule, dataset) if rule.columns else {}

@@ -12,10 +12,11 @@ from transformers.utils import logging
 from trl_ext.errors import DataError
 from trl_ext.trainers.rows.screen import rows_where
 from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
-from trl_ext.trainers.rows.text import TextCheck, is_blank
+from trl_ext.trainers.rows.text import TextCheck, is_blank, warn_of_two_begins
 
 logger = logging.get_logger(__name__)
 
+_SIDES = ("chosen", "rejected")
 _TOKENS = ("chosen_ids", "rejected_ids")
 # Former names, which TRL still takes.
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
@@ -42,6 +43,18 @@ def check_columns(dataset: Any, role: str) -> None:
             )
 
 
+def with_answers_as_messages(dataset: Any) -> Any:
+    """Return pairs in which text after a prompt of messages is the assistant's last message; other pairs unchanged."""
+    first: Mapping[str, Any] = next(iter(dataset), {})
+    if not _is_chat(first.get("prompt")) or not all(isinstance(first.get(side), str) for side in _SIDES):
+        return dataset
+    return dataset.map(lambda row: {side: _as_message(row[side]) for side in _SIDES})
+
+
+def _as_message(side: Any) -> Any:
+    return [{"role": "assistant", "content": side}] if isinstance(side, str) else side
+
+
 def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
     """Raise DataError for columns, prompts, sides or margins that cannot be used for training.
 
@@ -65,8 +78,10 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
             advice = "Messages that begin with the prompt need no such column: in a recipe columns: {prompt: null}."
         refuse(found, role, advice)
     first = next(iter(dataset if is_stream else dataset.select_columns(_read(dataset))))
-    if not _is_chat(first.get("chosen")) or tokenizer is None:
+    if tokenizer is None or token_columns(first):
         return
+    if not _is_chat(first["chosen"]):
+        return warn_of_two_begins(first.get("prompt", "") + first["chosen"], role, tokenizer)
     if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(
             f"{role} holds messages, and the tokenizer has no chat template. Give a tokenizer with one "

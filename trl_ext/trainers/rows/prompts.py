@@ -21,7 +21,7 @@ from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, batches, role_sequences, rows_where
 from trl_ext.trainers.rows.sentence import columns_of_all, listed, refuse
-from trl_ext.trainers.rows.text import TextCheck
+from trl_ext.trainers.rows.text import TextCheck, warn_of_two_begins
 
 logger = logging.get_logger(__name__)
 
@@ -168,6 +168,7 @@ class PromptChecks:
         first = next(iter(dataset.select_columns(["prompt"]).with_format(None)))["prompt"]
         if problem := self._template_problem(first):
             refuse({problem: range(len(dataset))}, role, _TEMPLATE_ADVICE)
+        warn_of_two_begins(first, role, self._processor)
         for start, cells in batches(dataset, "prompt"):
             ends = [row for roles, row in role_sequences(cells).items() if roles.endswith("assistant")]
             if ends:

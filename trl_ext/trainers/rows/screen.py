@@ -1,12 +1,14 @@
 """Rows and columns of datasets, read from Arrow many at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
+
+from trl_ext.trainers.rows.sentence import refuse
 
 _ROWS_AT_ONCE = 20_000
 
@@ -42,6 +44,24 @@ def batches(dataset: Dataset, column: str) -> Iterator[tuple[int, pa.Array]]:
     for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         yield start, table[column].combine_chunks()
         start += len(table)
+
+
+def check_utf8(dataset: Dataset, role: str, columns: Iterable[str]) -> None:
+    """Raise DataError for a text in the columns that is not UTF-8. A JSON file in Latin-1 loads without error."""
+    for column in columns:
+        for start, cells in batches(dataset, column):
+            if not _is_utf8(cells):
+                row = next(row for row in range(len(cells)) if not _is_utf8(cells.slice(row, 1)))
+                advice = "Convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW."
+                refuse({f"bytes that are no UTF-8 in the column '{column}'": [start + row]}, role, advice)
+
+
+def _is_utf8(cells: pa.Array) -> bool:
+    try:
+        cells.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def have_no_tokens(column: pa.Array) -> np.ndarray:

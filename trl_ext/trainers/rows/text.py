@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
 # Keys that a message may have instead of content.
 INSTEAD_OF_CONTENT = ("tool_calls", "thinking", "reasoning_content")
 # Invisible letters and marks. Control and format characters (BOM, zero-width, soft hyphen, bidi) have a category.
 _INVISIBLE = "".join(map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10))))
+_STANDS_FOR_MEDIA = re.compile("image|vision|video|audio|img")
 # Roles that any chat may have; a template may name more.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -68,6 +73,28 @@ class TextCheck:
         if self.is_answer and not speaks:
             return f"a {what} whose last message is empty"
         return "" if says_something else f"a {what} whose messages are empty"
+
+
+def special_token_in(text: str, tokenizer: Any) -> str:
+    """Return a special token of the tokenizer that the text holds, as text rendered by a chat template does, or "".
+
+    Tokens that stand for an image, a video or a sound do not count.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = [*getattr(tokenizer, "all_special_tokens", ()), *(str(one) for one in added if one.special)]
+    return next((one for one in special if one in text and not _STANDS_FOR_MEDIA.search(one)), "")
+
+
+def warn_of_two_begins(text: Any, role: str, tokenizer: Any) -> None:
+    """Warn if a dataset's first text begins with BOS, and the tokenizer writes BOS before any text."""
+    bos = getattr(tokenizer, "bos_token", None)
+    if not bos or not isinstance(text, str) or not text.startswith(bos):
+        return
+    if tokenizer(text=text)["input_ids"][:2] == [tokenizer.bos_token_id] * 2:
+        logger.warning(
+            f"{role}: row 0 begins with {bos}, and the tokenizer adds another: the model reads {bos} twice. Cut it "
+            f"off the texts, or give messages."
+        )
 
 
 def is_blank(text: str) -> bool:

@@ -58,6 +58,7 @@ class Trained:
         settings |= dict(processing_class=tokenizer, eval_dataset=Dataset.from_list(held_out))
         subject = trainer(folder, train, model=model, **settings)
         subject.train()
+        self.in_memory = subject.model
         self.folder = str(folder / "reward")
         subject.save_model(self.folder)
         self.base, self.is_chat = folder / "base", is_chat
@@ -96,7 +97,7 @@ class Trained:
 
     def through_grpo(self, ids, folder) -> torch.Tensor:
         """By GRPO's reward functions."""
-        # A model in memory has no record.
+        # A model that was loaded has no record.
         own = {} if self.is_chat else dict(reward_model_eos="append")
         subject = grpo(folder, self.model(), self.tokenizer(), self.prompts, **own)
         scores = subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
@@ -137,6 +138,19 @@ def test_a_score_is_the_same_in_all_trainers_whatever_ended_the_answer(end, trai
     ):
         assert difference(scores, trained.scores) < TOLERANCE
         assert accuracy(scores) == 1.0
+
+
+@pytest.mark.parametrize("through", ["grpo", "ppo"])
+def test_a_model_trained_in_this_process_is_read_as_in_its_training(through, trained, tmp_path):
+    ids = trained.ids["truncated"]
+    if through == "grpo":
+        subject = grpo(tmp_path, trained.in_memory, trained.tokenizer(), trained.prompts)
+    else:
+        rewards = dict(reward_model=trained.in_memory, reward_processing_classes=trained.tokenizer())
+        data = Dataset.from_dict({"prompt": trained.prompts})
+        subject = ppo_trainers.trainer("head", tmp_path, data=data, response_length=16, reward_funcs=None, **rewards)
+    scores = subject._calculate_rewards([{}] * len(ids), trained.prompts, trained.completions, ids)[:, 0]
+    assert difference(scores, trained.scores) < TOLERANCE
 
 
 def test_the_record_lies_beside_the_model(trained):

@@ -79,7 +79,7 @@ KINDS = {
     "row 0 has a chosen side of type bytes": {"chosen": b"a", "rejected": b"b"},
     "is a list of str, not of messages": {"chosen": ["a"], "rejected": ["b"]},
     "row 0 has a chosen side of type dict": {"chosen": {"a": 1}, "rejected": {"a": 2}},
-    "row 0 has text next to messages": text(prompt=user("w5")),
+    "row 0 has text next to messages": {"prompt": "w5", **both("w6", "w7")},
     "without role": {"chosen": [{"content": "w5"}], "rejected": [{"content": "w6"}]},
     "whose content is of type int": both(5, 6),
     "row 0 has a margin that is no finite number": text(margin="1.0"),

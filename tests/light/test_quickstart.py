@@ -1,12 +1,14 @@
 """The quickstart's data holds out whole pairs of operands, and its folder is built once and whole."""
 
 import json
+import re
 import threading
 
 import pytest
 
 from benchmarks.quickstart import sums
 from benchmarks.quickstart.assets import build_once, cache_folder
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +87,15 @@ def test_of_two_builds_at_once_one_wins_and_both_return(tmp_path):
         thread.join()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README_zh.md"])
+def test_the_readme_begins_with_the_commands_from_the_clone_on(name):
+    first_screen = (ROOT / name).read_text().partition("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", first_screen, re.DOTALL)
+    commands = [[line.partition("  #")[0].strip() for line in block.splitlines()] for block in blocks]
+    assert ["git clone ADDRESS-OF-THIS-REPOSITORY trl_ext && cd trl_ext", "make quickstart", "make test"] in commands
+
+
+def test_ci_runs_the_second_command():
+    assert re.search(r"^make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)

@@ -32,6 +32,13 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double().clone() for p in model.parameters()])
 
 
+def doubled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in float64, in which no processor has the grouped product of a mixture's experts."""
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model.double()
+
+
 def check_equal(lane: str, seed: int, settings: dict, run) -> None:
     """Fail where the update of `run(ours=True)` is off TRL's by more than three times what TRL is off itself.
 

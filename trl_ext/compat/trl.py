@@ -3,31 +3,17 @@
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.versions import is_older
-from trl_ext.errors import SupportError
 
 if TYPE_CHECKING:  # a config alone does not need TRL's trainers
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
 _TILE_ON_CPU = 2048  # words of the vocabulary
-
-
-def check_fused_head(device_type: str) -> None:
-    """Raise SupportError where TRL's fused LM head, which scores every token, cannot run: TRL 1.15 without Triton."""
-    # Issue: TRL 1.15's fused LM head needs Triton, so that nothing can be scored on a CPU.
-    # Fixed in: TRL 1.16.
-    # Remove when: trl>=1.16 is the lower bound.
-    if device_type == "cpu" and is_older("trl", than="1.16"):
-        raise SupportError(
-            f"TRL {version('trl')} computes log-probabilities on GPUs only. Run: pip install 'trl>=1.16,<2'"
-        )
 
 
 def head_in_cache(device_type: str) -> AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError, SupportError
 SUPPORTED = {
     "torch": ("2.11", None),
     "transformers": ("5.17", None),
-    "trl": ("1.15", "2"),
+    "trl": ("1.16", "2"),
 }
 # Package: the newest minor version with which all tests ran. Its patches count as tested.
 TESTED = {

@@ -23,7 +23,7 @@ def holds(window: str, version: str) -> bool:
 
 
 def required_windows() -> dict[str, str]:
-    """Return the versions of the packages that every training needs, in pip's notation: ">=1.15,<2"."""
+    """Return the versions of the packages that every training needs, in pip's notation: ">=1.16,<2"."""
     theirs = {package: f">={low}" + (f",<{high}" if high else "") for package, (low, high) in SUPPORTED.items()}
     return theirs | {package: f">={low}" for package, low in REQUIRED.items()}
 

@@ -140,8 +140,8 @@ def test_what_hurts_is_a_note_with_its_number_and_a_remedy(facts, subject, words
 @pytest.mark.parametrize(
     ("facts", "words_said"),
     [
-        (with_versions(trl="1.14.0"), "pip install 'trl>=1.15,<2'"),
-        (with_versions(trl="2.0.0"), "pip install 'trl>=1.15,<2'"),
+        (with_versions(trl="1.15.0"), "pip install 'trl>=1.16,<2'"),
+        (with_versions(trl="2.0.0"), "pip install 'trl>=1.16,<2'"),
         (with_versions(torch="2.10.0+cu128"), "torch 2.10.0+cu128 is outside the window >=2.11"),
         (with_versions(peft=None), "peft is not installed"),
         (replace(HEALTHY, kernels=Kernels(None, 0)), "built without CUDA"),

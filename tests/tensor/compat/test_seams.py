@@ -19,7 +19,7 @@ from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
 from trl_ext.compat import torch as compat_torch
 from trl_ext.compat import versions
 from trl_ext.compat.seams import SEAMS, Seam, resolve, set_in_methods
-from trl_ext.compat.trl import check_fused_head, head_in_cache
+from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import ConfigError, SupportError
 
 PACKAGE = ROOT / "trl_ext"
@@ -243,13 +243,6 @@ def test_with_tested_versions_nothing_is_walked_and_nothing_printed(newer_trl, m
     monkeypatch.setitem(sys.modules, "trl_ext.compat.seams", None)
     versions.check_versions()
     assert capsys.readouterr() == ("", "") and not list(newer_trl.iterdir())
-
-
-def test_trl_1_15_on_a_cpu_is_refused_with_the_command_to_run(monkeypatch):
-    monkeypatch.setattr(versions, "version", lambda package: "1.15.0")
-    check_fused_head("cuda")
-    with pytest.raises(SupportError, match=r"pip install 'trl>=1\.16"):
-        check_fused_head("cpu")
 
 
 @pytest.mark.parametrize(("device", "is_narrow"), [("cpu", True), ("cuda", False)])

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trl_ext.compat.peft import base_model, computing_weights
-from trl_ext.compat.trl import check_fused_head, leave_fused_head_uncompiled
+from trl_ext.compat.trl import leave_fused_head_uncompiled
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.base.packing import PackingSwitch
 from trl_ext.trainers.checkpoints.folder import held
@@ -40,8 +40,6 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = config(f"{name.split('/')[-1]}-{config.__name__.removesuffix('Config')}")
-        if cls.memory_kind != "reward":
-            check_fused_head(args.device.type)
         if args.torch_compile:
             leave_fused_head_uncompiled()
         check_launch(args)

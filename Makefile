@@ -11,7 +11,8 @@
 #                     gpu-prof, gpu-kernels, gpu-quickstart: a part
 #
 # Lanes, each under an hour, for every night (docs/reference/lanes.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
-# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather.
+# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather, make long-run;
+# make lanes runs them all and writes down how each ended.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -34,7 +35,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
-	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather
+	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather long-run lanes
 
 # What the quickstart needs; the rest of a developer's environment comes with the first other command.
 $(VENV)/.quickstart: pyproject.toml
@@ -125,6 +126,11 @@ gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart:
 
 # Lanes --------------------------------------------------------------------------------------------------------------
 
+# One after the other, also after a failure; writes tests/lanes/results.json and the table of docs/reference/support.md.
+# LANES="fsdp2 vllm" runs these; with TRL_SOURCE it runs trl-suite, too.
+lanes: $(VENV)/.installed
+	$(BIN)/python -m tests.lanes.run_all $(LANES)
+
 # What a machine with a card may have: torch for CUDA, transformers and accelerate alone; all else comes as wheels.
 .venv-card/.installed: benchmarks/gpu/wheels.py
 	$(PYTHON) -m venv .venv-card
@@ -178,6 +184,10 @@ kills: $(VENV)/.installed
 gather: $(VENV)/.installed
 	RUN_FIRST="$(CURDIR)/tests/multi/programs/gather_of_cards.py" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
 		--numprocesses 2 --dist loadfile tests/multi/trainers tests/multi/memory
+
+# Two thousand steps of GRPO, in which nothing may grow.
+long-run: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/test_long_run.py
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2

@@ -1,6 +1,6 @@
 """Two thousand steps of GRPO with rules: nothing that a step takes is kept.
 
-Not in `make test`: `pytest -s tests/lanes/test_long_run.py` takes about ten minutes and prints what it measured.
+`make long-run` takes about ten minutes; with -s pytest prints what it measured.
 """
 
 import ctypes

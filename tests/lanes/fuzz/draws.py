@@ -142,6 +142,12 @@ def check_mean_in_half(lane: str) -> None:
     assert geometric_mean(ratios) <= MOST_OF_MEAN
 
 
+def show(request: pytest.FixtureRequest, text: str) -> None:
+    """Print on the terminal itself, where a run without -s shows it."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{text}")
+
+
 def summary(lane: str) -> str:
     found = OUTCOMES.get(lane, Counter())
     lines = [

@@ -22,6 +22,7 @@ from tests.lanes.fuzz.draws import (
     check_mean_in_half,
     doubled,
     seeds,
+    show,
     summary,
     weights,
 )
@@ -36,9 +37,9 @@ SCORES = ["ragged", "dead groups", "tied", "NaN"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tell():
+def tell(request):
     yield
-    print("\n" + summary("grpo"))
+    show(request, summary("grpo"))
 
 
 @pytest.fixture(autouse=True)

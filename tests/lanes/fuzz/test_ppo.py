@@ -20,7 +20,7 @@ from peft import LoraConfig
 
 from tests import ppo_replay, ppo_trainers
 from tests.half_precision import PRECISIONS, cast, error, moved_weights, wide_classifier, wide_model
-from tests.lanes.fuzz.draws import check_mean_in_half, note_errors, precision_of, summary
+from tests.lanes.fuzz.draws import check_mean_in_half, note_errors, precision_of, show, summary
 from tests.ppo_replay import OF_GROUPS, Settings
 from tests.ppo_trainers import Gradients, distance, trained_weights
 from tests.rollouts import rollout
@@ -96,9 +96,9 @@ def with_other_words(prompts, trainer):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tell():
+def tell(request):
     yield
-    print("\n" + summary("ppo"))
+    show(request, summary("ppo"))
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from tests.lanes.fuzz.draws import (
     check_mean_in_half,
     doubled,
     seeds,
+    show,
     summary,
     weights,
 )
@@ -29,9 +30,9 @@ FORMATS = ["explicit", "implicit", "chat", "ids", "long prompts", "continued"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tell():
+def tell(request):
     yield
-    print("\n" + summary("reward"))
+    show(request, summary("reward"))
 
 
 def drawn(seed: int) -> dict:

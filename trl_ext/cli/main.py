@@ -14,6 +14,7 @@ from pathlib import Path
 from trl_ext import resources
 from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError, did_you_mean
+from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.scripts.exit import user_errors
 
 # The training scripts `trl_ext.scripts.NAME`: a line for the list, and arguments for an example.
@@ -100,6 +101,8 @@ DeepSpeed files, for --deepspeed or the recipe's key of that name: trl-ext launc
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] != ["generate"]:  # whose rows nobody needs without a reader
+        ignore_failed_writes()
     if not words or words[0] in ("-h", "--help"):
         scripts = "\n".join(f"  {name:9} {purpose}" for name, (purpose, _) in SCRIPTS.items())
         print(HELP.format(scripts=scripts), end="")

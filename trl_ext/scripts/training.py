@@ -14,6 +14,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.report import ending
+from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unloadable, unreadable_rows
@@ -59,6 +60,7 @@ def main(
         argv: Arguments without the program's name, `sys.argv[1:]` if None.
         callbacks: The launcher's callbacks, for the trainer.
     """
+    ignore_failed_writes()
     quiet_libraries()
     with user_errors(), out_of_memory_in_words():
         if int(os.environ.get("WORLD_SIZE", "1")) < 1:
@@ -292,7 +294,7 @@ def run(
     trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
 ) -> None:
     """Train, save, report, and leave the process group together; `checkpoint` is from `resume_point`."""
-    start = FirstStep()
+    start, trainer.reports_itself = FirstStep(), False  # the model first
     for callback in (start, *callbacks):
         trainer.add_callback(callback)
     try:
@@ -301,9 +303,12 @@ def run(
     except SystemExit:  # saved on a signal
         _leave_together(trainer)
         raise
-    if not trainer.state.global_step:
-        raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
-    _save(trainer)
+    try:
+        if not trainer.state.global_step:
+            raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
+        _save(trainer)
+    finally:
+        trainer.report()
     try:
         trainer.create_model_card(Path(trainer.args.output_dir).absolute().name, dataset_name)
     except OSError as error:

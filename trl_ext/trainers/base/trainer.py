@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.trl import leave_fused_head_uncompiled
 from trl_ext.compat.versions import check_versions
+from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.trainers.base.packing import PackingSwitch
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
@@ -36,6 +37,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
     @classmethod
     def _checked(cls, args: Any, config: type, model: Any) -> Any:
         """Return the checked config; for None a default config, named after the model."""
+        ignore_failed_writes()
         check_versions()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -91,6 +93,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
             SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is complete on all processes.
             LostProcessError: Another process does not answer, or has ended.
         """
+        ignore_failed_writes()  # again: a program may have opened its streams anew
         check_trained(self.weights_by_role())
         is_kept = trial is None and self.leaves_record
         with ExitStack() as run:

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trl_ext.errors import LostProcessError
+from trl_ext.monitor.streams import write_at_once
 from trl_ext.rewards.rules.async_rule import end_calls
 
 # One Ctrl-C may arrive twice, from the terminal and from the launcher.
@@ -95,7 +96,7 @@ class SignalNotes:
         def end(number: int, frame: FrameType | None) -> None:
             lost = reference()
             if os.getpid() == self._pid and lost is not None and lost.says:
-                os.write(2, f"\nerror: {lost}\n\n".encode())
+                write_at_once(f"\nerror: {lost}\n\n")
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -118,8 +119,7 @@ class SignalNotes:
             if os.environ.get("RANK", "0") == "0":
                 again = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
                 name = signal.Signals(number).name
-                # Not `print`, which the handler may have interrupted.
-                os.write(2, f"\n{name}: the run saves at the end of this optimizer step and ends{again}.\n".encode())
+                write_at_once(f"\n{name}: the run saves at the end of this optimizer step and ends{again}.\n")
         elif self._is_second(number):
             handler = self._replaced[number]
             self.restore()

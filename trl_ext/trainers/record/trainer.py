@@ -34,6 +34,7 @@ class RunRecords(Trainer):
     given_rewards: Sequence[Any] = ()  # as given to the trainer
     given_lora_targets: Any = None  # `target_modules` of the given LoRA config
     leaves_record = True  # False to write no record
+    reports_itself = True  # False if `report` is called once the model is saved
     _log_file: LogFile | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -59,8 +60,9 @@ class RunRecords(Trainer):
     @contextmanager
     def _recorded(self, run: str | None, *, is_resumed: bool) -> Iterator[None]:
         """Write the record of the run with id `run` before the block, its log during it, and the report after it, also
-        after an error."""
+        after an error, and unless the caller of `train` reports a complete run."""
         history: list[dict[str, Any]] = []
+        is_whole = False
         if self.is_world_process_zero():
             self._record(run, is_resumed=is_resumed)
             self._log_file = LogFile(Path(str(self.args.output_dir), LOG_FILE))
@@ -68,6 +70,7 @@ class RunRecords(Trainer):
                 self._write_log(history)
         try:
             yield
+            is_whole = True
         except Exception as error:
             name = "" if isinstance(error, TrlExtError) else f"{type(error).__name__}: "
             said = public(" ".join(f"{name}{error}".split()))
@@ -78,8 +81,8 @@ class RunRecords(Trainer):
             has_begun = self.state.max_steps > 0  # else nothing was trained, and the error came before
             if self._log_file and has_begun:
                 self._write_log(history)
-                if os.environ.get(REPORT_VARIABLE) != "0":
-                    self._report(history)
+                if self.reports_itself or not is_whole:
+                    self.report(history)
             self._log_file = None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -144,18 +147,23 @@ class RunRecords(Trainer):
         except OSError as error:  # a run that saves nothing may use such a folder
             logger.warning(f"The record of this run could not be written: {error}.")
 
-    def _report(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Write the report. Print its table and verdict if the progress line was shown and the run is complete."""
+    def report(self, history: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Write the report of `history`, or of the whole log, on process 0.
+
+        Print its table and verdict if the progress line was shown and the run is complete.
+        """
         from trl_ext.monitor.report import print_report, write_report
 
-        folder = str(self.args.output_dir)
+        if os.environ.get(REPORT_VARIABLE) == "0" or not self.is_world_process_zero():
+            return
+        folder, history = str(self.args.output_dir), self.state.log_history if history is None else history
         has_line = any(isinstance(one, ProgressLine) for one in self.callback_handler.callbacks)
         try:
             summary = write_report(folder, history)
             is_whole = summary.train_s is not None and ERROR not in history[-1]
             if has_line and is_whole and logging.get_verbosity() <= logging.WARNING:
                 print_report(folder, history, summary)
-        except Exception as error:  # no error may end the run here: the trained model is not saved yet
+        except (Exception, SystemExit) as error:  # none may end the run here: a program has yet to save the model
             said = f"{type(error).__name__}: {error}"
             logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trl_ext.cli.parser import CommandParser
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError, TrlExtError
 
 DESCRIPTION = """\
 Write the report.html of a run again, or compare runs in one table.
@@ -24,10 +24,18 @@ def report(argv: Sequence[str]) -> int:
         raise ConfigError("Give one run for its report, or two or more after --compare: trl-ext report --compare A B.")
     from trl_ext.monitor.report import compare_runs, print_report, read_log_history, table_of, write_report
 
-    if arguments.compare:
-        from rich.console import Console
+    try:
+        if arguments.compare:
+            from rich.console import Console
 
-        Console().print(table_of(compare_runs(arguments.compare)))
-    else:
-        print_report(arguments.run, read_log_history(arguments.run), write_report(arguments.run))
+            Console().print(table_of(compare_runs(arguments.compare)))
+        else:
+            print_report(arguments.run, read_log_history(arguments.run), write_report(arguments.run))
+    except TrlExtError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise DataError(
+            f"A recipe, rules, versions, plan or log in {arguments.run or ' '.join(arguments.compare)} has values "
+            f"that no run writes ({type(error).__name__}: {' '.join(str(error).split())}). Restore the files of the run."
+        ) from error
     return 0

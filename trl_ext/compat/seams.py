@@ -153,6 +153,7 @@ transformers:Trainer
     _get_output_dir(trial): names another folder while a checkpoint is written
     _push_from_checkpoint(checkpoint_folder): called when a checkpoint is complete
     _load_from_checkpoint(resume_from_checkpoint, model): what it gives the model's `load_state_dict` is dropped
+    _load_scaler(checkpoint): reads scaler.pt if it is there, also into an accelerator without a scaler
     _load_best_model(): the same; both files are read again by their own names, and PPO's critic with them
     _issue_warnings_after_load(load_result): a trained weight that is missing is an error of ours
     _save(output_dir, state_dict): writes PPO's critic with the weights
@@ -262,6 +263,9 @@ torch
     ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(): the same on a processor
 torch.utils.cpp_extension
     _get_build_directory(name, verbose): is a helper of DeepSpeed's built?
+torch.utils.file_baton:FileBaton
+    __init__(lock_file_path, wait_seconds): a helper's lock
+    wait(): waits for it without end; ours does not
 torch._inductor
     list_mode_options(mode): what `torch_compile_mode` may be
 torch.distributed

@@ -1,7 +1,7 @@
 """Locks in the folder where torch compiles helpers, such as DeepSpeed's CPU Adam.
 
 A build makes a file `lock` in the helper's folder, keeps it open, and removes it at the end. A killed build leaves the
-file, and later processes that need the helper silently wait forever.
+file, and torch lets later processes that need the helper wait for ever, in silence; our runs end with a sentence.
 """
 
 import os
@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trl_ext.compat.versions import extensions_folder
 from trl_ext.doctor.finding import Finding, note, ok
+from trl_ext.errors import ConfigError
+
+LONGEST_BUILD_S = 600.0  # a helper takes a minute or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class BuildLock:
             return ok("compiler", f"Process {self.builder} is compiling the helper '{helper}' and holds {self.path}.")
         what = (
             f"{self.path} is {timedelta(seconds=round(self.age_s))} old, and no process that can be seen here has it "
-            f"open: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
+            f"open: a killed build left it, and a run that needs the helper '{helper}' waits for it."
         )
         remedy = f"rm {shlex.quote(self.path)}"
         return note("compiler", what, f"If no other machine or container compiles in that folder, remove it: {remedy}")
@@ -55,9 +59,27 @@ def build_locks() -> tuple[BuildLock, ...]:
     return tuple(found)
 
 
+def wait_for_build(baton: Any) -> None:
+    """Wait until a lock is removed, as `FileBaton.wait` of torch does; `baton` is the lock's FileBaton.
+
+    Raises ConfigError if the lock is older than a build takes, and no process that can be seen here has it open.
+    """
+    while os.path.exists(path := baton.lock_file_path):
+        with suppress(FileNotFoundError):
+            status = os.stat(path)
+            age_s = time.time() - status.st_mtime
+            if age_s > LONGEST_BUILD_S and _holder(status) is None:
+                finding = BuildLock(path, age_s).finding
+                raise ConfigError(f"{finding.what} {finding.advice}")
+        time.sleep(baton.wait_seconds)
+
+
 @cache
 def warn_once() -> None:
-    """Print once, in one process of a machine, if DeepSpeed would wait for a lock of a killed build."""
+    """Bound this process's waits for locks; print, in one process of a machine, each lock of a killed build."""
+    from torch.utils.file_baton import FileBaton
+
+    FileBaton.wait = wait_for_build  # type: ignore[method-assign]
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for lock in build_locks():
             if lock.builder is None:

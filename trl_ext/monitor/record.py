@@ -25,6 +25,7 @@ RULES_FILE = "rules.yaml"
 VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
 LOG_FILE = "log.jsonl"
+_MOST_CHARS = 1 << 22  # of one of these files but the log, and of its values
 # The first line of YAML files that a run writes: it replaces only files with this line.
 MARK = "# Written by trl_ext at the start of a run."
 
@@ -80,7 +81,7 @@ class RunRecord:
 
     def settings(self) -> dict[str, str]:
         """Return the recipe without its rules, as text by name."""
-        return {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
+        return {str(name): _in_words(value) for name, value in self.recipe.items() if name != "rules"}
 
 
 def read_record(output_dir: str | Path) -> RunRecord | None:
@@ -126,7 +127,7 @@ def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     try:
         return [dict(json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. Remove it to use the newest checkpoint's.") from error
 
 
@@ -146,6 +147,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        _check_size(text, content)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(
             f"{path} is damaged: {' '.join(str(error).split())}. Remove it, or start the run again."
@@ -155,6 +157,18 @@ def _mapping(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: it holds no keys. Remove it, or start the run again.")
     return content
+
+
+def _check_size(text: str, content: Any) -> None:
+    """Raise ValueError for a text that is too long, or whose values are: a YAML alias can stand for millions."""
+    left, parts = _MOST_CHARS - len(text), [content]
+    while parts and left >= 0:
+        part = parts.pop()
+        inside = [*part, *part.values()] if isinstance(part, dict) else part if isinstance(part, list) else ()
+        left -= len(part) if isinstance(part, str) else 1 + len(inside)
+        parts += inside if left >= 0 else ()
+    if left < 0:
+        raise ValueError(f"it holds more than {_MOST_CHARS:,} characters")
 
 
 def write_record(
@@ -205,5 +219,5 @@ def _yaml(notes: str, content: Mapping[str, Any] | None) -> str:
 
 def _in_words(value: Any) -> str:
     if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, default=str)
     return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)

@@ -38,6 +38,7 @@ _KEYS = {
     "truncated": "completions/clipped_ratio",
 }
 _SHOWN_CHARS = 160
+_MOST_NAMES_CHARS = 1 << 18  # of all names in a log
 
 
 def read_state(output_dir: str | Path) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def read_state(output_dir: str | Path) -> dict[str, Any]:
                 if not all(isinstance(entry, dict) for entry in state["log_history"]):
                     raise ValueError("its log_history is no list of entries")
                 return state | {"log_history": log or state["log_history"]}
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 if log:
                     break
                 raise DataError(f"{path} is damaged: {error}. Remove it to use an older checkpoint's.") from error
@@ -104,6 +105,8 @@ def run_facts(
     tables = _of_run(folder, COMPLETIONS_FOLDER).parent
     keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
     names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
+    if sum(map(len, keys)) > _MOST_NAMES_CHARS:
+        raise DataError(f"The log of {folder} has {len(keys):,} names, more than a page can show. Log fewer.")
     samples = read_samples(tables, names, weights)
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)

@@ -31,7 +31,7 @@ def test_a_lock_that_nobody_holds_is_named_with_its_age_and_remedy(cache):
     lock = put_lock(cache, age_s=3 * 3_600 + 5)
     [found] = build_locks()
     assert found.finding.level == "note" and f"{lock} is 3:00:0" in found.finding.what
-    assert "waits for it for ever" in found.finding.what and found.finding.advice.endswith(f"remove it: rm {lock}")
+    assert "'cpu_adam' waits for it." in found.finding.what and found.finding.advice.endswith(f"remove it: rm {lock}")
     assert lock.exists()  # nobody but the user removes it
 
 

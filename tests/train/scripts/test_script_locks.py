@@ -2,12 +2,15 @@
 
 import os
 import time
+from threading import Timer
 
 import pytest
+from torch.utils.file_baton import FileBaton
 
 from tests import recipes
 from trl_ext import GRPOConfig, PPOConfig, RewardConfig
 from trl_ext.doctor import build_locks
+from trl_ext.errors import ConfigError
 from trl_ext.scripts import grpo
 
 
@@ -50,6 +53,24 @@ def test_a_config_of_a_users_own_script_names_a_stale_lock_once(config, lock, st
     said = capsys.readouterr().err
     assert said.count(f"warning: {lock} is 2:00:0") == 1 and f"rm {lock}" in said
     assert lock.exists()
+
+
+def test_a_run_that_needs_the_helper_ends_with_the_sentence_and_waits_for_a_build_at_work(
+    lock, stopped, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(FileBaton, "wait", FileBaton.wait)  # restored after the test
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(Reached):
+        GRPOConfig(str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=f"{lock} is 2:00:0.*remove it: rm {lock}"):
+        FileBaton(str(lock)).wait()
+    with lock.open():
+        Timer(0.3, lock.unlink).start()
+        FileBaton(str(lock)).wait()
+    lock.touch()  # of another machine, a moment ago
+    Timer(0.3, lock.unlink).start()
+    FileBaton(str(lock)).wait()
+    assert not lock.exists()
 
 
 def test_a_stale_lock_is_a_warning_of_the_scripts(lock, stopped, tmp_path, monkeypatch, capsys):

@@ -71,6 +71,12 @@ class WholeCheckpoints(Trainer):
         with loading(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Overrides transformers.Trainer._load_scaler: leaves out a scaler's file, from an fp16 run or added, if this
+        run has no scaler."""
+        if self.accelerator.scaler is not None:
+            super()._load_scaler(checkpoint)
+
     def _load_best_model(self) -> None:
         """Overrides transformers.Trainer._load_best_model: raises ConfigError if trained weights are missing."""
         with loading(self, str(self.state.best_model_checkpoint)):

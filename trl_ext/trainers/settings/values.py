@@ -206,9 +206,11 @@ def check_numbers(config: Any) -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise ConfigError for a text with a NUL character, and for one of PATHS that is too long for the file system."""
+    """Raise ConfigError for a text that no file can hold, and for one of PATHS with a name that is too long."""
     if "\0" in text or (name in PATHS and max(map(len, text.split("/"))) > 255):
         raise ConfigError(f"{name}={text[:40]!r}... is too long, or holds a NUL character. Give another.")
+    if any("\ud800" <= char <= "\udfff" for char in text):  # how Python reads such bytes
+        raise ConfigError(f"{name}={text!a} is not UTF-8. Give another, or set PYTHONUTF8=1 if the locale is C.")
 
 
 def check_settings(args: Any) -> None:

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 from peft import LoraConfig
 
@@ -111,6 +112,19 @@ def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_that_is_who
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"checkpoint-2: optimizer.pt is damaged. \S+checkpoint-1 is whole\."):
         resumed(folder, str(folder / "checkpoint-2"))
+
+
+# What transformers, accelerate or we look for by name in a checkpoint.
+ADDED = ("scaler.pt", "optimizer.bin", "pytorch_model.bin", "adapter_model.safetensors", "adapter_config.json")
+ADDED += ("model.safetensors.index.json", "curriculum.npz", "ahead.json", "critic.json")
+
+
+def test_files_that_were_added_to_a_checkpoint_do_not_count(run, folder):
+    for name in ADDED:
+        path = folder / "checkpoint-2" / name
+        assert not path.exists()
+        torch.save({"scale": 1.0}, path)
+    assert same(resumed(folder), run[1])
 
 
 def test_without_a_whole_checkpoint_nothing_begins(folder, tmp_path):

@@ -36,6 +36,6 @@ def report(argv: Sequence[str]) -> int:
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DataError(
             f"A recipe, rules, versions, plan or log in {arguments.run or ' '.join(arguments.compare)} has values "
-            f"that no run writes ({type(error).__name__}: {' '.join(str(error).split())}). Restore the files of the run."
+            f"that no run writes ({type(error).__name__}: {' '.join(str(error).split())}). Restore them."
         ) from error
     return 0

@@ -48,6 +48,7 @@ VALUES = [
     ("dataset_train_split", "trian", "is one file and has no split 'trian'"),
     ("model_revision", "zzz", "model_revision=zzz has no effect on the folder"),
     ("output_dir", "a\0b", "holds a NUL character"),
+    ("output_dir", "l\udcc3\udca4", "is not UTF-8. Give another"),
     ("output_dir", "x" * 300, "is too long"),
     ("parallelism_config", 7, "(AttributeError in "),
     ("resume_from_checkpoint", 7, "There is no checkpoint 7"),

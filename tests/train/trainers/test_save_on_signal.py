@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,12 +87,25 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
 
 
 def test_one_ctrl_c_that_arrives_twice_is_one(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(signals, "SAME_PRESS_S", 3600.0)
+    monkeypatch.setattr(signals, "SAME_PRESS_S", 3.0)
     ended = run(tmp_path, Signals(signal.SIGINT, signal.SIGINT))
     with pytest.raises(SystemExit):
         ended.train()
     assert ended.state.global_step == AT and saved(tmp_path) == [f"checkpoint-{AT}"]
     assert f"checkpoint-{AT} after SIGINT" in capfd.readouterr().err
+
+
+def test_a_ctrl_c_that_arrives_again_a_moment_later_does_not_end_what_comes_after_training(tmp_path):
+    class Again(TrainerCallback):
+        def on_train_end(self, args, state, control, **kwargs):
+            signal.raise_signal(signal.SIGINT)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    trained = run(tmp_path, Again())
+    trained.train()
+    trained.save_model()
+    time.sleep(0.3)
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_the_checkpoint_stays_where_only_the_best_one_may(tmp_path):

@@ -80,7 +80,9 @@ class SignalNotes:
                 self._replaced[number] = signal.signal(number, self._note)
 
     def restore(self) -> None:
-        """Restore the former handlers."""
+        """Restore the former handlers, once the same Ctrl-C cannot arrive again."""
+        if self.first and self._replaced:
+            time.sleep(max(0.0, self._at_s + SAME_PRESS_S - time.monotonic()))
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
         self._replaced.clear()

@@ -13,8 +13,8 @@ from typing import Any
 
 from rewrites import Rewrite, latex, respelled, restated
 
-from trl_ext.rewards.auditing.audit import earns_all, gold_key
-from trl_ext.rewards.auditing.redteam import ANNOUNCED, gold_of, wrong_answers
+from trl_ext.rewards.auditing.audit import ANNOUNCED, earns_all, gold_key
+from trl_ext.rewards.auditing.redteam import gold_of, wrong_answers
 from trl_ext.rewards.base.rule import Row, Rule, applies, ideal_of
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable

@@ -14,6 +14,8 @@ from typing import Any
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.pairs import chunks
+from trl_ext.rewards.rules.answer import Answer
+from trl_ext.rewards.rules.maths import Math
 from trl_ext.rewards.ruleset import RuleSet, require_columns
 from trl_ext.rewards.totals.composition import shortened
 from trl_ext.rewards.totals.scorer import Scorer
@@ -21,6 +23,15 @@ from trl_ext.rewards.totals.scorer import Scorer
 _MAX_FAILURES = 100  # kept per rule; all are counted
 
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+ANNOUNCED = re.compile(r"(?s)<answer>(.*)</answer>|\\boxed\{(.*)\}|The answer is (.*)")
+# The forms in which models announce answers.
+FORMS = {
+    "box": "\\boxed{{{}}}",
+    "tag": "<answer>{}</answer>",
+    "tag with dollars": "<answer>${}$</answer>",
+    "The answer is": "The answer is {}.",
+    "Answer:": "Answer: {}",
+}
 # Kinds of failure, in the order of the table, each with the row's failure.
 FAULTS = {
     "unreadable": "its gold cannot be read",
@@ -29,12 +40,14 @@ FAULTS = {
     "own_text": "only its own text is right: {completion} earns {value}",
     "accepted": "the gold of row {other} earns {value} too",
     "alike": "the gold of row {other} earns {value} too, and the other way round",
+    **dict.fromkeys(FORMS, "its gold earns {value} as {completion}"),
 }
 # Golds of equal meaning in other words are rare; a rule that cannot distinguish golds finds more than this share.
 _MAX_ALIKE_FRAC = 0.01
 
 _SHOWN = 3  # failures of a kind in the table
 _HEADINGS = ("rule", "rows", "right", "unreadable", "own text", "not asked", "other golds", "accepted", "alike")
+_FORM_HEADINGS = ("each gold's own text as", *FORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ class RuleAudit:
         num_compared: Golds of other rows that were judged.
         num_accepted: Compared golds that earned the ceiling, but not in the other direction.
         num_alike: Compared golds that earned the ceiling in both directions: the rule takes them for the same.
+        forms: Golds that it pays, and does not pay, in each of FORMS; {} for a rule that reads no announced answers.
         lost_rows: Numbers of all rows whose gold is unreadable or undecided, to leave out of the data.
         failures: The first hundred failures.
     """
@@ -90,6 +104,7 @@ class RuleAudit:
     num_compared: int
     num_accepted: int
     num_alike: int
+    forms: dict[str, tuple[int, int]]
     lost_rows: tuple[int, ...]
     failures: tuple[Failure, ...]
 
@@ -105,6 +120,11 @@ class RuleAudit:
         lost = f"{self.num_unreadable} ({self.num_unreadable / max(self.num_rows, 1):.1%})"
         counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
+
+    def form_cells(self) -> tuple[str, ...]:
+        """Return the rule's line of the table of forms."""
+        counts = map(self.forms.get, FORMS)
+        return self.rule, *("-" if count is None else f"{count[0]} paid, {count[1]} not" for count in counts)
 
     def first_failures(self) -> Iterator[str]:
         """Yield sentences about the first rows of each kind of failure."""
@@ -142,7 +162,9 @@ class AuditReport:
             remarks += rule.first_failures()
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
-        return "\n".join([table(lines), "", verdict, *remarks])
+        forms = [rule.form_cells() for rule in self.rules if rule.forms]
+        tables = [table(lines), *([table([_FORM_HEADINGS, *forms])] if forms else [])]
+        return "\n".join(["\n\n".join(tables), "", verdict, *remarks])
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
@@ -207,6 +229,7 @@ class _Run:
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
+        self.forms: dict[str, tuple[int, int]] = {}
         self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
 
     def audit(self, num_others: int, seed: int) -> RuleAudit:
@@ -221,6 +244,8 @@ class _Run:
                 self._fail("blank", entry, verdict)
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
+            if isinstance(self.rule, Answer | Math):
+                self._try_forms({row: ideal for row in valued if (ideal := ideals[row]) is not None})
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rest)
             # Golds that leave other answers undecided, each once.
@@ -237,6 +262,7 @@ class _Run:
             rule=self.rule.name,
             num_rows=sum(self.counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
             num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
+            forms=self.forms,
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
             **{f"num_{name}": self.counts[name] for name in counted},
@@ -253,6 +279,20 @@ class _Run:
             first, last = entries[0].row, entries[-1].row
             raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
         return column.verdicts
+
+    def _try_forms(self, ideals: Mapping[int, str]) -> None:
+        """Judge the golds of rows in each form."""
+        is_text = getattr(self.rule, "kind", "") in ("exact", "qa")
+        for form, shape in FORMS.items():
+            if is_text and "$" in shape:
+                continue  # A dollar is a part of a text.
+            entries = [Comparison(row, row, shape.format(bare_answer(ideal))) for row, ideal in ideals.items()]
+            pairs = zip(entries, self._verdicts(entries), strict=True)
+            unpaid = [pair for pair in pairs if not earns_all(self.rule, pair[1])]
+            for entry, verdict in unpaid:
+                self._fail(form, entry, verdict)
+            num_paid, num_unpaid = self.forms.get(form, (0, 0))
+            self.forms[form] = (num_paid + len(entries) - len(unpaid), num_unpaid + len(unpaid))
 
     def _paid(self, entries: Sequence[Comparison]) -> list[tuple[Comparison, Verdict]]:
         """Return the entries that earn the ceiling, with their verdicts."""
@@ -289,6 +329,12 @@ class _Run:
         if entry.completion is None:
             return "not_asked"
         return "right" if is_right else "wrong"
+
+
+def bare_answer(ideal: str) -> str:
+    """Return an ideal completion's answer, without its announcement."""
+    announced = ANNOUNCED.fullmatch(ideal)
+    return announced[announced.lastindex or 0] if announced else ideal
 
 
 def earns_all(rule: Rule, verdict: Verdict) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.auditing.audit import data_rows, gold_key, ideal_of, plain_numbers, table
+from trl_ext.rewards.auditing.audit import bare_answer, data_rows, gold_key, ideal_of, plain_numbers, table
 from trl_ext.rewards.base.rows import completion_text
 from trl_ext.rewards.base.rule import Rule, applies
 from trl_ext.rewards.rules.keywords import Keywords
@@ -28,7 +28,6 @@ _ROUNDING = 1e-9
 _SHOWN = 10  # completions under the table
 _FIELD = re.compile(r"\[(gold|wrong|other|prompt|words|tags|a|b|c)\]")
 # An ideal completion that announces its answer, the group.
-ANNOUNCED = re.compile(r"(?s)<answer>(.*)</answer>|\\boxed\{(.*)\}|The answer is (.*)")
 _SHAPES = (  # of completions
     *("{text} {answer}", "{text} The answer is {answer}.", "{text} \\boxed{{{answer}}}", "{text}\nA: {answer}"),
     *("{text}\n#### {answer}", "<answer>{answer}</answer>", "<think>{text}</think>\n{answer}"),
@@ -357,8 +356,7 @@ def gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | 
         if rule.judges_correctness and applies(rule.when, row):
             ideal = ideal_of(rule, row, index)
             if ideal is not None:
-                announced = ANNOUNCED.fullmatch(ideal)
-                return announced[announced.lastindex or 0] if announced else ideal
+                return bare_answer(ideal)
     return None
 
 

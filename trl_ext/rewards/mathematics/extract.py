@@ -14,12 +14,14 @@ from trl_ext.rewards.text.denial import denied_before, denied_behind, without_co
 from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
 from trl_ext.rewards.text.prose import visible
-from trl_ext.rewards.text.reader import FORMULA, Stated, stated
+from trl_ext.rewards.text.reader import FORMULA, Stated, behind_verb, has_value, stated
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, searched for the last number
 
-_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])|[\xe0-\xf6\u0400-\u04ff\u3040-\ud7af]")
+_WORD = re.compile(  # Three letters directly after a brace are a product: `\\frac{1}{6} abc`.
+    r"(?<![\\A-Za-z{\x08\x0c])(?:[A-Za-z]{4,}|(?<!\})(?<!\}\s)[A-Za-z]{3})(?![A-Za-z}])|[\xe0-\xf6\u0400-\u04ff\u3040-\ud7af]"
+)
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
 _FUNCTION = re.compile(  # in plain text, before its argument
     r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|(?:sin|cos|tan)h|log|exp|theta)"
@@ -29,28 +31,33 @@ _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes 
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
 _SENTENCE = re.compile(r"\.(?<=[^\s.]\.)(?<!\.[a-z]\.)(?!(?<=\s[A-Z]\.)\s[a-z])(?:\s|$)")  # not after "i.e", "42 E"
-_ANOTHER = re.compile(rf"\s{{0,3}}[(,;]?\s?(?:[,;、/]|or\b|and\b|or else\b|{OR})\s{{0,3}}[$\\(0-9-]")
+_ANOTHER = re.compile(  # after a formula: `or 5`, or another formula that is not its unit
+    rf"\s{{0,3}}[(,;]?\s?(?:[,;、/]|or\b|and\b|or else\b|{OR})\s{{0,3}}[$\\(0-9-]|\s{{0,3}}\\text\{{\s?(?:or|and)\b"
+    r"|\s{1,3}\$(?!\s?(?:\\(?:text|mathrm|mbox|approx)|[A-Za-z]{1,3}\^))(?=[^$\n]{0,200}[0-9])"
+)
 _GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
 _LEAD = re.compile(
-    r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?)[\s,:]+){1,3}",
+    r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?"
+    r"|(?-i:[A-J])(?=:[^:]*\Z))[\s,:]+){1,3}",
     re.IGNORECASE,
 )
 _NEARLY = re.compile(
     r",?\s(?:which\sis|or)\s(?:about|approximately|roughly|around)\s[0-9.]+\Z"
 )  # `3 pi, or about 9.42`
 _OR = re.compile(r",?\s*\(?\s*\bor\b\s*")
-_AND = re.compile(rf"\b(?:and|or)\b|(?![ouye]\s){OR}")
+_AND = re.compile(rf"(\\(?:text|mathrm|mbox)\s{{0,3}}\{{[^{{}}]{{0,99}}\}})|\b(?:and|or)\b|(?![ouye]\s){OR}")
 _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
-def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> Stated:
-    """Find the answer that a completion states.
+def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", golds: tuple[str, ...] = ()) -> Stated:
+    """Find the answer that a completion states: one of the gold's own texts, or else what can be read of it.
 
     Args:
         where: "after_think" or "all".
         multiple: How to read several different boxes or answer tags: "reject" is a conflict unless the gold is a list,
             "list" takes them as the parts of one list, "last" takes the last.
         gold_kind: `Gold.kind`: "letter", "list" or "scalar" (anything else).
+        golds: Texts of the gold.
     """
     text = visible(text, where)
     if not text.strip():
@@ -62,7 +69,29 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> 
     if gold_kind == "list" and multiple == "reject":
         multiple = "list"
     found = stated(text, "maths")
+    whole = found or Stated("whole text", (text,))
+    own = _own_text(whole, multiple, golds)
+    if own is not None:
+        return Stated(whole.anchor, (own,))
     return _unannounced(text) if found is None else _announced(found, multiple, gold_kind == "list")
+
+
+def _own_text(found: Stated, multiple: str, golds: tuple[str, ...]) -> str | None:
+    """Return the gold's text if nothing else is announced; after a phrase it may take several lines."""
+    said = {*map(_bare, found.contents[-1:] if multiple == "last" else found.contents)}
+    if len(said) > 1:
+        return None
+    lines = found.rest.split("\n")
+    for gold in filter(_bare, golds):
+        if _bare(gold) in (*said, _bare("\n".join(lines[: gold.count("\n") + 1]))):
+            return gold
+    return None
+
+
+def _bare(text: str) -> str:
+    """Return a text without what changes no text: dollars of formulas, Markdown's bold, spaces, the full stop."""
+    text = " ".join(text.replace("$", " ").split()).rstrip(". ")
+    return text.removeprefix("**").removesuffix("**").strip().rstrip(". ")
 
 
 def announced_gold(text: str) -> Stated | None:
@@ -109,8 +138,12 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
     """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not."""
     lead = _LEAD.match(rest)
     rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
-    sentence = _SENTENCE.split(rest.partition("\n")[0], maxsplit=1)[0].strip(' *`"')
-    if is_list and not _is_prose(parts := _AND.sub(",", sentence.replace("$", " "))):
+    is_prose = _is_prose(rest) or _SMALL_WORD.search(rest) is not None
+    if is_prose and not has_value(rest, "maths"):
+        rest = behind_verb(rest, "maths") or rest
+    line = (rest if encloses and not is_prose else rest.partition("\n")[0]).strip(' *`"')
+    sentence = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
+    if is_list and not _is_prose(parts := _AND.sub(lambda match: match[1] or ",", sentence.replace("$", " "))):
         return _checked(parts, anchor)
     first, *others = _OR.split(sentence, maxsplit=2)
     if len(others) == 1 and _equal(first.strip("$ "), others[0].strip("$ ).")):
@@ -122,7 +155,6 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
         if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied, or goes on")
         return _checked(_formula_text(formula), anchor)
-    line = rest.partition("\n")[0].strip(' *`"')
     if not encloses and not _OPTION.match(line):
         line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"\u3002')
     line = _NEARLY.split(line, maxsplit=1)[0]

@@ -132,7 +132,8 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
         top, bottom = above[0][1] if above else Fraction(1), below[0][1]
         if top.denominator > 1 or bottom.denominator > 1 or bottom == 0 or top % bottom == 0:
             return "a quotient of numbers"
-    if above == [("num", 1)] and not below and not any(inverted for _, inverted in others):
+    is_imaginary = others == [(("const", "i"), False)]  # Programs write `14.0 - 1.0i`.
+    if above == [("num", 1)] and not below and not is_imaginary and not any(inverted for _, inverted in others):
         return "a product with 1"
     seen: dict[str, bool] = {}
     num_sums, roots = 0, Counter[tuple[str, bool]]()

@@ -78,7 +78,7 @@ class Answer(Rule):
             list of right answers.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
             punctuation, "choice" letters A to Z (`choices`), "qa" answers to open questions (`judge_open`), whose
-            gold may be a mapping with `value` and `aliases`.
+            gold may be a mapping with `value` and `aliases`. For "exact" and "qa" a boolean gold is true or false.
         match: For "qa": "exact" rewards an answer without other words (SQuAD's exact match), "f1" the common words, by
             SQuAD's F1. Rewarding a text that contains an answer would reward lists of candidates.
         where: "after_think" reads the text after the last `</think>` (nothing if `<think>` is open, everything
@@ -118,12 +118,16 @@ class Answer(Rule):
         cell = row.columns[self.gold]
         golds = self._golds(cell)
         if golds is None:
-            return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
+            advice = ": kind: exact reads it" if isinstance(cell, bool) else ""
+            told = f"column '{self.gold}': {cell!r:.60} is neither text nor a number{advice}"
+            return Verdict(None, "gold_invalid", told)
         if self.kind == "qa":
             return judge_open(visible(row.text, self.where), golds, self.match)
         return best(self._against(gold, row) for gold in golds)
 
     def _golds(self, cell: Any) -> list[str] | None:
+        if isinstance(cell, bool) and self.kind in ("exact", "qa"):
+            return [str(cell).lower()]
         return accepted(cell) if self.kind == "qa" else golds_of(cell)
 
     def _against(self, text: str, row: Row) -> Verdict:

@@ -181,7 +181,7 @@ class Math(Rule):
         return verdict
 
     def _extract(self, row: Row, gold: Gold) -> Stated:
-        return extract(row.text, self.where, self.multiple, gold.kind)
+        return extract(row.text, self.where, self.multiple, gold.kind, (gold.column, gold.text))
 
     def _copied(self, row: Row, found: Stated) -> bool:
         return self.form == "auto" and any(stands_in(answer, row.prompt) for answer in found.contents)

@@ -118,7 +118,7 @@ _VERB = re.compile(
     re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[\s*_`(]*[-+\u2212]?\s?(?:[$\u20ac\u00a3\u00a5\\]|[0-9])")
-_ONE_AMOUNT = re.compile(r"(?<=[a-z]\s)[$\\]{0,2}[0-9][0-9.,]*(?![^\s$%.,])|(?<![a-z]\s)[$\\]{0,2}[0-9]+")
+_ONE_AMOUNT = re.compile(r"(?<=[a-z]\s)[$\\]{0,2}[0-9][0-9.,]*(?![^\s$%.,])|(?<![a-z]\s)[$\\]{0,2}(?<![0-9])[0-9]+")
 _SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?:\s|$)|[\n!?]")
 _TURNED = re.compile(
     r"\b(?:half|third|quarter|twice|double|triple|times|than|least|most|over|under|between|up\ to|before|after|one\ of"
@@ -133,13 +133,14 @@ class Stated:
     """The answer that a text states.
 
     `contents` holds one text, or one text for each box or tag; it is empty unless `status`, a Verdict's status, is
-    "ok"; `detail` is a line for people.
+    "ok"; `detail` is a line for people; `rest` is what follows a phrase, unchanged, unless the phrase is denied.
     """
 
     anchor: str
     contents: tuple[str, ...]
     status: str = "ok"
     detail: str = ""
+    rest: str = ""
 
     @property
     def encloses(self) -> bool:
@@ -190,13 +191,13 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
 
 
 def _inner(content: str, kind: str) -> str:
-    """Return the answer in a tag, which may hold sentences as well as a formula."""
+    """Return the answer in a tag, which may hold sentences as well as a formula (of maths, all that a tag holds)."""
     if kind == "exact":
         return content
     found = stated(content, kind)
     if found is not None:
         return found.contents[0] if found.contents else "?"
-    return content if has_value(content, kind) else _behind_verb(content, kind) or content
+    return content if kind == "maths" or has_value(content, kind) else behind_verb(content, kind) or content
 
 
 def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Stated | None:
@@ -208,6 +209,7 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
         phrases = [phrase for phrase in phrases if phrase[1] <= marked or _overrides(text, phrase[1])]
     for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
         is_letter = content is not None
+        rest = text[end : end + MAX_CONTENT].lstrip(_SPACE)
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
         line = without_contrast(line if line.isascii() else known.ENDS.sub("", line))
         line = _SPELLED.sub(r"\1", line) if "(" in line else line
@@ -225,15 +227,17 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
                 return Stated(anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
         if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and is_value):
             continue  # A heading before a solution, such as "Lösung:".
-        if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
+        if not trusted and denied_before(text, end if not is_letter else start):
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
+        if not trusted and begins_with_denial(line):
+            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied", rest)
         if follows:
-            return Stated(anchor, (line,))
-        behind = _behind_verb(line, kind)
+            return Stated(anchor, (line,), rest=rest)
+        behind = behind_verb(line, kind)
         if behind is not None:
-            return Stated(anchor, (behind,))
+            return Stated(anchor, (line if kind == "maths" else behind,), rest=rest)
         if last is None and not is_below:
-            last = Stated(anchor, (line,))
+            last = Stated(anchor, (line,), rest=rest)
     return None if enclosed else last
 
 
@@ -317,7 +321,7 @@ def has_value(line: str, kind: str) -> bool:
     return _VALUE.match(line) is not None
 
 
-def _behind_verb(line: str, kind: str) -> str | None:
+def behind_verb(line: str, kind: str) -> str | None:
     """Return the value after the last verb of the first sentence, as in "The largest $n$ is 34", or None."""
     sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
     starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT

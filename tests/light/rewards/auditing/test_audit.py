@@ -201,3 +201,26 @@ def test_the_ideal_answer_earns_the_ceiling(subtests):
                     row = Row(None, rule.ideal({"answer": gold}), None, {"answer": gold})
                     assert rule.score(row).value == rule.ceiling
     assert [Answer().ideal({"answer": gold}) for gold in (None, "", "  ", True, [])] == [None] * 5
+
+
+def test_each_gold_is_tried_in_the_forms_of_models_and_the_first_that_is_not_paid_is_named():
+    report = audit(RuleSet([Math()], isolate=False), [{"answer": gold} for gold in ("18", "0 \\text{ or } 1", "?")])
+    assert one(report).forms == {"box": (2, 1), "tag": (2, 1), "tag with dollars": (2, 1)} | dict.fromkeys(
+        ("The answer is", "Answer:"), (3, 0)
+    )
+    assert "each gold's own text as  box            tag" in str(report) and "math " in str(report)
+    assert "math, row 2: its gold earns 0 as <answer>?</answer> (no_answer: '<answer>' is empty)" in str(report)
+
+
+def test_forms_are_tried_only_where_they_make_sense():
+    rows = [{"answer": "New York"}, {"answer": "Paris"}]
+    found = audit(RuleSet([Answer(kind="exact"), FirstDigit()]), rows).rules
+    assert "tag with dollars" not in found[0].forms and set(found[0].forms.values()) == {(2, 0)}
+    assert found[1].forms == {}
+
+
+def test_a_boolean_gold_is_the_text_true_or_false():
+    report = audit(RuleSet([Answer(kind="exact")]), [{"answer": True}, {"answer": False}])
+    assert report.ok and one(report).num_compared == 2
+    told = str(audit(RuleSet([Answer()]), [{"answer": True}]))
+    assert "True is neither text nor a number: kind: exact reads it" in told

@@ -1,5 +1,6 @@
 """Math as a rule: statuses, golds, extraction, the copy of a prompt, cache key, threads, random text."""
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_ext.rewards import Answer, Math, Row, Rule, Verdict
+from trl_ext.rewards import Answer, Math, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.auditing.audit import FORMS, audit
 from trl_ext.rewards.text.task import best, golds_of
 
 
@@ -132,3 +134,62 @@ def test_no_value_only_where_a_gold_may_still_be_met():
     assert best([wrong, open_]) is open_
     assert best([open_, wrong, Verdict(1.0)]).value == 1.0
     assert best([Verdict(None, "gold_invalid"), wrong]) is wrong
+
+
+# The gold's own text is right wherever it is announced, before anything is read of it -------------------------------
+
+
+OWN_TEXTS = [
+    *(
+        r"0 \text{ or } 1",
+        r"x < 0 \text{ or } x > 4",
+        r"\{x \mid x \geq 1 \text{ and } x \neq 2\}",
+        r"\frac{1}{6} abc",
+    ),
+    *(
+        "mother-in-law",
+        "The triangle is equilateral.",
+        "No. They can't be.",
+        "Not possible",
+        "multiply by 3",
+        "-log_{6}2",
+    ),
+    *(r"b \leq 3, a = c = 0", r"D: [0, +\infty)", "Solution is: $[x=4, y=-4]$", "$R=0$, only when $x=2$"),
+    *("$y_{1}=1-x$\n$y_{2}=4 x$", "September 20th", r"\$34.80", "(x, y) such that x + y = 0 and xy = 0"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_golds_own_text_is_right_in_each_form(form):
+    unpaid = [gold for gold in OWN_TEXTS if value(f"So.\n{FORMS[form].format(gold)}", gold) != 1.0]
+    assert unpaid == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_own_text_of_another_row_is_not_paid(form):
+    texts = {gold: FORMS[form].format(gold) for gold in OWN_TEXTS}
+    paid = [(one, other) for one in texts for other in texts if one != other and value(texts[one], other) == 1.0]
+    assert paid == []
+
+
+def test_an_own_text_among_others_is_not_paid(subtests):
+    gold, other = "The triangle is equilateral.", "The triangle is right."
+    for text in (
+        *(f"<answer>{gold}</answer><answer>{other}</answer>", f"<answer>{gold} {other}</answer>"),
+        *(f"<answer>{other}\n{gold}</answer>", f"The answer is not: {gold}", f"The answer is {gold}\nAnswer: {other}"),
+        *(f"<think>The answer is {gold}</think> {other}", f"I doubt that the answer is {gold}"),
+    ):
+        with subtests.test(text):
+            assert value(text, gold) != 1.0
+
+
+def test_points_and_powers_belong_to_the_text():
+    assert [value(f"<answer>{answer}</answer>", ".5") for answer in (".5", "5", "5.", "-.5")] == [1.0, 0.0, 0.0, 0.0]
+    assert value("<answer>x2+1</answer>", "x**2+1") != 1.0
+
+
+@pytest.mark.slow
+def test_ninety_nine_in_a_hundred_real_golds_are_paid_in_each_form(data_dir):
+    rows = [json.loads(line) for line in (data_dir / "math500_first250.jsonl").read_text().splitlines()]
+    (found,) = audit(RuleSet([Math()], isolate=False), rows, others=0).rules
+    assert found.forms.keys() == FORMS.keys() and min(paid for paid, _ in found.forms.values()) >= 0.99 * len(rows)

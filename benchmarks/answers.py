@@ -5,7 +5,8 @@ github.com/huggingface/Math-Verify, whose parametrized tests are read (and so im
 whether it is right; `tests/test_yujianll.py` is left out, since the counts to compare with were taken without it.
 `--hard_verify` takes HardVerify-Math.json of github.com/uw-nsl/TinyV: 250 golds, each with a right answer that graders
 refuse and a wrong one. `--golds` takes JSON Lines with a column of golds, such as college_math's test.jsonl of
-github.com/QwenLM/Qwen2.5-Math: how many can be met by nothing but their own text, and what `Math` says of them.
+github.com/QwenLM/Qwen2.5-Math: how many can be met by nothing but their own text, what `Math` says of them, and how many
+of those that it reads are paid as their own text in each of the forms in which models announce answers.
 
     python benchmarks/answers.py --math_verify Math-Verify --hard_verify HardVerify-Math.json \
         --golds college_math/test.jsonl --output benchmarks/results/answers.json
@@ -22,7 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from trl_ext.rewards import Math, Row
+from trl_ext.rewards import Math, Row, RuleSet
+from trl_ext.rewards.auditing.audit import audit
 
 MODULES = ("all", "boxed", "numina_cases", "open_thoughts", "strict")
 
@@ -85,12 +87,14 @@ def counts(cases: list[Case]) -> dict[str, object]:
 
 
 def gold_counts(path: Path, column: str) -> dict[str, object]:
-    """Return what `Math` says of golds whose answer is another text: compared, undecided or unreadable."""
+    """Return what `Math` says of golds whose answer is another text, and how many are paid as their own text."""
     golds = [json.loads(line)[column] for line in path.read_text(encoding="utf-8").splitlines()]
     rule = Math()
     other = [rule.score(Row(None, "\\boxed{12345.678}", None, {"answer": gold})).status for gold in golds]
     own = [rule.score(Row(None, rule.ideal({"answer": gold}) or "", None, {"answer": gold})).value for gold in golds]
-    return {"golds": len(golds), "own_text_paid": sum(value == 1.0 for value in own), **Counter(other)}
+    (found,) = audit(RuleSet([rule], isolate=False), [{"answer": gold} for gold in golds], others=0).rules
+    forms = {f"as {form}": f"{paid} paid, {unpaid} not" for form, (paid, unpaid) in found.forms.items()}
+    return {"golds": len(golds), "own_text_paid": sum(value == 1.0 for value in own), **Counter(other), **forms}
 
 
 def main() -> None:

@@ -76,7 +76,8 @@ def test_help_says_what_it_is_for_and_shows_an_example(command, capsys):
 def test_audit_is_quiet_about_data_that_fits_and_exits_with_1_naming_the_row_that_does_not(folder, capsys):
     write("data.jsonl", [{"answer": "#### 42"}, {"answer": "18"}])
     assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 0
-    assert "ok: every gold is read" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "ok: every gold is read" in out and out.count("2 paid, 0 not") == 5
     write("data.jsonl", [{"answer": "42"}, {"answer": "forty"}])
     assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 1
     assert "answer, row 1: its gold cannot be read" in capsys.readouterr().out

@@ -19,7 +19,8 @@ DESCRIPTION = "Check rules before they train a model, and what they gave while t
 AUDIT = """\
 Check that rules and data fit: for every row, each rule that judges correctness must give its full value to the gold
 answer of that row, and less to gold answers of other rows. Exit code 1 if a row fails, or cannot be used in training
-because its gold answer cannot be read or leaves other answers undecided."""
+because its gold answer cannot be read or leaves other answers undecided. Also shows in which forms (box, tag, phrases)
+the rules pay the gold answers."""
 AUDIT_EXAMPLE = """\
 example:
   trl-ext score audit rules.yaml train.jsonl --limit 2000"""

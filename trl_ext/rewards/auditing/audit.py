@@ -47,7 +47,6 @@ _MAX_ALIKE_FRAC = 0.01
 
 _SHOWN = 3  # failures of a kind in the table
 _HEADINGS = ("rule", "rows", "right", "unreadable", "own text", "not asked", "other golds", "accepted", "alike")
-_FORM_HEADINGS = ("each gold's own text as", *FORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +161,9 @@ class AuditReport:
             remarks += rule.first_failures()
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
-        forms = [rule.form_cells() for rule in self.rules if rule.forms]
-        tables = [table(lines), *([table([_FORM_HEADINGS, *forms])] if forms else [])]
-        return "\n".join(["\n\n".join(tables), "", verdict, *remarks])
+        forms = [("each gold's own text as", *FORMS), *(rule.form_cells() for rule in self.rules if rule.forms)]
+        tables = [table(lines), ""] + ([table(forms), ""] if len(forms) > 1 else [])
+        return "\n".join([*tables, verdict, *remarks])
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
@@ -229,7 +228,10 @@ class _Run:
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
-        self.forms: dict[str, tuple[int, int]] = {}
+        is_text = getattr(rule, "kind", "") in ("exact", "qa")  # where a dollar is a part of the answer
+        self.forms = [
+            form for form in FORMS if isinstance(rule, Answer | Math) and not (is_text and "$" in FORMS[form])
+        ]
         self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
 
     def audit(self, num_others: int, seed: int) -> RuleAudit:
@@ -244,8 +246,7 @@ class _Run:
                 self._fail("blank", entry, verdict)
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
-            if isinstance(self.rule, Answer | Math):
-                self._try_forms({row: ideal for row in valued if (ideal := ideals[row]) is not None})
+            self._try_forms({row: ideal for row in valued if (ideal := ideals[row]) is not None})
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rest)
             # Golds that leave other answers undecided, each once.
@@ -262,7 +263,7 @@ class _Run:
             rule=self.rule.name,
             num_rows=sum(self.counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
             num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
-            forms=self.forms,
+            forms={form: (self.counts["tried"] - self.counts[form], self.counts[form]) for form in self.forms},
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
             **{f"num_{name}": self.counts[name] for name in counted},
@@ -282,17 +283,12 @@ class _Run:
 
     def _try_forms(self, ideals: Mapping[int, str]) -> None:
         """Judge the golds of rows in each form."""
-        is_text = getattr(self.rule, "kind", "") in ("exact", "qa")
-        for form, shape in FORMS.items():
-            if is_text and "$" in shape:
-                continue  # A dollar is a part of a text.
-            entries = [Comparison(row, row, shape.format(bare_answer(ideal))) for row, ideal in ideals.items()]
-            pairs = zip(entries, self._verdicts(entries), strict=True)
-            unpaid = [pair for pair in pairs if not earns_all(self.rule, pair[1])]
-            for entry, verdict in unpaid:
-                self._fail(form, entry, verdict)
-            num_paid, num_unpaid = self.forms.get(form, (0, 0))
-            self.forms[form] = (num_paid + len(entries) - len(unpaid), num_unpaid + len(unpaid))
+        self.counts["tried"] += len(ideals)
+        for form in self.forms:
+            entries = [Comparison(row, row, FORMS[form].format(bare_answer(ideal))) for row, ideal in ideals.items()]
+            for entry, verdict in zip(entries, self._verdicts(entries), strict=True):
+                if not earns_all(self.rule, verdict):
+                    self._fail(form, entry, verdict)
 
     def _paid(self, entries: Sequence[Comparison]) -> list[tuple[Comparison, Verdict]]:
         """Return the entries that earn the ceiling, with their verdicts."""

@@ -71,4 +71,6 @@ def test_labelled_answers_and_golds_are_counted(tmp_path, monkeypatch):
     train = found["HardVerify-Math"]
     assert (train["right_and_paid"], train["wrong_and_paid"], train["missed"]) == (1, 1, ["2"])
     counted = found[f"golds of {tmp_path.name}"]
-    assert counted == {"golds": 3, "own_text_paid": 2, "ok": 1, "undecided": 1, "gold_invalid": 1}
+    forms = {name: told for name, told in counted.items() if name.startswith("as ")}
+    assert len(forms) == 5 and set(forms.values()) == {"2 paid, 0 not"}
+    assert counted == {"golds": 3, "own_text_paid": 2, "ok": 1, "undecided": 1, "gold_invalid": 1} | forms

@@ -5,8 +5,8 @@ github.com/huggingface/Math-Verify, whose parametrized tests are read (and so im
 whether it is right; `tests/test_yujianll.py` is left out, since the counts to compare with were taken without it.
 `--hard_verify` takes HardVerify-Math.json of github.com/uw-nsl/TinyV: 250 golds, each with a right answer that graders
 refuse and a wrong one. `--golds` takes JSON Lines with a column of golds, such as college_math's test.jsonl of
-github.com/QwenLM/Qwen2.5-Math: how many can be met by nothing but their own text, what `Math` says of them, and how many
-of those that it reads are paid as their own text in each of the forms in which models announce answers.
+github.com/QwenLM/Qwen2.5-Math: how many can be met by nothing but their own text, what `Math` says of them, and how
+many of those that it reads are paid as their own text in each of the forms in which models announce answers.
 
     python benchmarks/answers.py --math_verify Math-Verify --hard_verify HardVerify-Math.json \
         --golds college_math/test.jsonl --output benchmarks/results/answers.json

@@ -165,7 +165,8 @@ def test_the_golds_own_text_is_right_in_each_form(form):
     assert unpaid == []
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tag", "Answer:"])
 def test_the_own_text_of_another_row_is_not_paid(form):
     texts = {gold: FORMS[form].format(gold) for gold in OWN_TEXTS}
     paid = [(one, other) for one in texts for other in texts if one != other and value(texts[one], other) == 1.0]

@@ -11,10 +11,15 @@ import re
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.languages import ASCII_NOUNS, LEADS, LETTER, NOUN, OPTION, OR
 from trl_ext.rewards.text.numbers import clean
+from trl_ext.rewards.text.prose import half_width
 from trl_ext.rewards.text.reader import AnswerReading, stated
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
-_ANOTHER = re.compile(rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])")
+# A letter in brackets or quotes of Chinese, Japanese or Korean.
+_MARKED = re.compile(r"[\"“\u2018「『《〈【\u3014〖](\s?[A-Z])(?:\s?[\"”\u2019」』》〉】\u3015〗]|(?![A-Za-z0-9]))")
+_ANOTHER = re.compile(
+    rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])|\)\s?\([A-Z]\)"
+)
 _SHOWN = re.compile(r"[(\[]([A-J])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-Z])(?![A-Za-z0-9'])")
 _SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-Z])(?![A-Za-z0-9'])")
 _ASCII_NOUNS = (*ASCII_NOUNS[1:], "letra", "alternativa")
@@ -44,6 +49,7 @@ def read_choice(text: str) -> AnswerReading:
         >>> read_choice("The answer is (B) Paris.").value, read_choice("A or B").value
         ('B', None)
     """
+    text = _with_plain_letters(text)
     found = stated(text, "choice")
     if found is None:
         return _bare(text)
@@ -53,6 +59,11 @@ def read_choice(text: str) -> AnswerReading:
     if len({reading.value for reading in readings}) > 1:
         return AnswerReading(None, "conflict", f"'{found.anchor}': several letters")
     return AnswerReading(readings[-1].value, readings[-1].status, f"'{found.anchor}': {readings[-1].detail}")
+
+
+def _with_plain_letters(text: str) -> str:
+    """Return the text in half width, with `【B】`, `“B”` and `「B」` as `B`; English is not changed."""
+    return text if text.isascii() else _MARKED.sub(r"\1", half_width(text))
 
 
 def letter_of(content: str) -> AnswerReading:

@@ -59,7 +59,7 @@ _CLAIM_HINT = re.compile("|".join(_CLAIMS))
 _DIRECT_HINT = re.compile(
     "|".join(_CLAIMS)
     + "|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out|liminat|\u2260|!=|\\\\ne"
-    "|不[可应是等为选认]|并非|没有|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è"
+    "|不|[别勿莫]选|并非|没有|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è"
     "|não|не"
 )
 

@@ -80,6 +80,8 @@ _BLANK = regex.compile(rf"(?:[\s\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]
 _EMPHASIS = re.compile(r"[*~`]++|(?<![^\W_])_++|_++(?![^\W_])")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+# Not the comma, the colon and such: patterns of Chinese sentences look for them.
+_WIDE_SIGNS = {wide: code for wide, code in HALF_WIDTH.items() if chr(code).isalnum() or chr(code) in "()[]+-./%$="}
 
 # No form may hold its opening mark, so each form scans a character once: with 100,000 times "\(" each attempt ends at
 # the next "\(".
@@ -156,6 +158,11 @@ def normalized(text: str) -> str:
     if _UNUSUAL.search(text):
         text = _MANY_MARKS.sub(r"\1", _INVISIBLE.sub("", text))
     return unicodedata.normalize("NFKC", text)[:MAX_CHARS]
+
+
+def half_width(text: str) -> str:
+    """Return the text with its full-width letters, digits, brackets and signs as ASCII."""
+    return text if text.isascii() else text.translate(_WIDE_SIGNS)
 
 
 def prose(text: str, filler: str = " ") -> str:

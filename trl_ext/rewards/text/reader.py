@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes
+from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes, half_width
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
@@ -59,7 +59,7 @@ _SEED = re.compile(
 _WE = re.compile(r"\b(?:I|we)\s(?:\w{2,9}\s)?\Z", re.IGNORECASE)
 _CHOSEN = re.compile(
     r"is:(?=\s[*(]{0,3}[A-Z][).])|(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:go(?:ing)?\swith|opt\sfor"
-    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)(?:择|\uff1a)?|\u2705",
+    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)择?[是为]?[:\uff1a]?|\u2705",
     re.IGNORECASE,
 )
 _PICKED = re.compile(r"cho?ose|select|pick")
@@ -79,6 +79,7 @@ _CONCLUDES = re.compile(
 )
 _TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
 _RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{known.RIGHT})")
+_ONE_OF_TWO = re.compile(rf"[A-Z][)*]{{0,3}}\s?(?:[,/&、]|{known.OR})\s?[(*]{{0,3}}\Z")  # "B and C are right"
 # A box or tag must match its kind's pattern to be read.
 _READABLE = {
     "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
@@ -165,6 +166,7 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
         kind: The kind of answer: "number", "maths", "choice" or "exact".
         trusted: True ignores denials, as in golds.
     """
+    text = text if kind == "exact" else half_width(text)
     enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
     readable = _READABLE.get(kind)
     if enclosed and readable and not any(map(readable.search, enclosed.contents)):
@@ -285,7 +287,8 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
             if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
                 yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
         for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
-            yield match.end(), match.start(), match[0], match[1]
+            if not _ONE_OF_TWO.search(text[max(0, match.start() - 20) : match.start()]):
+                yield match.end(), match.start(), match[0], match[1]
         for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if not lowered.isascii() else ():
             group = 1 if match[1] else 2
             if not _TAKES_BACK.match(match[3]):

@@ -91,6 +91,8 @@ class RuleSet:
     on_error: str = "stop"
     on_unscored: str = "error"
     normalise: bool = False
+    # `Row.prompt_end` of all rows. Trainers and commands set it, because they know the chat template.
+    prompt_end: str = field(init=False, repr=False, compare=False, default="")
     _composition: Composition = field(init=False, repr=False, compare=False)
     _scorer: Scorer = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
@@ -210,7 +212,8 @@ class RuleSet:
             # A name that no rule has; the column has its rule's name.
             name = f"{self.name}.{rule.name}"
             alone = RuleSet([*gates, rule], name=name, on_error=self.on_error, on_unscored=self.on_unscored)
-            alone._scorer, alone._batch = self._scorer, batch  # A rule judges once for all columns.
+            # A rule judges once for all columns.
+            alone._scorer, alone._batch, alone.prompt_end = self._scorer, batch, self.prompt_end
             columns.append(RuleColumn(alone))
         return columns
 
@@ -305,7 +308,7 @@ class RuleSet:
         columns = dataset_columns(extras)
         require_columns(self.rules, columns)
         step = getattr(extras.get("trainer_state"), "global_step", None)
-        return make_rows(prompts, completions, ids, columns, step, grouped=self.reads_group)
+        return make_rows(prompts, completions, ids, columns, step, self.prompt_end, grouped=self.reads_group)
 
     def _count(self, positions: Iterable[int], found: Sequence[Column], extras: Mapping[str, Any]) -> None:
         columns = dataset_columns(extras)

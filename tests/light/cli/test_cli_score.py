@@ -137,6 +137,16 @@ def test_explain_prints_rules_columns_and_text(folder, capsys):
     assert "answer='42'" in text and "where 'answer' is at least 1" in text
 
 
+def test_explain_reads_how_the_chat_template_ends_the_prompt(folder, capsys):
+    (folder / "tags.yaml").write_text("rules: [{rule: tags, tags: [think]}]")
+    row = {"prompt": ASKED, "completion": [{"role": "assistant", "content": "6 * 7</think> 42"}]}
+    rows = [{**row, "prompt_end": "?<assistant><think>\n"}, {**row, "prompt_end": "?<assistant>"}]
+    for number, (one, total) in enumerate(zip(rows, ("1.000", "0.000"), strict=True)):
+        write(f"table_{number}.jsonl", [one])
+        assert main(["score", "explain", "tags.yaml", f"table_{number}.jsonl", "--row", "0"]) == 0
+        assert f"total   {total}" in capsys.readouterr().out
+
+
 def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):
     datasets = pytest.importorskip("datasets")
     row = {

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from importlib import import_module
+from shutil import copytree
 
 import pytest
 from transformers import AutoConfig
@@ -126,6 +127,17 @@ def chat_model(assets, tmp_path_factory):
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text((assets / "tiny" / "config.json").read_text())
     return folder
+
+
+def test_the_rules_see_the_tag_that_the_chat_template_opens(ask, chat_model, tmp_path):
+    rules = [RULES[0], {"rule": "tags", "tags": ["answer"], "weight": 0.1}]
+    keys = {**GRPO, "rules": rules, "system_prompt": "w7"}
+    assert "Gold completions earn 1.1 on" in told(ask(keys, model=chat_model)[1], "rules")
+    template = (chat_model / "chat_template.jinja").read_text()
+    copytree(chat_model, tmp_path / "opens")
+    (tmp_path / "opens" / "chat_template.jinja").write_text(template + "<answer>\n")
+    # The tag of the gold completions is the second one.
+    assert "Gold completions earn 1 on" in told(ask(keys, model=tmp_path / "opens")[1], "rules")
 
 
 def test_eight_rows_are_shown_as_the_model_reads_them(ask, chat_model, tmp_path):

@@ -87,6 +87,15 @@ def test_greedy_answers_are_the_models(run, base, capsys, monkeypatch):
         assert result["pass@k"]["1"]["method"].startswith("Wilson")
 
 
+def test_the_table_says_how_the_chat_template_ends_a_prompt(run, monkeypatch, capsys):
+    fake_vllm.install(monkeypatch, answer)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} <think>\n{% endif %}"
+    (run / "chat_template.jinja").write_text(template)
+    assert main(["evaluate", str(run), "--backend", "vllm", "--limit", "1", "--output", str(run / "here")]) == 0
+    row = json.loads((run / "here" / "completions.jsonl").read_text())
+    assert row["prompt_end"] == "? <think>\n"
+
+
 def test_another_rule_may_decide(run, monkeypatch, capsys):
     fake_vllm.install(monkeypatch, answer)
     argv = ["evaluate", str(run), "--backend", "vllm", "--limit", "3", "--output", str(run / "here")]

@@ -135,6 +135,7 @@ def evaluate(argv: Sequence[str]) -> int:
     from trl_ext.cli.after.finished import find_run
     from trl_ext.cli.after.prompts import prompt_ids, tell_unknown
     from trl_ext.scripts.exit import refusals
+    from trl_ext.trainers.grpo.rewards import show_prompt_end
 
     run = find_run(arguments.run)
     if run.is_reward_model:
@@ -158,6 +159,7 @@ def evaluate(argv: Sequence[str]) -> int:
         )
     tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
+    show_prompt_end([rules], tokenizer, run.recipe.get("chat_template_kwargs"))
     source = Path(name)
     parts = [] if run.folder == run.root else [run.folder.name]
     parts += [source.stem] if source.is_file() else [source.name, arguments.split]

@@ -154,6 +154,7 @@ def judged(
             {
                 "problem": number,
                 "prompt": problem["prompt"],
+                "prompt_end": rules.prompt_end,
                 "completion": completion,
                 "completion_ids": list(one.token_ids),
                 "finish_reason": one.finish_reason,

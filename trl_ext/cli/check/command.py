@@ -159,7 +159,8 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         if are_good:  # rows that the run refuses may have no length
             measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
             report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
-        report.findings += report.attempt("rules", check_models.check_rules, rewards or [], rows, tokenizer) or []
+        of_rules = parsed, rewards or [], rows, tokenizer
+        report.findings += report.attempt("rules", check_models.check_rules, *of_rules) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured
         memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers or 0)

@@ -11,6 +11,7 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
 from trl_ext.scripts.training import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
+from trl_ext.trainers.rows.rendering import render_prompt
 
 NUM_ROWS = 8
 # Characters shown of the first row, and of each other row.
@@ -105,26 +106,14 @@ def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any
     """Show the first rows as the model reads them, with the columns that the rules read; the first row is cut less."""
     read = [column for rules in rewards for column in getattr(rules, "columns", ())]
     shown = ("chosen", "rejected", *read) if parsed.trainer == "reward" else tuple(read)
-    options = {"add_generation_prompt": True, **(getattr(parsed.training_args, "chat_template_kwargs", None) or {})}
+    options = getattr(parsed.training_args, "chat_template_kwargs", None)
     found = []
     for number, row in enumerate(rows.train):
         limit = FIRST_ROW_CHARS if number == 0 else ROW_CHARS
-        parts = [_cut(_rendered(row["prompt"], tokenizer, options), limit)] if "prompt" in row else []
+        parts = [_cut(render_prompt(row["prompt"], tokenizer, options), limit)] if "prompt" in row else []
         parts += [f"{name}: {_cut(str(row[name]), limit)}" for name in dict.fromkeys(shown) if name in row]
         found.append(ok(f"row {number}", "  |  ".join(parts)))
     return found
-
-
-def _rendered(prompt: Any, tokenizer: Any, options: dict[str, Any]) -> str:
-    """Return the text that the model reads; messages unchanged if no template accepts them."""
-    from jinja2 import TemplateError
-
-    if not isinstance(prompt, list) or not getattr(tokenizer, "chat_template", None):
-        return str(prompt)
-    try:
-        return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
-    except (TemplateError, TypeError):  # another finding reports it
-        return str(prompt)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -17,6 +17,7 @@ from trl_ext.scripts import training
 from trl_ext.scripts.data.dataset import unloadable
 from trl_ext.scripts.grpo import all_rewards
 from trl_ext.scripts.rewards import build_rewards, build_rules
+from trl_ext.trainers.grpo.rewards import show_prompt_end
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
@@ -71,8 +72,9 @@ def shape_of(parsed: Parsed) -> ModelShape:
     return find_shape(config.to_dict())
 
 
-def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
+def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
     """Call every rule set once on the rows; other rewards are listed and not called."""
+    show_prompt_end(rewards, tokenizer, getattr(parsed.training_args, "chat_template_kwargs", None))
     found: list[Finding] = []
     for reward in rewards:
         if hasattr(reward, "rules") and hasattr(reward, "explain"):

@@ -193,6 +193,7 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
         ids,
         {name: [one.get(name) for one in cells] for name in columns},
         row.get("step"),
+        row.get("prompt_end") or "",
         grouped=rules.reads_group,
     )
     try:

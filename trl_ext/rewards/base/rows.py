@@ -68,12 +68,13 @@ def make_rows(
     completion_ids: Any,
     columns: Mapping[str, Sequence[Any]],
     step: int | None = None,
+    end: str = "",
     *,
     grouped: bool,
 ) -> list[Row]:
     """Return one Row per completion of a batch as TRL passes it; a DataError names a column of another length.
 
-    `step` is the number of optimizer steps done. `grouped` is True if a rule reads groups, which doubles the time.
+    `step` and `end` are every row's `step` and `prompt_end`. `grouped`: a rule reads groups, which doubles the time.
     """
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")
@@ -86,7 +87,7 @@ def make_rows(
     cells = zip(*columns.values(), strict=True) if columns else [()] * num_rows
     group = () if grouped else UNREAD
     rows = [
-        Row(prompt, completion_text(done), tokens, dict(zip(columns, own, strict=True)), turns(done), group, step)
+        Row(prompt, completion_text(done), tokens, dict(zip(columns, own, strict=True)), turns(done), group, step, end)
         for prompt, done, tokens, own in zip(prompts, completions, ids, cells, strict=True)
     ]
     return with_groups(rows) if grouped else rows

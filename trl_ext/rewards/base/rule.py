@@ -32,6 +32,7 @@ class Row:
         group: The other completions of the same prompt in this batch, as rows without a group. Reading it is an error
             unless the rule has `reads_group = True`.
         step: Optimizer steps that the training has done; None without a training.
+        prompt_end: How the chat template ends a prompt of messages, such as "...<|assistant|><think>"; "" if unknown.
     """
 
     prompt: Any
@@ -41,6 +42,7 @@ class Row:
     messages: tuple[Mapping[str, Any], ...] = ()
     group: tuple["Row", ...] = ()
     step: int | None = None
+    prompt_end: str = ""
 
 
 class UnreadGroup(tuple[Row, ...]):

@@ -14,8 +14,8 @@ class Tags(Rule):
     """Share of the required tag pairs that occur exactly once, closed, not empty and in order.
 
     A pair counts if it begins after the end of the last pair that counted; a nested pair does not. Space (also
-    `&nbsp;`) and invisible characters do not fill a pair. If a chat template writes `<think>` into the prompt, the
-    completion has no opening tag: do not require that tag then.
+    `&nbsp;`) and invisible characters do not fill a pair. A tag that the prompt ends with, such as the `<think>` of
+    a chat template, counts as opened by the completion; a pair that the prompt closes does not count.
 
     Args:
         tags: Tag names in their order: positional arguments in Python, a list in YAML.
@@ -45,7 +45,9 @@ class Tags(Rule):
         object.__setattr__(self, "tags", tags)
 
     def score(self, row: Row) -> Verdict:
-        text, end = row.text, 0
+        prompt = (row.prompt if isinstance(row.prompt, str) else row.prompt_end).rstrip()
+        begun = next((f"<{tag}>" for tag in self.tags if prompt.endswith(f"<{tag}>")), "")
+        text, end = begun + row.text, 0
         failed = []
         for tag in self.tags:
             opener, closer = f"<{tag}>", f"</{tag}>"

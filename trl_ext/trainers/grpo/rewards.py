@@ -30,6 +30,7 @@ from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.reward.scorer import CompletionScorer, as_function
 from trl_ext.trainers.rows.gold import UnscoredRules, batches_per_step
 from trl_ext.trainers.rows.images import without_nulls
+from trl_ext.trainers.rows.rendering import render_prompt
 
 RULES_FILE = "rules.json"
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL passes these on under other names
@@ -282,6 +283,12 @@ def start_scoring(
             rules.start(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         except TrlExtError:
             continue
+
+
+def show_prompt_end(functions: Sequence[Any], tokenizer: Any, chat_options: Mapping[str, Any] | None) -> None:
+    """Show the rules how the chat template ends a prompt: it may open a tag there."""
+    for rules in _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions]):
+        rules.prompt_end = render_prompt([{"role": "user", "content": "?"}], tokenizer, chat_options)
 
 
 def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:

@@ -41,6 +41,7 @@ from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
     check_groups,
     per_rule,
+    show_prompt_end,
     start_scoring,
     total_rewards,
     within_bounds,
@@ -128,6 +129,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
+        show_prompt_end(self.reward_funcs, self._tokenizer, args.chat_template_kwargs)
         check_update(args, self._why_whole, self._why_zero_advantage_counts())
         if self._max_tokens is not None:
             longest = longest_prompt_tokens(self, self._tokenize_prompts)

@@ -53,6 +53,17 @@ def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, arg
         _check_lengths(lengths, role, limit, most, is_hard)
 
 
+def render_prompt(prompt: Any, tokenizer: Any, chat_options: Mapping[str, Any] | None) -> str:
+    """Return the text that the model reads before its answer; messages unchanged if no template accepts them."""
+    if not isinstance(prompt, list) or not getattr(tokenizer, "chat_template", None):
+        return str(prompt)
+    options = {"add_generation_prompt": True, **(chat_options or {})}
+    try:
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
+    except (TemplateError, TypeError):  # `check_rendered` reports it
+        return str(prompt)
+
+
 def num_tokens(prompts: list[Any], tokenizer: Any, chat_options: Mapping[str, Any]) -> list[int]:
     """Return the number of tokens of each prompt, tokenized as in TRL."""
     if isinstance(prompts[0], str):

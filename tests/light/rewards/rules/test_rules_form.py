@@ -46,6 +46,37 @@ def test_tags_give_the_share_of_pairs_that_are_right(subtests):
     assert detail == "not once, closed, filled and in order: answer"
 
 
+CLOSED = "2+2</think> so <answer>4</answer>"
+THOUGHT = f"<think>{CLOSED}"
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "text", "value"),
+    [
+        ("<|assistant|><think>\n", CLOSED, 1.0),
+        ("<|assistant|><think>", f"\n{CLOSED}", 1.0),
+        ("<|assistant|><think>\n", "</think> so <answer>4</answer>", 0.5),
+        ("<|assistant|><think>\n", "2+2 so <answer>4</answer>", 0.5),
+        ("<|assistant|><think>\n", THOUGHT, 0.5),  # twice
+        ("<|assistant|><think>\n\n</think>\n\n", CLOSED, 0.5),
+        ("<|assistant|><think>\n\n</think>\n\n", "<answer>4</answer>", 0.5),
+        ("<|assistant|><think>\n\n</think>\n\n", THOUGHT, 1.0),
+        ("<|assistant|><think>\nOkay, ", CLOSED, 0.5),
+        ("<|assistant|><thought>", CLOSED, 0.5),
+        ("", CLOSED, 0.5),
+        ("", THOUGHT, 1.0),
+    ],
+)
+def test_a_tag_that_the_prompt_ends_with_counts_as_opened(prompt_end, text, value):
+    rules = RuleSet([Tags("think", "answer")])
+    assert rules.explain(f"2+2?{prompt_end}", text).total == value
+    messages = [{"role": "user", "content": "Write in <think>"}]
+    rules.prompt_end = prompt_end
+    for completion in (text, [{"role": "assistant", "content": text}]):
+        assert rules.explain(messages, completion).total == value
+        assert [column(prompts=[messages], completions=[completion]) for column in rules.split()] == [[value]]
+
+
 # Hangul filler, braille blank, non-breaking spaces as HTML writes them, and marks that join nothing.
 BLANKS = ("\u3164", "\u2800", "&nbsp;", "&#160; &#xA0;", "&zwnj;\u200b", "\u115f\uffa0", "\u034f \u2063")
 

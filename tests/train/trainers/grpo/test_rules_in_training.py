@@ -10,11 +10,12 @@ import trl
 from datasets import Dataset
 
 import trl_ext
-from tests import tiny
+from tests import ppo_trainers, tiny
 from tests.grpo_trainers import trainer
+from tests.rules import rule_class
 from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, RuleError
-from trl_ext.rewards import AsyncRule, Call, Length, Row, Rule, Verdict
+from trl_ext.rewards import AsyncRule, Call, Length, Row, Rule, Tags, Verdict
 from trl_ext.rewards.totals.scorer import Scorer
 from trl_ext.trainers.grpo.rewards import RULES_FILE, guard, raise_together
 from trl_ext.trainers.settings.checks import check_launch
@@ -54,6 +55,37 @@ def test_a_rule_sees_the_groups_and_the_steps_of_a_training(library, tmp_path):
         others = [one.completion_ids for one in whole[:place] + whole[place + 1 :]]
         assert [one.completion_ids for one in row.group] == others
         assert {one.prompt for one in row.group} == {row.prompt}
+
+
+THINK = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "<think>": 3, "</think>": 4} | {f"w{i}": i for i in range(5, tiny.VOCAB)}
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}<think>\n"
+TEMPLATE += "{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}"
+
+
+def thinker(of_words=tiny.tokenizer):
+    tokenizer = of_words({**THINK, "w3": tiny.VOCAB})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def closes_half_of_its_thoughts(prompts, trainer):
+    ids = [[7, 4, 8, 2] if number % 2 else [7, 8, 2] for number in range(len(prompts))]
+    return {"prompt_ids": [[5, 6, 3]] * len(prompts), "completion_ids": ids, "logprobs": None}
+
+
+@pytest.mark.parametrize(("options", "values"), [({}, {0.0, 1.0}), ({"enable_thinking": False}, {0.0})])
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+def test_a_tag_that_the_chat_template_opens_counts_in_a_training(method, options, values, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "tokenizer", thinker)
+    seen = []
+    spy = rule_class("Spy", lambda row: seen.append(Tags("think").score(row).value) or 1.0)
+    data = Dataset.from_list([{"prompt": [{"role": "user", "content": "w5 w6"}]}] * 8)
+    settings = dict(max_steps=1, data=data, rollout_func=closes_half_of_its_thoughts, chat_template_kwargs=options)
+    if method == "grpo":
+        trainer(tmp_path, rewards=RuleSet([spy()]), **settings).train()
+    else:
+        ppo_trainers.trainer("head", tmp_path, reward_funcs=RuleSet([spy()]), **settings).train()
+    assert set(seen) == values
 
 
 # Rules that wait ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def parts(*texts):
 ASKS, GOOD, BAD = user("w5 w6"), said("w7"), said("w8")
 VERL = {"prompt": [ASKS], "reward_model": {"style": "rule", "ground_truth": "11"}, "extra_info": {"split": "train"}}
 NESTED, FIRST_PART = {"answer": "reward_model.ground_truth"}, {"prompt": "prompt.0.content.0.text"}
+CALLED = "train_dataset has a column '{}', and TRL calls reward functions with an argument of that name"
 # A row, the keys of the recipe, and what is refused: empty where the run trains.
 PROMPTS = {
     "answer with a derivation": ({"question": "w5", "answer": "w6 #### 12"}, dict(answer_pattern="#### (.+)"), ""),
@@ -124,6 +125,45 @@ PROMPTS = {
     ),
     "text that is rendered already, kept": ({"prompt": "w5 <eos> w6", "answer": "4"}, dict(prompt_format="text"), ""),
     "messages that hold a special token": ({"prompt": [user("w5 <eos>")], "answer": "4"}, {}, ""),
+    "a column of TRL's arguments": ({"prompt": "w5", "prompts": "1"}, dict(rules=SHORT), CALLED.format("prompts")),
+    "two columns of TRL's arguments": (
+        {"prompt": "w5", "completions": "1", "answer": "4", "log_extra": "1"},
+        {},
+        CALLED.format("completions', 'log_extra"),
+    ),
+    **{
+        f"gold of TRL's argument {name}": (
+            {"prompt": "w5", name: "4"},
+            dict(rules=[{"rule": "answer", "gold": name}]),
+            CALLED.format(name),
+        )
+        for name in ("trainer_state", "log_extra", "log_metric", "environments")
+    },
+    "gold that is kept back": (
+        {"prompt": "w5", "completion": "4"},
+        dict(rules=[{"rule": "answer", "gold": "completion"}]),
+        "reads the column 'completion' of train_dataset, which TRL does not give to reward functions",
+    ),
+    "ids that are kept back": (
+        {"prompt": "w5", "completion_ids": "4"},
+        dict(rules=[{"rule": "answer", "gold": "completion_ids"}]),
+        "reads the column 'completion_ids' of train_dataset",
+    ),
+    "columns that no rule reads": (
+        {"prompt": "w5", "completion": "w6", "completion_ids": [6], "environments": "w7"},
+        dict(rules=SHORT),
+        "",
+    ),
+    "gold that is dropped": (
+        {"prompt": "w5", "answer": "4"},
+        dict(remove_unused_columns=True),
+        "remove_unused_columns=True drops the column 'answer' of train_dataset, which rules reads",
+    ),
+    "gold that is dropped, PPO": (
+        {"prompt": "w5", "answer": "4"},
+        dict(remove_unused_columns=True),
+        "remove_unused_columns=True drops the column 'answer' of train_dataset, which rules reads",
+    ),
     "text, PPO": ({"text": "w5", "label": 1}, dict(columns={"prompt": "text"}, rules=SHORT), ""),
     "another name, PPO": ({"query": "w5"}, dict(rules=SHORT), "has no column 'prompt', only 'query'"),
     "parts of content, PPO": ({"prompt": [user(parts("w5"))]}, dict(rules=SHORT), "The chat template refuses them"),
@@ -198,6 +238,12 @@ DAILY = ("gold within a column", "parts of content", "messages next to a text", 
 DAILY += ("token ids by an old name", "a mapping as prompt", "text, PPO", "place of the right option")
 DAILY += ("text that is rendered already", "messages before texts by other names", "a column for the better side")
 DAILY += ("messages that end with the answer", "turns of from and value", "a message of from and value for a side")
+DAILY += (
+    "two columns of TRL's arguments",
+    "ids that are kept back",
+    "columns that no rule reads",
+    "gold that is dropped",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,14 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.rewards.base.rows import TRL_EXTRAS
 from trl_ext.scripts import training
 from trl_ext.scripts.data.dataset import unloadable
 from trl_ext.scripts.grpo import all_rewards
 from trl_ext.scripts.rewards import build_rewards, build_rules
 from trl_ext.trainers.grpo.rewards import show_prompt_end
+
+_NOT_GIVEN = ("prompt", "prompts", "completion", "completions", "completion_ids")
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
@@ -82,7 +85,7 @@ def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: A
                 if missing := [name for name in reward.columns if name not in rows.train[0]]:
                     what = f"The data lack the column {', '.join(missing)}, which the rules read."
                     found.append(problem("rules", what))
-                else:
+                elif set(reward.columns) <= set(_columns_of(rows.train)):  # else the check of the data has refused it
                     found += [*_audit(reward, rows.train), _score(reward, rows.train, tokenizer)]
             finally:
                 reward.close()
@@ -90,6 +93,11 @@ def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: A
             name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
             found.append(ok("rewards", f"{name} can be loaded; it was not called."))
     return found
+
+
+def _columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the columns that TRL gives to reward functions."""
+    return [name for name in rows[0] if name not in {*_NOT_GIVEN, *TRL_EXTRAS}]
 
 
 def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
@@ -126,7 +134,7 @@ def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:
         [{"role": "assistant", "content": text or ""}] if isinstance(row.get("prompt"), list) else text or ""
         for row, text in zip(rows, texts, strict=True)
     ]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "completion")}
+    columns = {name: [row[name] for row in rows] for name in _columns_of(rows)}
     totals = rules(prompts=[row.get("prompt") for row in rows], completions=completions, completion_ids=ids, **columns)
     known = [total for total in totals if total is not None]
     kind = "Gold" if any(texts) else "Empty"

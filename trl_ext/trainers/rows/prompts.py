@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards.base.rows import TRL_EXTRAS
 from trl_ext.trainers.rows.gold import check_gold
 from trl_ext.trainers.rows.images import problem_of_row, unreadable
 from trl_ext.trainers.rows.rendering import check_rendered, positions
@@ -25,8 +26,11 @@ from trl_ext.trainers.rows.text import TextCheck, warn_of_two_begins
 
 logger = logging.get_logger(__name__)
 
-# Arguments that TRL gives a reward function in addition to columns.
-_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+# Arguments that TRL gives a reward function in addition to columns; environments only if there are any.
+_ARGUMENTS = {"prompts", "completions", "completion_ids", *TRL_EXTRAS} - {"environments"}
+# Columns that TRL does not give a reward function, and columns that remain with `remove_unused_columns`.
+_KEPT_BACK = {"prompt", "completion", "completion_ids"}
+_USED = ("prompt", "image", "images")
 _ADVICE = "Drop or mend such rows: dataset.filter(...)."
 _ENDS_WITH_ANSWER = (
     "prompt that ends with the assistant's answer: the model reads it before it answers, and rules may pay for a "
@@ -59,7 +63,7 @@ class PromptChecks:
             )
         for name, dataset, columns in columns_of_all(datasets, role):
             self._check_needed(columns, name)
-            self._check_calls(columns, name)
+            self._check_columns(columns, name)
             self.may_hold_images |= may_hold_images(dataset)
             if isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom":  # custom: a transform
                 self.has_late_rows = True
@@ -119,26 +123,35 @@ class PromptChecks:
                     "rule."
                 )
 
-    def _check_calls(self, columns: list[str], role: str) -> None:
-        """Raise DataError for a reward function that needs an argument that TRL does not give it."""
-        if self.options.get("rollout_func") is not None:  # it may add arguments
-            return
-        given = {*_ARGUMENTS, *columns, *(["environments"] if self._has_environment else [])}
-        for function in self.reward_funcs:
-            # Reward models (PPO's have an encoder) read text only.
-            if not callable(function) or isinstance(function, nn.Module) or hasattr(function, "encoder"):
-                continue
-            try:
-                parameters = inspect.signature(function).parameters.values()
-            except ValueError:  # some functions in C have no signature
-                continue
-            by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-            if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
+    def _check_columns(self, columns: list[str], role: str) -> None:
+        """Raise for a column that no reward function gets: TRL shadows it, keeps it back or drops it."""
+        dropped = set(columns) - set(_USED) if self.args.remove_unused_columns else set()
+        functions = [function for function in self.reward_funcs if _takes_columns(function)]
+        arguments = _ARGUMENTS | ({"environments"} if self._has_environment else set())
+        read_by_all = {column for function in functions for column in getattr(function, "columns", ())}
+        # A rule set takes none of TRL_EXTRAS for a column.
+        shadowed = sorted((arguments | (read_by_all & TRL_EXTRAS)) & set(columns) - _KEPT_BACK - dropped)
+        if shadowed and functions:
+            raise DataError(
+                f"{role} has a column {listed(shadowed)}, and TRL calls reward functions with an argument of that "
+                f"name. Rename it: dataset.rename_column('{shadowed[0]}', 'own_{shadowed[0]}')."
+            )
+        for function in functions:
+            name = getattr(function, "__name__", type(function).__name__)
+            read = [column for column in getattr(function, "columns", ()) if column in columns]
+            if kept := [column for column in read if column in _KEPT_BACK]:
                 raise DataError(
-                    f"The reward function {getattr(function, '__name__', type(function).__name__)} needs the argument "
-                    f"{listed(missing)}, which is a column for TRL, and {role} has {listed(columns)}. Rename a column "
-                    "so (columns: in a recipe), or give the argument a default."
+                    f"{name} reads the column {listed(kept)} of {role}, which TRL does not give to reward functions. "
+                    "Rename the column, and name it so in the rule."
                 )
+            if gone := [column for column in read if column in dropped]:
+                raise ConfigError(
+                    f"remove_unused_columns=True drops the column {listed(gone)} of {role}, which {name} reads. Set "
+                    "it to False."
+                )
+            if self.options.get("rollout_func") is None:  # it may add arguments
+                given = arguments | (set(columns) - _KEPT_BACK - dropped)
+                _check_call(function, given, f"{role} gives {listed(sorted(given - arguments)) or 'no column'}")
 
     def _check_rows(self, dataset: Dataset, role: str) -> None:
         """Raise for golds that rules cannot read, damaged images and bad prompts."""
@@ -194,6 +207,32 @@ class PromptChecks:
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         images = (problem_of_row(row, self._image_token) for row in rows) if self.may_hold_images else ()
         return next(filter(None, images), "")
+
+
+def _takes_columns(function: Any) -> bool:
+    """Return True for a reward function; reward models (PPO's have an encoder) read text only."""
+    return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
+
+
+def _check_call(function: Any, given: set[str], what: str) -> None:
+    """Raise for a reward function that cannot be called with the arguments `given`; `what` names the columns."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions in C have no signature
+        return
+    name = getattr(function, "__name__", type(function).__name__)
+    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
+        raise DataError(
+            f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and {what}. "
+            "Rename a column so (columns: in a recipe), or give the argument a default."
+        )
+    unknown = sorted(given - {one.name for one in by_name})
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(
+            f"The reward function {name} takes no argument {listed(unknown)}, which TRL gives to all of them. Add "
+            "**kwargs to its arguments."
+        )
 
 
 def config_of(model: Any, args: Any) -> Any:

@@ -20,6 +20,7 @@ from trl_ext.errors import TrlExtError
 from trl_ext.rewards import Call
 from trl_ext.trainers.checkpoints import folder as folders
 from trl_ext.trainers.checkpoints.folder import LOCK, OWNER
+from trl_ext.trainers.record.recipe import packages
 
 STEPS = 4
 
@@ -81,6 +82,14 @@ def holder(folder: Path):
         process.communicate(b"\n")
 
 
+def pretended_version(folder: Path, package: str, version: str) -> str:
+    """Make a folder that stands on the path as if another version of the package were installed."""
+    info = folder / "site" / f"{package}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return str(info.parent)
+
+
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
 
@@ -116,4 +125,8 @@ def train(folder: Path, of_one_process: str) -> dict:
     with holder(folder / "run") if rank == 0 else nullcontext():
         facts["in use"] = refusal(folder / "run", point=None)
 
+    if rank == 1:
+        sys.path.insert(0, pretended_version(folder, "accelerate", "1.0.1"))
+        packages.cache_clear()
+    facts["other versions"] = refusal(folder / "versions", point=None)
     return facts

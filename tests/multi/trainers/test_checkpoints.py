@@ -76,3 +76,8 @@ def test_unless_the_run_saves_nothing(ranks):
 
 def test_a_folder_that_another_run_uses_is_refused_on_both(ranks):
     assert "run is in use: process 4711 of ann on node7 trains into it since" in both(ranks, "in use")
+
+
+def test_another_version_on_rank_1_is_refused_on_both(ranks):
+    said = both(ranks, "other versions")
+    assert re.match(r"Process 1 on \S+ has accelerate 1\.0\.1, process 0 on \S+ has accelerate 1\.", said)

@@ -13,6 +13,7 @@ from trl_ext import GRPOConfig, PPOConfig, RewardConfig
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.settings.values import CHOICES, ONLY_WHERE, RANGES, check_correction, check_settings
 
+ODD = ("yes", "", None, True, 1e39, math.nan, math.inf, -1, -1.0, 1.5, 10**40, [], ["x"], {}, {"x": 1}, b"x")
 CONFIGS = (TRLGRPOConfig, TRLRewardConfig, GRPOConfig, PPOConfig, RewardConfig)
 OURS = (GRPOConfig, PPOConfig, RewardConfig)
 
@@ -58,6 +59,7 @@ PARTS = [
     dict(vllm_structured_outputs_regex="[0-9]+"),
     dict(generation_kwargs={"top_p": 0.9}),
     dict(generation_kwargs={"presence_penalty": 0.5}),
+    dict(generation_kwargs={"logit_bias": {5: 2.0}}),
 ]
 
 
@@ -102,3 +104,40 @@ def test_bounds_that_hold_the_ratio_of_an_unmoved_policy_are_taken(tmp_path):
     for bounds in (dict(clip_max=1.0), dict(clip_max=None), dict(clip_min=0.8, clip_max=1.2), dict(clip_max=math.inf)):
         bounds = {f"vllm_importance_sampling_{name}": value for name, value in bounds.items()}
         check_correction(make(GRPOConfig, tmp_path, use_vllm=True, **bounds))
+
+
+# Odd values ---------------------------------------------------------------------------------------------------------
+
+
+def ours(config):
+    """The annotations of the settings that a config adds to TRL's."""
+    theirs = {field.name for base in (TRLGRPOConfig, TRLRewardConfig) for field in dataclasses.fields(base)}
+    return {field.name: str(field.type) for field in dataclasses.fields(config) if field.name not in theirs}
+
+
+def refused(config, folder, name, value):
+    try:
+        make(config, folder, **{name: value})
+    except ConfigError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("config", OURS)
+def test_an_odd_value_of_our_settings_is_taken_or_refused_and_raises_nothing_else(config, tmp_path):
+    assert len(ours(config)) >= 13
+    for name, annotation in ours(config).items():
+        answers = {repr(value): refused(config, tmp_path, name, value) for value in ODD}
+        is_text, is_number = ("str" in annotation, "int" in annotation or "float" in annotation)
+        assert answers["'yes'"] or is_text, name
+        assert answers["None"] is ("None" not in annotation), name
+        assert answers["True"] or "bool" in annotation or name == "num_sample_generations", name
+        assert answers["nan"] and answers["[]"] is ("list" not in annotation), name
+        assert answers["1e+39"] and answers[repr(10**40)], name
+        assert answers["{}"] or "dict" in annotation, name
+        assert answers["-1"] or not is_number or name == "gate_above", name
+
+
+def test_a_whole_number_may_be_written_as_a_float(tmp_path):
+    assert repr(make(PPOConfig, tmp_path, total_episodes=1e2).total_episodes) == "100"
+    assert make(GRPOConfig, tmp_path, oversample=2).oversample == 2

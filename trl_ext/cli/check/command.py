@@ -150,6 +150,8 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     shape = told.attempt("model", check_models.shape_of, parsed)
     if described is not None:
         report.findings.append(described)
+    if parsed.trainer == "ppo" and tokenizer is not None:
+        report.attempt("models", check_models.check_scorers, parsed, tokenizer)
     rows = report.attempt("data", check_data.read_rows, parsed)
     measured = None
     if rows is not None:

@@ -75,6 +75,21 @@ def shape_of(parsed: Parsed) -> ModelShape:
     return find_shape(config.to_dict())
 
 
+def check_scorers(parsed: Parsed, tokenizer: Any) -> None:
+    """Raise ConfigError, as PPOTrainer does, for a value model or reward model that has no use for its token ids."""
+    from trl_ext.trainers.forward.reward_input import check_vocabulary
+    from trl_ext.trainers.ppo.inputs import check_value_model, tokenizer_in
+    from trl_ext.trainers.rows.prompts import config_of
+
+    given, args = parsed.script_args, parsed.training_args
+    for name in given.reward_model or ():
+        if config := config_of(name, args):
+            check_vocabulary(tokenizer_in(name, tokenizer), config, Path(name).name)
+    actor = config_of(str(parsed.model_args.model_name_or_path), args)
+    if given.value_model and actor and (config := config_of(given.value_model, args)):
+        check_value_model(config, actor, tokenizer)
+
+
 def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
     """Call every rule set once on the rows; other rewards are listed and not called."""
     show_prompt_end(rewards, tokenizer, getattr(parsed.training_args, "chat_template_kwargs", None))

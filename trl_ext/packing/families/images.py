@@ -111,7 +111,8 @@ class ImageReader:
                 return (
                     f"Row {row} has {count} image tokens (id {self.token_id}), and its {len(shown)} images have "
                     f"{needed}. Either its prompt was cut within an image, or the policy sampled the token: forbid it "
-                    f"by generation_kwargs={{'suppress_tokens': [{self.token_id}]}}, or of vLLM by logit_bias."
+                    f"by generation_kwargs={{'suppress_tokens': [{self.token_id}]}}, or of vLLM by logit_bias and "
+                    "vllm_importance_sampling_correction=False."
                 )
         return ""
 

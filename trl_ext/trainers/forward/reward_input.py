@@ -120,6 +120,18 @@ def read_record(name: str | None) -> RewardInputRecord | None:
         ) from error
 
 
+def check_vocabulary(tokenizer: Any, config: Any, name: str) -> None:
+    """Raise ConfigError for a tokenizer with tokens, other than padding, that a reward model has no embedding for."""
+    rows = config.get_text_config().vocab_size
+    beyond = {number for number in tokenizer.get_vocab().values() if number >= rows}
+    if beyond - {tokenizer.pad_token_id}:
+        raise ConfigError(
+            f"The reward model {name} has an embedding of {rows} tokens, and the tokenizer that reads for it has "
+            f"token {max(beyond)}. Save the model's own tokenizer in its folder, or give it as "
+            "reward_processing_classes."
+        )
+
+
 class RewardEncoder:
     """Makes a reward model's token ids from prompts and completions.
 

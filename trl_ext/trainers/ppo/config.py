@@ -12,7 +12,7 @@ from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.objective.equations import ADVANTAGES, ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import OF_PPO, refuse_without_effect, refuse_without_kl
-from trl_ext.trainers.settings.values import check_numbers, setting
+from trl_ext.trainers.settings.values import check_numbers, check_types, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
 
@@ -155,6 +155,7 @@ class PPOConfig(GRPOConfig):
     contradictions: ClassVar[tuple[Row, ...]] = (*GRPOConfig.contradictions, *OF_PPO)
 
     def __post_init__(self) -> None:
+        check_types(self)
         refuse_without_effect(self)
         check_numbers(self)  # before old names are replaced, so that the message has the name that was given
         self._take_old_names()

@@ -140,15 +140,27 @@ def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], 
         )
 
 
-def check_value_model(value_model: Any, model_config: Any) -> None:
-    """Raise ConfigError unless the critic reads the actor's tokens."""
-    own, actors = (config.get_text_config().vocab_size for config in (value_model.config, model_config))
-    name = value_model.config._name_or_path or type(value_model).__name__
+def check_value_model(value_config: Any, model_config: Any, tokenizer: Any) -> None:
+    """Raise ConfigError unless the critic, given by its config, reads the actor's tokens."""
+    own, actors = (config.get_text_config().vocab_size for config in (value_config, model_config))
+    name = value_config._name_or_path or type(value_config).__name__
     if own != actors:
         raise ConfigError(
             f"value_model {name} has {own} tokens, the actor {actors}: it has another tokenizer and would read "
             "other text. Start the critic from the actor's own base model, or from a reward model of it."
         )
+    if (Path(name) / "tokenizer.json").is_file():
+        read = {number: token for token, number in AutoTokenizer.from_pretrained(name).get_vocab().items()}
+        written = getattr(tokenizer, "tokenizer", tokenizer).get_vocab()  # of a processor
+        written = {number: token for token, number in written.items()}
+        # The actor's tokenizer may have added tokens, such as a pad token.
+        other = min((number for number in read if read[number] != written.get(number)), default=None)
+        if other is not None:
+            raise ConfigError(
+                f"The tokenizer of value_model {name} has other tokens than the actor's: {other} is {read[other]!r} "
+                f"there and {written.get(other)!r} here. Start the critic from the actor's own base model, or from a "
+                "reward model of it."
+            )
 
 
 def load_classifier(model: Any, args: Any) -> Any:

@@ -163,7 +163,7 @@ class PPOModels:
         trainer, args = self._trainer, self._args
         if self.value_model is not None:
             actor: Any = trainer.model
-            check_value_model(self.value_model, actor.config)
+            check_value_model(self.value_model.config, actor.config, self.tokenizer)
             if args.disable_dropout:
                 disable_dropout_in_model(self.value_model)
             return SeparateCritic(trainer, self.value_model, args.value_learning_rate)

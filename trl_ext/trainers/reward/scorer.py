@@ -35,6 +35,13 @@ from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores, scored_token
 from trl_ext.trainers.forward.reward_input import RewardEncoder, check_eos_setting, is_main_process, record_of
+from trl_ext.trainers.forward.reward_input import (
+    RewardEncoder,
+    check_eos_setting,
+    check_vocabulary,
+    is_main_process,
+    read_record,
+)
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.self_check import check_reward_model
 from trl_ext.trainers.step.unpadded import renumbered
@@ -193,6 +200,7 @@ class RewardModel(CompletionScorer):
                 f"A reward model has one label; {name} has {self.model.config.num_labels}. Give a reward model, "
                 "loaded with AutoModelForSequenceClassification and num_labels=1."
             )
+        check_vocabulary(tokenizer, self.model.config, name)
         self._num_positions = num_positions(self.model)
         # The model scores the last token that is not padding.
         self.model.config.get_text_config().pad_token_id = self._pad_token_id

@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,19 @@ from datasets import Dataset
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
-from trl_ext.errors import ConfigError, DataError, GradientError
+from trl_ext.errors import ConfigError, DataError, GradientError, SupportError
 from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.memory.planner.run import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
+from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import newest_whole
+from trl_ext.trainers.record.recipe import packages
 from trl_ext.trainers.step.sequence_parallel import check_processes, size_of_groups
 
 # Enough to find the longest prompt of most datasets in seconds; a longer prompt gets a separate forward.
 MAX_PROMPTS_MEASURED = 20_000
+# Packages whose versions decide what a process computes and sends to other processes.
+_SAME_VERSIONS = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "peft")
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
@@ -72,7 +77,8 @@ def check_moving(args: Any) -> None:
 def check_launch(args: Any) -> None:
     """Raise ConfigError unless the launched processes form one group, and set the group's timeout.
 
-    Separate processes would silently train several models.
+    Separate processes would silently train several models. Processes with different versions of a package may compute
+    different numbers; they raise SupportError.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started < 1:
@@ -87,7 +93,20 @@ def check_launch(args: Any) -> None:
     _check_fsdp(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
+        _check_versions_of_ranks(args)
         check_seen_by_all(args)
+
+
+def _check_versions_of_ranks(args: Any) -> None:
+    """Raise SupportError, on all processes, if their packages differ. Collective."""
+    mine = {name: packages().get(name, "none") for name in _SAME_VERSIONS}
+    (first_host, first), *others = gathered(args, (socket.gethostname(), mine))
+    for rank, (host, found) in enumerate(others, 1):
+        for name in (name for name in _SAME_VERSIONS if found[name] != first[name]):
+            raise SupportError(
+                f"Process {rank} on {host} has {name} {found[name]}, process 0 on {first_host} has {name} "
+                f"{first[name]}. Install the same versions on all machines."
+            )
 
 
 def _check_fsdp(args: Any) -> None:

@@ -19,6 +19,7 @@ from trl_ext.trainers.settings.values import (
     check_choices,
     check_deepspeed_file,
     check_numbers,
+    check_types,
     choose_precision,
     setting,
 )
@@ -106,12 +107,10 @@ class ExtendedConfig(PublicArguments):
     def __post_init__(self) -> None:
         """Check our settings, and the machine and files that they name, then TRL's. Raises ConfigError for an unknown
         card or preset, a missing plan, or an impossible value."""
+        check_types(self)
         check_numbers(self)
         check_choices(self, type(self))
         check(self, RUN)
-        for name in ("memory_prompt_length", "global_batch"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
         self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
         if self.memory_setting is not None:
             self.memory = self.memory_setting.name

@@ -8,6 +8,7 @@ from trl_ext.errors import ArgumentError, did_you_mean
 
 _RENAMED = """
 evaluation_strategy eval_strategy  per_gpu_train_batch_size per_device_train_batch_size  no_cuda use_cpu
+per_device_batch_size per_device_train_batch_size  batch_size per_device_train_batch_size
 dataset_id_or_path dataset_name  use_liger use_liger_kernel  use_liger_loss use_liger_kernel  init_kl_coef kl_coef
 max_new_tokens max_completion_length  wandb_log_unique_prompts log_unique_prompts  ppo_epochs num_ppo_epochs
 vllm_gpu_memory vllm_gpu_memory_utilization  vllm_max_model_len vllm_max_model_length  push_to_hub_token hub_token

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trl_ext.compat.liger import HEADS
 from trl_ext.compat.swap import swapped
@@ -77,7 +77,7 @@ RANGES = {
         "num_generations num_generations_eval max_completion_length num_iterations steps_per_generation "
         "generation_batch_size sequence_parallel ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
         "max_length pad_to_multiple_of response_length num_ppo_epochs num_mini_batches total_episodes "
-        "local_rollout_forward_batch_size reward_tokens_per_forward".split(),
+        "local_rollout_forward_batch_size reward_tokens_per_forward memory_prompt_length global_batch".split(),
         COUNT,
     ),
     **dict.fromkeys(
@@ -104,7 +104,7 @@ RANGES = {
     "vllm_importance_sampling_clip_max": Range(1, ends="[]", advice="Ratios of an unmoved policy are 1."),
     "vllm_importance_sampling_cap": Range(1, ends="[]", advice="Ratios of an unmoved policy are 1."),
     "vllm_importance_sampling_clip_min": Range(0, 1, "[]", "Ratios of an unmoved policy are 1."),
-    "oversample": Range(1, advice="1 samples as many groups as an update takes."),
+    "oversample": Range(1, 100, "[]", "1 samples as many groups as an update takes."),
     "cliprange_value": Range(0, ends="(]", advice="Unset, values are not clipped."),
     "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
     "score_clip": Range(0, ends="(]", advice="Unset, scores are not clipped."),
@@ -141,6 +141,7 @@ _WHOLE: dict[str, tuple[Any, ...]] = {
     "top_k": (None, 0, -1),
     **dict.fromkeys(("allowed_token_ids", "structured_outputs", "vllm_structured_outputs_regex"), (None,)),
     **dict.fromkeys(("bad_words", "logits_processors", "min_tokens"), (None, 0, [])),
+    "logit_bias": (None, {}),
 }
 
 # Contradictions between settings of a run, for all trainers.
@@ -159,6 +160,8 @@ RUN: tuple[Row, ...] = (
         use_liger_kernel and any((liger_kernel_config or {}).get(name) for name in HEADS),
      f"layers are replaced and no head. Leave {', '.join(HEADS)} out of liger_kernel_config."),
     (lambda global_batch, memory: global_batch and memory is None,
+     "it has no effect without memory. Set memory='auto', or remove it."),
+    (lambda memory_prompt_length, memory: memory_prompt_length and memory is None,
      "it has no effect without memory. Set memory='auto', or remove it."),
     (lambda generation_ahead, vllm_importance_sampling_correction:
         generation_ahead and not vllm_importance_sampling_correction,
@@ -182,9 +185,53 @@ RUN: tuple[Row, ...] = (
 # fmt: on
 
 
+# Types of our settings; the list is of words, which may come as one text.
+_IN_WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list of words",
+    dict: "a mapping",
+    type(None): "None",
+}
+_LARGEST_NUMBER = 2.0**63
+
+
 def setting(default: Any, purpose: str, **others: Any) -> Any:
     """Return a field of a config with its `--help` text and other metadata, such as its choices."""
     return field(default=default, metadata={"help": purpose, **others})
+
+
+def check_types(config: Any) -> None:
+    """Raise ConfigError for a value of another type than its setting's, in fields that our configs add to TRL's.
+
+    A whole float becomes an integer where one is needed, as in total_episodes=1e5.
+    """
+    kind = type(config)
+    hints, theirs = get_type_hints(kind), {"memory"}  # parse_memory reads memory, which may be a plan or a path
+    for base in (base for base in kind.__mro__ if is_dataclass(base) and not base.__module__.startswith("trl_ext")):
+        theirs |= {one.name for one in fields(base)}
+    for one in (one for one in fields(kind) if one.name not in theirs):
+        value, allowed = getattr(config, one.name), get_args(hints[one.name]) or (hints[one.name],)
+        types = {get_origin(hint) or hint for hint in allowed}
+        if int in types and float not in types and isinstance(value, float) and value.is_integer():
+            value = int(value)
+            setattr(config, one.name, value)
+        if not any(_is_of(value, expected) for expected in types):
+            wanted = " or ".join(_IN_WORDS[expected] for expected in _IN_WORDS if expected in types)
+            raise ConfigError(f"{one.name}={value!r} must be {wanted}.")
+        if isinstance(value, int | float) and math.isfinite(value) and abs(value) > _LARGEST_NUMBER:
+            raise ConfigError(f"{one.name}={value} is beyond any use. Give a smaller number.")
+
+
+def _is_of(value: Any, expected: Any) -> bool:
+    """Return True for a value of the type; an integer is a float too, and a boolean is no number."""
+    if expected is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is list:
+        return isinstance(value, list | tuple | str) and all(isinstance(part, str) for part in value)
+    return isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
 
 
 def check_numbers(config: Any) -> None:
@@ -313,6 +360,11 @@ def _check_options(args: Any) -> None:
         raise ConfigError(
             f"generation_kwargs has {name}={generation[name]}, which would overrule {_SET_ELSEWHERE[name]}. Set "
             f"{_SET_ELSEWHERE[name]} instead."
+        )
+    if generation.get("do_sample") is False:
+        raise ConfigError(
+            "generation_kwargs has do_sample=False, with which all completions of a prompt are the same and nothing "
+            "is learnt. Leave it out; eval_temperature=0 evaluates greedily."
         )
     if mode := getattr(args, "torch_compile_mode", None):
         from torch._inductor import list_mode_options

@@ -81,6 +81,11 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
             dict(reward_model=labels, reward_processing_classes=tokenizer),
             "one label; reward_model_0 has 3",
         ),
+        (
+            "head",
+            dict(reward_model=foreign, reward_processing_classes=tokenizer),
+            "has an embedding of 77 tokens, and the tokenizer that reads for it has token 198",
+        ),
         ("separate", dict(value_model=foreign), f"77 tokens, the actor {tiny.VOCAB}: it has another"),
         ("separate", dict(value_model=ppo_trainers.actor(seed=3)), "without a layer `score`"),
         ("separate", dict(value_model=None), "critic='separate' needs value_model"),
@@ -100,6 +105,14 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
     ]:
         with subtests.test(words):
             assert words in refusal(tmp_path, critic, **changes)
+
+
+def test_a_value_model_whose_tokenizer_has_other_words(tmp_path):
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens("<other>")
+    for part in (ppo_trainers.classifier(), tokenizer):
+        part.save_pretrained(tmp_path / "value")
+    assert "has other tokens than the actor's" in refusal(tmp_path, "separate", value_model=str(tmp_path / "value"))
 
 
 def test_a_critic_that_fsdp_cannot_shard(tmp_path, monkeypatch):

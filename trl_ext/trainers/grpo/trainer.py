@@ -47,7 +47,7 @@ from trl_ext.trainers.grpo.rewards import (
     within_bounds,
 )
 from trl_ext.trainers.reward.scorer import with_scorers
-from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, image_rows
+from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, check_padded, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.step.forward import StepForward, running_forward
@@ -124,6 +124,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
         packs = getattr(args, "packing", True)
         self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())
+        if self._are_images_padded:
+            check_padded(train_dataset, args)
         self._oversampling.check_rows(takes_images=self._takes_images)
         self._parts += prepare_generation(self, takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
@@ -190,6 +192,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl_ext.PackingSwitch._stop_packing: refuses settings that padded images do not allow."""
         super()._stop_packing(reason)
         self._are_images_padded = self._takes_images
+        if self._are_images_padded:
+            check_padded(self.train_dataset, self.args)
         check_update(self.args, self._why_whole, self._why_zero_advantage_counts())
 
     def _longest_row_tokens(self) -> int | None:

@@ -138,6 +138,14 @@ def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
     Pixels are not decoded, which would take minutes: a JPEG that is cut off after its header is not found.
     """
     found: dict[str, list[int]] = {}
+    for number, row in enumerate(_undecoded(dataset)):
+        if problem := problem_of_row(row, image_token):
+            found.setdefault(problem, []).append(number)
+    return found
+
+
+def _undecoded(dataset: Dataset) -> Dataset:
+    """Return the columns with prompts and images; images are files, not pixels."""
     files = dataset.select_columns([name for name in ("prompt", *_COLUMNS) if name in dataset.column_names])
     for column in set(_COLUMNS) & set(dataset.column_names):
         feature, as_file = dataset.features[column], ImageFeature(decode=False)
@@ -145,10 +153,23 @@ def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
             files = files.cast_column(column, as_file)
         elif isinstance(getattr(feature, "feature", None), ImageFeature):
             files = files.cast_column(column, List(as_file))
-    for number, row in enumerate(files.with_format(None)):
-        if problem := problem_of_row(row, image_token):
-            found.setdefault(problem, []).append(number)
-    return found
+    return files.with_format(None)
+
+
+def check_padded(dataset: Any, args: Any) -> None:
+    """Raise DataError if padded micro-batches, only some of which show an image, are possible.
+
+    transformers cannot forward one without an image next to others with images, under TRL as here.
+    """
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return
+    without = sum(not any(_images_and_parts(row)[0]) for row in _undecoded(dataset))
+    if 0 < without < len(dataset) and without * args.num_generations >= args.per_device_train_batch_size:
+        raise DataError(
+            f"train_dataset has {without} of {len(dataset)} rows without an image, and rows are padded: a micro-batch "
+            "without any image cannot be forwarded. Leave packing unset, if the model can be packed, or train on rows "
+            "with images only: dataset.filter(...)."
+        )
 
 
 def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
@@ -156,17 +177,23 @@ def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
 
     Images may be decoded or not. `image_token` is the placeholder of an image in a rendered prompt, "" if not known.
     """
-    prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
-    if isinstance(prompt, str):
+    if isinstance(row.get("prompt"), str):
         return ""
+    images, parts = _images_and_parts(row)
+    if image_token and any(image_token in str(part.get("text")) for part in parts):
+        return f"the text {image_token}, the placeholder of an image"
+    return next(filter(None, map(_problem_of_image, images)), "")
+
+
+def _images_and_parts(row: Mapping[str, Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
+    """Return the images of a row, those in its messages first, and the parts of its messages."""
+    prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
     messages = prompt if isinstance(prompt, list) else ()
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
     parts = [part for part in parts if isinstance(part, Mapping)]
-    if image_token and any(image_token in str(part.get("text")) for part in parts):
-        return f"the text {image_token}, the placeholder of an image"
     given = [part[key] for part in parts for key in _ADDRESSES if part.get(key) is not None]
-    return next(filter(None, map(_problem_of_image, [*given, *(images or ())])), "")
+    return [*given, *(images or ())], parts
 
 
 def _problem_of_image(image: Any) -> str:

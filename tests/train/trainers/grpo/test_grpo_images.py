@@ -141,3 +141,11 @@ def test_a_row_with_an_image_may_end_with_any_token():
     for last in (0, 7):
         tokens = np.array([-5, -5, 3, last, last])
         assert shareable(tokens).tolist() == [(-5 << 32) + 3, (-5 << 32) + 3, (3 << 32) + last, (last << 32) + last]
+
+
+@pytest.mark.parametrize("family", daily(tiny_images.FAMILIES, "qwen2_vl"))
+def test_padded_rows_of_which_a_micro_batch_may_show_no_image_are_a_sentence_before_step_0(family, tmp_path):
+    mixed = dict(data=rows([[image(1)], [], [image(2)], []]), num_generations=2, per_device_train_batch_size=2)
+    with pytest.raises(DataError, match="2 of 4 rows without an image, and rows are padded"):
+        run(tmp_path, family=family, packing=False, **mixed)
+    run(tmp_path, family=family, packing=False, **mixed | {"data": rows([[]] * 4)})

@@ -36,7 +36,7 @@ def parts(*texts):
 ASKS, GOOD, BAD = user("w5 w6"), said("w7"), said("w8")
 VERL = {"prompt": [ASKS], "reward_model": {"style": "rule", "ground_truth": "11"}, "extra_info": {"split": "train"}}
 NESTED, FIRST_PART = {"answer": "reward_model.ground_truth"}, {"prompt": "prompt.0.content.0.text"}
-CALLED = "train_dataset has a column '{}', and TRL calls reward functions with an argument of that name"
+CALLED = "train_dataset has a column '{}', which TRL does not give to reward functions: it is an argument"
 # A row, the keys of the recipe, and what is refused: empty where the run trains.
 PROMPTS = {
     "answer with a derivation": ({"question": "w5", "answer": "w6 #### 12"}, dict(answer_pattern="#### (.+)"), ""),
@@ -142,12 +142,12 @@ PROMPTS = {
     "gold that is kept back": (
         {"prompt": "w5", "completion": "4"},
         dict(rules=[{"rule": "answer", "gold": "completion"}]),
-        "reads the column 'completion' of train_dataset, which TRL does not give to reward functions",
+        "has a column 'completion', which TRL does not give to reward functions",
     ),
     "ids that are kept back": (
         {"prompt": "w5", "completion_ids": "4"},
         dict(rules=[{"rule": "answer", "gold": "completion_ids"}]),
-        "reads the column 'completion_ids' of train_dataset",
+        "has a column 'completion_ids', which TRL",
     ),
     "columns that no rule reads": (
         {"prompt": "w5", "completion": "w6", "completion_ids": [6], "environments": "w7"},

@@ -157,13 +157,12 @@ def _undecoded(dataset: Dataset) -> Dataset:
 
 
 def check_padded(dataset: Any, args: Any) -> None:
-    """Raise DataError if padded micro-batches, only some of which show an image, are possible.
-
-    transformers cannot forward one without an image next to others with images, under TRL as here.
-    """
-    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+    """Raise DataError if a padded micro-batch may have no image, while others have: transformers cannot forward it."""
+    columns = set(_COLUMNS) & set(getattr(dataset, "column_names", None) or ())
+    if not isinstance(dataset, Dataset) or not columns:
         return
-    without = sum(not any(_images_and_parts(row)[0]) for row in _undecoded(dataset))
+    shown = _undecoded(dataset).select_columns(list(columns))
+    without = sum(not any(row.values()) for row in shown)
     if 0 < without < len(dataset) and without * args.num_generations >= args.per_device_train_batch_size:
         raise DataError(
             f"train_dataset has {without} of {len(dataset)} rows without an image, and rows are padded: a micro-batch "
@@ -177,23 +176,17 @@ def problem_of_row(row: Mapping[str, Any], image_token: str) -> str:
 
     Images may be decoded or not. `image_token` is the placeholder of an image in a rendered prompt, "" if not known.
     """
-    if isinstance(row.get("prompt"), str):
-        return ""
-    images, parts = _images_and_parts(row)
-    if image_token and any(image_token in str(part.get("text")) for part in parts):
-        return f"the text {image_token}, the placeholder of an image"
-    return next(filter(None, map(_problem_of_image, images)), "")
-
-
-def _images_and_parts(row: Mapping[str, Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
-    """Return the images of a row, those in its messages first, and the parts of its messages."""
     prompt, images = row.get("prompt"), row.get("images", [row["image"]] if "image" in row else [])
+    if isinstance(prompt, str):
+        return ""
     messages = prompt if isinstance(prompt, list) else ()
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
     parts = [part for part in parts if isinstance(part, Mapping)]
+    if image_token and any(image_token in str(part.get("text")) for part in parts):
+        return f"the text {image_token}, the placeholder of an image"
     given = [part[key] for part in parts for key in _ADDRESSES if part.get(key) is not None]
-    return [*given, *(images or ())], parts
+    return next(filter(None, map(_problem_of_image, [*given, *(images or ())])), "")
 
 
 def _problem_of_image(image: Any) -> str:

@@ -124,34 +124,33 @@ class PromptChecks:
                 )
 
     def _check_columns(self, columns: list[str], role: str) -> None:
-        """Raise for a column that no reward function gets: TRL shadows it, keeps it back or drops it."""
+        """Raise for a column that TRL shadows, keeps back or drops, and for an argument that TRL does not give."""
         dropped = set(columns) - set(_USED) if self.args.remove_unused_columns else set()
-        functions = [function for function in self.reward_funcs if _takes_columns(function)]
         arguments = _ARGUMENTS | ({"environments"} if self._has_environment else set())
-        read_by_all = {column for function in functions for column in getattr(function, "columns", ())}
-        # A rule set takes none of TRL_EXTRAS for a column.
-        shadowed = sorted((arguments | (read_by_all & TRL_EXTRAS)) & set(columns) - _KEPT_BACK - dropped)
-        if shadowed and functions:
-            raise DataError(
-                f"{role} has a column {listed(shadowed)}, and TRL calls reward functions with an argument of that "
-                f"name. Rename it: dataset.rename_column('{shadowed[0]}', 'own_{shadowed[0]}')."
-            )
-        for function in functions:
+        for function in self.reward_funcs:
+            # Reward models (PPO's have an encoder) read text only.
+            if not callable(function) or isinstance(function, nn.Module) or hasattr(function, "encoder"):
+                continue
             name = getattr(function, "__name__", type(function).__name__)
-            read = [column for column in getattr(function, "columns", ()) if column in columns]
-            if kept := [column for column in read if column in _KEPT_BACK]:
+            read = set(getattr(function, "columns", ()))
+            shadowed = (arguments | read & TRL_EXTRAS) - _KEPT_BACK | read & _KEPT_BACK
+            if lost := sorted(shadowed & set(columns) - dropped):
                 raise DataError(
-                    f"{name} reads the column {listed(kept)} of {role}, which TRL does not give to reward functions. "
-                    "Rename the column, and name it so in the rule."
+                    f"{role} has a column {listed(lost)}, which TRL does not give to reward functions: it is an argument "
+                    f"of TRL's, or kept back. Rename it: dataset.rename_column('{lost[0]}', 'own_{lost[0]}')."
                 )
-            if gone := [column for column in read if column in dropped]:
+            if gone := sorted(read & dropped):
                 raise ConfigError(
                     f"remove_unused_columns=True drops the column {listed(gone)} of {role}, which {name} reads. Set "
                     "it to False."
                 )
-            if self.options.get("rollout_func") is None:  # it may add arguments
-                given = arguments | (set(columns) - _KEPT_BACK - dropped)
-                _check_call(function, given, f"{role} gives {listed(sorted(given - arguments)) or 'no column'}")
+            given = arguments | (set(columns) - _KEPT_BACK - dropped)
+            if self.options.get("rollout_func") is None and (missing := _missing_arguments(function, given)):
+                raise DataError(
+                    f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and "
+                    f"{role} has {listed(columns)}. Rename a column so (columns: in a recipe), or give the argument a "
+                    "default."
+                )
 
     def _check_rows(self, dataset: Dataset, role: str) -> None:
         """Raise for golds that rules cannot read, damaged images and bad prompts."""
@@ -209,30 +208,14 @@ class PromptChecks:
         return next(filter(None, images), "")
 
 
-def _takes_columns(function: Any) -> bool:
-    """Return True for a reward function; reward models (PPO's have an encoder) read text only."""
-    return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
-
-
-def _check_call(function: Any, given: set[str], what: str) -> None:
-    """Raise for a reward function that cannot be called with the arguments `given`; `what` names the columns."""
+def _missing_arguments(function: Any, given: set[str]) -> list[str]:
+    """Return the arguments without a default that are not among those given."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # some functions in C have no signature
-        return
-    name = getattr(function, "__name__", type(function).__name__)
+        return []
     by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
-        raise DataError(
-            f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and {what}. "
-            "Rename a column so (columns: in a recipe), or give the argument a default."
-        )
-    unknown = sorted(given - {one.name for one in by_name})
-    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        raise ConfigError(
-            f"The reward function {name} takes no argument {listed(unknown)}, which TRL gives to all of them. Add "
-            "**kwargs to its arguments."
-        )
+    return [one.name for one in by_name if one.default is one.empty and one.name not in given]
 
 
 def config_of(model: Any, args: Any) -> Any:

@@ -185,53 +185,31 @@ RUN: tuple[Row, ...] = (
 # fmt: on
 
 
-# Types of our settings; the list is of words, which may come as one text.
-_IN_WORDS: dict[Any, str] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list of words",
-    dict: "a mapping",
-    type(None): "None",
-}
-_LARGEST_NUMBER = 2.0**63
-
-
 def setting(default: Any, purpose: str, **others: Any) -> Any:
     """Return a field of a config with its `--help` text and other metadata, such as its choices."""
     return field(default=default, metadata={"help": purpose, **others})
 
 
 def check_types(config: Any) -> None:
-    """Raise ConfigError for a value of another type than its setting's, in fields that our configs add to TRL's.
-
-    A whole float becomes an integer where one is needed, as in total_episodes=1e5.
-    """
+    """Raise ConfigError for a value of another type than its setting's, or beyond 64 bits, in the settings that our
+    configs add to TRL's."""
     kind = type(config)
-    hints, theirs = get_type_hints(kind), {"memory"}  # parse_memory reads memory, which may be a plan or a path
+    theirs = {"memory"}  # parse_memory reads it: it may be a plan or a path
     for base in (base for base in kind.__mro__ if is_dataclass(base) and not base.__module__.startswith("trl_ext")):
         theirs |= {one.name for one in fields(base)}
-    for one in (one for one in fields(kind) if one.name not in theirs):
-        value, allowed = getattr(config, one.name), get_args(hints[one.name]) or (hints[one.name],)
-        types = {get_origin(hint) or hint for hint in allowed}
-        if int in types and float not in types and isinstance(value, float) and value.is_integer():
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__dataclass_fields__}
+    for name in hints.keys() - theirs:
+        value = getattr(config, name)
+        types = {get_origin(hint) or hint for hint in get_args(hints[name]) or (hints[name],)}
+        if int in types and isinstance(value, float) and value.is_integer():  # total_episodes=1e5
             value = int(value)
-            setattr(config, one.name, value)
-        if not any(_is_of(value, expected) for expected in types):
-            wanted = " or ".join(_IN_WORDS[expected] for expected in _IN_WORDS if expected in types)
-            raise ConfigError(f"{one.name}={value!r} must be {wanted}.")
-        if isinstance(value, int | float) and math.isfinite(value) and abs(value) > _LARGEST_NUMBER:
-            raise ConfigError(f"{one.name}={value} is beyond any use. Give a smaller number.")
-
-
-def _is_of(value: Any, expected: Any) -> bool:
-    """Return True for a value of the type; an integer is a float too, and a boolean is no number."""
-    if expected is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is list:
-        return isinstance(value, list | tuple | str) and all(isinstance(part, str) for part in value)
-    return isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
+            setattr(config, name, value)
+        types |= {int} if float in types else {str, tuple} if list in types else set()
+        if type(value) not in types or (
+            isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63
+        ):
+            wanted = " or ".join(sorted(one.__name__.replace("NoneType", "None") for one in types))
+            raise ConfigError(f"{name}={value!r} must be of type {wanted}, and a number of at most 64 bits.")
 
 
 def check_numbers(config: Any) -> None:

@@ -58,10 +58,6 @@ def needs_solution(completions, solution, **_):
     return [0.0] * len(completions)
 
 
-def takes_completions_alone(completions):
-    return [0.0] * len(completions)
-
-
 class Calm:
     def reset(self, **columns): ...
 
@@ -111,9 +107,9 @@ WHOLE = {
     "row 1 has messages as prompt, where the first": mixed(GOOD, [user(GOOD)]),
     "row 1 has text as prompt, where the first": mixed([user(GOOD)], GOOD),
     "row 2 has a character that is no Unicode": broken_utf8(),
-    "has a column 'prompts', and TRL calls": texts().add_column("prompts", [1] * 4),
-    "'completions', and TRL calls": texts().add_column("completions", [1] * 4),
-    "'trainer_state', and TRL calls": texts().add_column("trainer_state", [1] * 4),
+    "has a column 'prompts', which TRL does not give": texts().add_column("prompts", [1] * 4),
+    "'completions', which TRL does not give": texts().add_column("completions", [1] * 4),
+    "'trainer_state', which TRL does not give": texts().add_column("trainer_state", [1] * 4),
     "no column 'prompt'": texts().rename_column("prompt", "question"),
     "is empty": texts(good=0),
 }
@@ -136,12 +132,12 @@ BESIDE = [
     (
         texts(),
         {"rewards": [needs_solution]},
-        "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset gives no column",
+        "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
     ),
     (
         rows("completion", ["1"] * 8),
         {"rewards": [RuleSet([Answer(gold="completion")])]},
-        "reads the column 'completion' of train_dataset, which TRL does not give",
+        "has a column 'completion', which TRL does not give",
     ),
     (
         rows(values=["1"] * 8),
@@ -149,14 +145,9 @@ BESIDE = [
         "remove_unused_columns=True drops the column 'answer'",
     ),
     (
-        rows(values=["1"] * 8),
-        {"rewards": [takes_completions_alone]},
-        "takes_completions_alone takes no argument 'answer', 'completion_ids', .*Add \\*\\*kwargs",
-    ),
-    (
         chats().add_column("environments", ["1"] * 4),
         {"rewards": [RuleSet([Answer(gold="environments")])], "environment_factory": Calm},
-        "has a column 'environments', and TRL calls",
+        "has a column 'environments', which TRL does not give",
     ),
     (texts(), {"rewards": ANSWER}, "no column 'answer'"),
     (texts(), {"eval_dataset": texts(None, good=1000)}, "eval_dataset: row 1000 has no prompt"),

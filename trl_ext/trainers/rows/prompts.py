@@ -136,8 +136,9 @@ class PromptChecks:
             shadowed = (arguments | read & TRL_EXTRAS) - _KEPT_BACK | read & _KEPT_BACK
             if lost := sorted(shadowed & set(columns) - dropped):
                 raise DataError(
-                    f"{role} has a column {listed(lost)}, which TRL does not give to reward functions: it is an argument "
-                    f"of TRL's, or kept back. Rename it: dataset.rename_column('{lost[0]}', 'own_{lost[0]}')."
+                    f"{role} has a column {listed(lost)}, which TRL does not give to reward functions: it is an "
+                    f"argument of TRL's, or kept back. Rename it: dataset.rename_column('{lost[0]}', "
+                    f"'own_{lost[0]}')."
                 )
             if gone := sorted(read & dropped):
                 raise ConfigError(

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from tests import recipes, tiny
+from tests import ppo_trainers, recipes, tiny
 from tests.nightly import nightly
 from trl_ext.cli.check.command import check
 from trl_ext.scripts import grpo, ppo, reward
@@ -352,3 +352,26 @@ def test_a_text_that_begins_with_bos_twice_is_pointed_out_by_check_and_run(
     caplog.clear()
     SCRIPTS[kind].main(["--config", recipe, *words])
     assert sentence in caplog.text
+OTHER_WORDS = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, tiny.VOCAB - 1)} | {"w": 198}
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "words"),
+    [
+        ("value_model", tiny.VOCAB, "has other tokens than the actor's: 198 is 'w' there and 'w198' here"),
+        ("reward_model", 77, "has an embedding of 77 tokens, and the tokenizer that reads for it has token 198"),
+    ],
+)
+def test_a_model_of_other_tokens_is_named_alike_by_check_and_run(key, size, words, assets, tmp_path, capfd):
+    ppo_trainers.classifier(vocab_size=size).save_pretrained(tmp_path / "other")
+    if key == "value_model":  # a reward model without a tokenizer reads the actor's tokens
+        tiny.tokenizer(OTHER_WORDS).save_pretrained(tmp_path / "other")
+    rows = recipes.write_rows(tmp_path / "rows.jsonl", [{"prompt": "w5"}] * 8)
+    keys = {"value_model": str(tmp_path / "other"), "rules": SHORT}
+    keys = keys if key == "value_model" else {"reward_model": [str(tmp_path / "other")]}
+    keys |= dict(model_name_or_path=str(assets), dataset_name=str(rows), output_dir=str(tmp_path / "out"))
+    recipe = recipes.recipe(tmp_path, **recipes.SMALL, **keys, response_length=3, total_episodes=4)[1]
+    check([recipe, "--trainer", "ppo", "--json"])
+    problems = [f["what"] for f in json.loads(capfd.readouterr().out)["findings"] if f["level"] == "problem"]
+    error = recipes.stopped(capfd, ppo.main, ["--config", recipe])
+    assert words in error and problems and f"error: {problems[0]}" in error

@@ -352,6 +352,8 @@ def test_a_text_that_begins_with_bos_twice_is_pointed_out_by_check_and_run(
     caplog.clear()
     SCRIPTS[kind].main(["--config", recipe, *words])
     assert sentence in caplog.text
+
+
 OTHER_WORDS = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, tiny.VOCAB - 1)} | {"w": 198}
 
 

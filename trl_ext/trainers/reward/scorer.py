@@ -34,13 +34,12 @@ from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import add_pooled_head, pooled_scores, scored_token
-from trl_ext.trainers.forward.reward_input import RewardEncoder, check_eos_setting, is_main_process, record_of
 from trl_ext.trainers.forward.reward_input import (
     RewardEncoder,
     check_eos_setting,
     check_vocabulary,
     is_main_process,
-    read_record,
+    record_of,
 )
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.self_check import check_reward_model

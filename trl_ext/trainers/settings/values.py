@@ -193,21 +193,21 @@ def setting(default: Any, purpose: str, **others: Any) -> Any:
 def check_types(config: Any) -> None:
     """Raise ConfigError for a value of another type than its setting's, or beyond 64 bits, in the settings that our
     configs add to TRL's."""
-    kind = type(config)
-    theirs = {"memory"}  # parse_memory reads it: it may be a plan or a path
-    for base in (base for base in kind.__mro__ if is_dataclass(base) and not base.__module__.startswith("trl_ext")):
-        theirs |= {one.name for one in fields(base)}
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__dataclass_fields__}
-    for name in hints.keys() - theirs:
-        value = getattr(config, name)
-        types = {get_origin(hint) or hint for hint in get_args(hints[name]) or (hints[name],)}
+    ours = [base for base in type(config).__mro__ if base.__module__.startswith("trl_ext")]
+    others = [base for base in type(config).__mro__ if base not in ours]
+    theirs = {name for base in others for name in vars(base).get("__annotations__", ())}
+    theirs |= {"memory", "contradictions", "choices"}  # parse_memory reads memory, which may be a plan or a path
+    for name, hint in get_type_hints(ours[0]).items():
+        if name in theirs:
+            continue
+        value, types = getattr(config, name), {get_origin(one) or one for one in get_args(hint) or (hint,)}
         if int in types and isinstance(value, float) and value.is_integer():  # total_episodes=1e5
             value = int(value)
             setattr(config, name, value)
         types |= {int} if float in types else {str, tuple} if list in types else set()
-        if type(value) not in types or (
-            isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63
-        ):
+        is_of_type = isinstance(value, tuple(types)) and (bool in types or not isinstance(value, bool))
+        is_too_large = isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63
+        if not is_of_type or is_too_large:
             wanted = " or ".join(sorted(one.__name__.replace("NoneType", "None") for one in types))
             raise ConfigError(f"{name}={value!r} must be of type {wanted}, and a number of at most 64 bits.")
 

@@ -209,7 +209,7 @@ def check_types(config: Any) -> None:
         is_too_large = isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63
         if not is_of_type or is_too_large:
             wanted = " or ".join(sorted(one.__name__.replace("NoneType", "None") for one in types))
-            raise ConfigError(f"{name}={value!r} must be of type {wanted}, and a number of at most 64 bits.")
+            raise ConfigError(f"{name}={value!r} must be {f'of type {wanted}' if not is_of_type else 'below 2**63'}.")
 
 
 def check_numbers(config: Any) -> None:

@@ -34,6 +34,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _generate_and_score_completions['prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask']=: padded rows,
         which are planned into forwards; PPO masks what nothing could score
     _generate_and_score_completions['advantages']=: PPO writes its own here; a row of zero advantage may be left out
+    _generate_and_score_completions['frac_reward_zero_std']=: of groups without variance; rounding is none here
     _generate_and_score_completions['num_items_in_batch']=: what a loss over tokens is divided by
     _generate_and_score_completions['old_per_token_logps', 'sampling_per_token_logps', 'importance_sampling_ratio']=:
         the policy before the update, where its first forward does not give it
@@ -99,7 +100,6 @@ trl.trainer.base_trainer:_BaseTrainer
 trl.trainer.callbacks
     SyncRefModelCallback.sync_target_model(model, target_model, alpha): moves only parameters of the reference model
 trl.trainer.utils
-    nanstd(tensor, dim): which groups have variance
     use_adapter(model, adapter_name): the policy without its adapter, or with the copy named "ref", as reference
     RepeatSampler.__init__(data_source, mini_repeat_count, batch_size, repeat_count, shuffle, seed)=: its generator,
         seeded once, draws one permutation of `num_samples` an epoch

@@ -12,8 +12,8 @@ from tests import grpo_trainers, reward_trainers
 from tests.conftest import ROOT
 from tests.rollouts import rollout
 from trl_ext.compat.seams import SEAMS
+from trl_ext.trainers.generation.groups import total_rewards
 from trl_ext.trainers.grpo.log_probs import importance_ratio
-from trl_ext.trainers.grpo.rewards import total_rewards
 from trl_ext.trainers.grpo.rollout_state import EpochSampler
 from trl_ext.trainers.step.rows import counted_tokens, weights
 
@@ -49,7 +49,8 @@ def trls(folder, **changes):
         return lambda completions, **_: [None if value.isnan() else value.item() for value in REWARDS[:, place]]
 
     settings = dict(num_generations=2, temperature=TEMPERATURE, reward_weights=[1.0, 0.5], rollout_func=with_tools)
-    subject = grpo_trainers.trainer(folder, trl, rewards=[reward(0), reward(1)], **settings | changes)
+    rewards = changes.pop("rewards", [reward(0), reward(1)])
+    subject = grpo_trainers.trainer(folder, trl, rewards=rewards, **settings | changes)
     subject.use_vllm, subject._last_loaded_step = True, -1
     subject.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=TEMPERATURE)
     subject.model.train()
@@ -134,6 +135,15 @@ def advantages_are_of_weighted_totals_within_groups(folder):
     groups = total_rewards(REWARDS, torch.tensor([1.0, 0.5])).view(2, 2)
     by_hand = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(rollouts_of(subject)["advantages"], by_hand.flatten())
+
+
+@example_of(f"{GRPO}.{ROLLOUTS}", "frac_reward_zero_std")
+def a_group_has_no_variance_where_its_deviation_is_below_1e_minus_8(folder):
+    for apart, share in ((0.0, 0.5), (1e-9, 0.5), (1e-7, 0.0)):
+        totals = torch.tensor([apart, 0.0, 1.0, 0.5])
+        subject = trls(folder, rewards=[lambda completions, totals=totals, **_: totals.tolist()], reward_weights=None)
+        rollouts_of(subject)
+        assert subject._metrics["train"]["frac_reward_zero_std"] == [share]
 
 
 @example_of(f"{GRPO}._compute_loss")

@@ -60,8 +60,8 @@ def test_a_script_refuses_a_missing_method_by_its_name(python):
 
 @pytest.mark.nightly
 def test_an_import_refuses_a_missing_function_by_its_name(python):
-    code, said = python(("-c", "from trl_ext import GRPOTrainer"), nanstd="nan_deviation")
-    sentence = "trl_ext.errors.SupportError: trl_ext builds on trl.trainer.utils:nanstd, which is not there"
+    code, said = python(("-c", "from trl_ext import GRPOTrainer"), use_adapter="with_adapter")
+    sentence = "trl_ext.errors.SupportError: trl_ext builds on trl.trainer.utils:use_adapter, which is not there"
     assert code == 1 and said.strip().splitlines()[-1].startswith(sentence), said
 
 

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
+from trl_ext.trainers.generation.groups import ROUNDING
 from trl_ext.trainers.generation.oversampling import num_sampled_groups
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 
@@ -123,7 +124,8 @@ class Curriculum(RolloutPart):
 
     def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
         """Update the pass rates of the drawn rows; a completion without a score has not passed."""
-        passed = (totals.view(len(self._now), -1) >= self._settings.threshold).cpu().numpy()
+        least = self._settings.threshold - ROUNDING * abs(self._settings.threshold)
+        passed = (totals.view(len(self._now), -1) >= least).cpu().numpy()
         rows, self._now = np.array(self._now), []
         unseen_frac = float((self._tried[rows] == 0).mean())
         self._passed[rows] = _KEPT * self._passed[rows] + passed.sum(axis=1)

@@ -9,9 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from trl.trainer.utils import nanstd
-
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.generation.parts import RolloutPart
 from trl_ext.trainers.step.exchange import redistribute
@@ -73,7 +70,6 @@ class Oversampling(RolloutPart):
         self.num_sampled = num_sampled_groups(args) if has_groups else self.num_groups
         self.is_on = self.num_sampled > self.num_groups
         self.rows = self.num_sampled * args.num_generations // args.world_size
-        self._has_variance: list[bool] = []
 
     @property
     def as_sampled(self) -> dict[str, int]:
@@ -88,17 +84,13 @@ class Oversampling(RolloutPart):
                 "Leave oversample out."
             )
 
-    def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
-        """Remember which groups have variance: one has none whose completions nothing scored."""
-        spread = nanstd(totals.view(-1, self._args.num_generations), dim=1).nan_to_num(0.0)
-        self._has_variance = (~torch.isclose(spread, torch.zeros_like(spread))).tolist()
-
     def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Return in training this rank's rows of the groups that the update takes, and log how many were replaced.
         Collective."""
         if not trainer.model.training:
             return rollouts
-        groups = choose(self._has_variance, self.num_groups)
+        has_variance = (~trainer.equal_groups.are_equal).tolist()
+        groups = choose(has_variance, self.num_groups)
         size, accelerator = self._args.num_generations, trainer.accelerator
         rows = [group * size + place for group in groups for place in range(size)]
         per_rank = len(rows) // accelerator.num_processes
@@ -109,6 +101,6 @@ class Oversampling(RolloutPart):
         kept["num_items_in_batch"] = accelerator.gather(num_tokens).sum()
         trainer.add_metric("oversample/groups_sampled", float(self.num_sampled))
         trainer.add_metric("oversample/groups_replaced", float(sum(group >= self.num_groups for group in groups)))
-        num_without = sum(not self._has_variance[group] for group in groups)
+        num_without = sum(not has_variance[group] for group in groups)
         trainer.add_metric("oversample/groups_without_variance_kept", float(num_without))
         return kept

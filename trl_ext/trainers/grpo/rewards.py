@@ -317,13 +317,6 @@ def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
             rules.load_state_dict(states[rules.name])
 
 
-def total_rewards(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return each completion's weighted sum of rewards [rows of all ranks, functions]; NaN if no function scored."""
-    totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
-    totals[rewards.isnan().all(dim=1)] = torch.nan
-    return totals
-
-
 def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:
     """Write the running statistics of normalising rule sets."""
     states = {rules.name: rules.state_dict() for rules in _rule_sets(functions) if rules.normalise}

@@ -30,6 +30,7 @@ from trl_ext.trainers.forward.calls import let_positions_be_chosen
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.generation.ahead import choose_correction
 from trl_ext.trainers.generation.curriculum import Curriculum, check_curriculum
+from trl_ext.trainers.generation.groups import EqualGroups, total_rewards
 from trl_ext.trainers.generation.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.generation.parts import RolloutPart
 from trl_ext.trainers.generation.sampling import can_log_images, check_generated, generating, prepare_generation
@@ -43,7 +44,6 @@ from trl_ext.trainers.grpo.rewards import (
     per_rule,
     show_prompt_end,
     start_scoring,
-    total_rewards,
     within_bounds,
 )
 from trl_ext.trainers.reward.scorer import with_scorers
@@ -107,7 +107,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         check_groups(self.given_rewards, args)
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
-        self._parts: list[RolloutPart] = [self._reward_calls]
+        self.equal_groups = EqualGroups()
+        self._parts: list[RolloutPart] = [self._reward_calls, self.equal_groups]
         self._parts += [self._oversampling] if self._oversampling.is_on else []
         self.curriculum = None
         if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
@@ -387,6 +388,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
+        self.equal_groups.read(self, rewards)
         if self.model.training:
             self._reward_calls.look_at_first_step(self, rewards)
             totals = total_rewards(rewards, self.reward_weights[: rewards.size(1)])

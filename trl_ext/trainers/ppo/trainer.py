@@ -257,6 +257,7 @@ class PPOTrainer(GRPOTrainer):
             models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = within_bounds(torch.cat([rules, models], dim=1), weights, self.reward_func_names)
+        self.equal_groups.read(self, per_function)
         self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
         return per_function
 

@@ -100,6 +100,21 @@ def test_each_sampled_completion_is_scored_once_and_stands_in_the_table(run):
     assert [text for table in tables for text in table["prompt"]] == expected
 
 
+@pytest.mark.parametrize("earned", [0.5, 0.7])
+def test_groups_of_any_equal_reward_are_replaced(earned, tmp_path):
+    def half(prompts, completion_ids, **_):
+        dull = {prompt(number) for number in DULL}
+        return [earned if p in dull else len(ids) / 12 for p, ids in zip(prompts, completion_ids, strict=True)]
+
+    groups = dict(num_generations=8, per_device_train_batch_size=8, oversample=1.5, max_steps=1)
+    trainer = made(trl_ext, tmp_path, rewards=half, **groups)
+    weights(trainer)
+    entry = trainer.state.log_history[0]
+    assert [entry[f"oversample/groups_{name}"] for name in ("replaced", "without_variance_kept")] == [1, 1]
+    assert entry["frac_reward_zero_std"] == pytest.approx(3 / 6)
+    assert entry["packing/skipped_rows_frac"] == pytest.approx(1 / 4)
+
+
 def test_an_evaluation_samples_what_it_always_did(run):
     before = len(run.scored)
     run.trainer.evaluate()

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from trl_ext.errors import RuleError
+from trl_ext.trainers.generation.groups import equal_groups
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 
@@ -159,7 +160,7 @@ def less_the_others(totals: torch.Tensor, group_size: int) -> torch.Tensor:
     grouped = totals.view(-1, group_size)
     num_others = (~grouped.isnan()).sum(dim=1, keepdim=True) - 1
     others = (grouped.nansum(dim=1, keepdim=True) - grouped) / num_others.clamp(min=1)
-    return torch.where((num_others < 1) & ~grouped.isnan(), 0.0, grouped - others).view(-1)
+    return _zero_where_equal(grouped - others, grouped)
 
 
 def standardised(totals: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -171,7 +172,13 @@ def standardised(totals: torch.Tensor, group_size: int) -> torch.Tensor:
     num = (~grouped.isnan()).sum(dim=1, keepdim=True)
     centred = grouped - grouped.nanmean(dim=1, keepdim=True)
     variance = centred.square().nansum(dim=1, keepdim=True) / (num - 1).clamp(min=1)
-    return (centred / (variance.sqrt() + _GROUP_EPSILON)).view(-1)
+    return _zero_where_equal(centred / (variance.sqrt() + _GROUP_EPSILON), grouped)
+
+
+def _zero_where_equal(advantages: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Return [N] advantages, 0 in groups of equal totals; NaN stays NaN. Both arguments are [groups, G]."""
+    is_equal = equal_groups(totals.reshape(-1, 1), totals.size(1))[:, None]
+    return advantages.masked_fill(is_equal & ~totals.isnan(), 0.0).view(-1)
 
 
 def spread_over_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

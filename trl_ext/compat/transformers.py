@@ -115,8 +115,8 @@ def is_kernel(function: Callable[..., Any]) -> bool:
 def prompts_read_once(model: Any) -> AbstractContextManager[None]:
     """Let the model's `generate` read equal prompts of a batch once in the block, not once for each completion.
 
-    Unchanged: images, models whose caches are more than keys and values of all tokens, and settings that choose a
-    cache.
+    Unchanged: images, models whose caches are more than keys and values of all tokens, settings that choose a cache,
+    and forwards that draw random numbers (dropout, NEFTune), which each completion's prompt draws for itself.
     """
     generate = model.generate
 
@@ -151,7 +151,11 @@ def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch
         return {}
     ids, mask = prompts[:, : length - 1], prompts[:, length:-1]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
+    before = torch.get_rng_state()
     outputs = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        return {}
     name = "cache" if "cache" in outputs else "past_key_values"  # before transformers 5.2x renamed it
     cache = outputs.get(name)
     if not _holds_all_tokens(cache):

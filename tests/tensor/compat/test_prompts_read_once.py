@@ -66,3 +66,13 @@ def test_different_prompts_are_read_as_ever():
     with prompts_read_once(model):
         _, read = completions(model, ids, torch.ones_like(ids))
     assert read[0] == 12
+
+
+def test_prompts_of_a_forward_that_draws_are_read_by_every_completion():
+    model = tiny.model("llama").eval()
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output + torch.rand_like(output))
+    ids = torch.randint(5, 30, (1, 9)).expand(4, 9)
+    wanted, _ = completions(model, ids, torch.ones_like(ids))
+    with prompts_read_once(model):
+        found, _ = completions(model, ids, torch.ones_like(ids))
+    assert torch.equal(found, wanted)

@@ -22,6 +22,7 @@ from trl_ext.packing.families.rope import kinds_of, original_length
 from trl_ext.packing.families.state import begin_anew, carries_state, kernels_of_training
 from trl_ext.packing.kernels import kernels_in_words
 from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.step.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.step.settings import StepCounts, StepSettings
 
@@ -191,6 +192,7 @@ class PackingSwitch(Trainer):
         elif self._why_unshared and self.accelerator.is_main_process:
             logger.warning(f"{self._model_name} is packed without sharing prompts: {self._why_unshared}.")
 
+    @random_numbers_restored()
     def _check_on_all_ranks(self, model: Any) -> tuple[CheckResult, bool]:
         """Return this rank's result of the self-check, and whether it is exact on all. Collective."""
         result = self._self_check(model)

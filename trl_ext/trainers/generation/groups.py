@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from trl_ext.trainers.generation.parts import RolloutPart
-
 ROUNDING = 1e-6  # A smaller part of a reward's size is rounding, and not a difference.
 
 
@@ -34,13 +32,15 @@ def equal_groups(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     return (largest - smallest <= ROUNDING * sizes).all(dim=1)
 
 
-class EqualGroups(RolloutPart):
-    """Gives completions of groups with equal rewards the advantage 0, and counts such groups.
+class EqualGroups:
+    """The groups of a generation whose rewards are equal; their completions have the advantage 0.
 
     Attributes:
-        are_equal: [groups of all ranks] of the last generation.
+        rewards: [rows of all ranks, functions] of the last generation.
+        are_equal: [groups of all ranks].
     """
 
+    rewards: torch.Tensor
     are_equal: torch.Tensor
 
     def read(self, trainer: Any, rewards: torch.Tensor) -> None:
@@ -48,21 +48,19 @@ class EqualGroups(RolloutPart):
 
         With `normalize_then_sum` TRL normalises each function's rewards in the group: equal totals are not enough.
         """
+        self.rewards = rewards
         weights = trainer.reward_weights[: rewards.size(1)].to(rewards.device)
         is_by_function = trainer.multi_objective_aggregation == "normalize_then_sum"
         columns = rewards * weights if is_by_function else total_rewards(rewards, weights)[:, None]
         self._size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         self.are_equal = equal_groups(columns, self._size)
 
-    def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
-        """Set advantages, their column in TRL's table of completions, and the metric."""
+    def apply(self, rollouts: dict[str, Any], metrics: Any, column: Any, accelerator: Any) -> None:
+        """Correct a rank's advantages in `rollouts`, TRL's metric, and the end of a column of its table."""
         rows = self.are_equal.repeat_interleave(self._size)
-        own = rows.chunk(trainer.accelerator.num_processes)[trainer.accelerator.process_index]
+        own = rows.chunk(accelerator.num_processes)[accelerator.process_index]
         rollouts["advantages"] = rollouts["advantages"].masked_fill(own, 0.0)
-        column = trainer._logs["advantages"]
         for place, is_equal in enumerate(reversed(rows.tolist()[-len(column) :]), start=1):
             if is_equal:
                 column[-place] = 0.0
-        metrics = trainer._metrics["train" if trainer.model.training else "eval"]
         metrics["frac_reward_zero_std"][-1] = self.are_equal.float().mean().item()
-        return rollouts

@@ -108,7 +108,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         self.equal_groups = EqualGroups()
-        self._parts: list[RolloutPart] = [self._reward_calls, self.equal_groups]
+        self._parts: list[RolloutPart] = [self._reward_calls]
         self._parts += [self._oversampling] if self._oversampling.is_on else []
         self.curriculum = None
         if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
@@ -376,6 +376,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             if not self._old_policy.remove_placeholder(output, metrics):
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
+        self.equal_groups.apply(output, metrics, self._logs["advantages"], self.accelerator)
         check_images(output, self.step_settings.reader, self.accelerator)
         for part in self._parts:
             output = part.after_generation(self, output)

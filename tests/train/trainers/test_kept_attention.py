@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import trl_ext
 from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
 from tests.nightly import daily, nightly
 from tests.preferences import reward_model
@@ -104,16 +105,15 @@ def test_what_was_kept_is_gone_after_the_backward(tmp_path, monkeypatch):
         gc.enable()
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            dict(gradient_checkpointing_kwargs=KEPT | {"use_reentrant": True}),
-            "needs use_reentrant: false, and packing",
-        ),
-        (dict(gradient_checkpointing_kwargs=KEPT, packing=False), "needs use_reentrant: false, and packing"),
-    ],
+REFUSED = (
+    dict(gradient_checkpointing_kwargs=KEPT | {"use_reentrant": True}),
+    dict(gradient_checkpointing_kwargs=KEPT, packing=False),
+    dict(gradient_checkpointing_kwargs=KEPT, gradient_checkpointing=False),
 )
-def test_where_it_cannot_work_it_is_refused(settings, says, tmp_path):
-    with pytest.raises(ConfigError, match=says):
-        grpo_trainers.trainer(tmp_path, gradient_checkpointing=True, **settings)
+
+
+@pytest.mark.parametrize("settings", REFUSED)
+@pytest.mark.parametrize("kind", [trl_ext.GRPOConfig, trl_ext.PPOConfig, trl_ext.RewardConfig])
+def test_where_it_cannot_work_it_is_refused(kind, settings, tmp_path):
+    with pytest.raises(ConfigError, match="needs gradient_checkpointing: true, use_reentrant: false, and packing"):
+        kind(str(tmp_path), **tiny.QUIET_ON_CPU, **{"gradient_checkpointing": True} | settings)

@@ -258,6 +258,8 @@ class PackingSwitch(Trainer):
         if getattr(self.args, "packing_is_required", False):
             size = self.num_sharing
             asked, advice = "packing=True", "Leave packing unset or set it to False"
+            if self._max_tokens is not None:
+                asked, advice = f"max_tokens_per_forward={self._max_tokens} cuts packed rows", "Leave it out"
             if size > 1:
                 asked, advice = f"sequence_parallel={size} shares packed rows", "Leave it out"
             raise PackingError(

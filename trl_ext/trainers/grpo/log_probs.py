@@ -149,13 +149,12 @@ class OldPolicy:
         own, self._compared = _join(torch.stack([nothing, *self._compared])), []
         values = _join(self._trainer.accelerator.gather(own[None]))
         difference, num_differences, ratio, num_ratios, *extremes = values.tolist()
-        if num_ratios == 0:
-            return
-        largest, largest_ratio, smallest_ratio = extremes if num_differences else (0.0, *extremes[1:])
+        # Without a token, all are 0 as in TRL.
+        largest, largest_ratio, smallest_ratio = (one if one > -torch.inf else 0.0 for one in extremes)
         metrics[f"{_DIFFERENCE}/mean"].append(difference / max(num_differences, 1))
         metrics[f"{_DIFFERENCE}/max"].append(largest)
-        metrics[f"{_RATIO}/min"].append(-smallest_ratio)
-        metrics[f"{_RATIO}/mean"].append(ratio / num_ratios)
+        metrics[f"{_RATIO}/min"].append(0.0 - smallest_ratio)
+        metrics[f"{_RATIO}/mean"].append(ratio / max(num_ratios, 1))
         metrics[f"{_RATIO}/max"].append(largest_ratio)
 
     def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:

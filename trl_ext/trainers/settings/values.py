@@ -356,9 +356,11 @@ def _check_options(args: Any) -> None:
         known |= {"every_n_layers", "offload", "keep_attention"}  # transformers' and ours
         if unknown := set(checkpointing) - (known - {"function", "args", "kwargs"}):
             raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
-        if checkpointing.get("keep_attention") and (checkpointing.get("use_reentrant") or not args.packing):
+        packs = args.gradient_checkpointing and getattr(args, "packing", True)
+        if checkpointing.get("keep_attention") and (checkpointing.get("use_reentrant") or not packs):
             raise ConfigError(
-                "keep_attention of gradient_checkpointing_kwargs needs use_reentrant: false, and packing."
+                "keep_attention of gradient_checkpointing_kwargs needs gradient_checkpointing: true, use_reentrant: "
+                "false, and packing. Leave it out."
             )
 
 

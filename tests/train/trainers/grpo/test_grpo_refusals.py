@@ -75,7 +75,11 @@ REFUSED = [
     (MIXTURE | dict(router_aux_loss_coef=0.1), ConfigError, r"max_tokens_per_forward=100 .* load-balancing loss"),
     (dict(max_tokens_per_forward=64, entropy_coef=0.1), ConfigError, "cut a micro-batch: the entropy bonus"),
     (dict(max_tokens_per_forward=64, top_entropy_quantile=0.5), ConfigError, "is a quantile over all tokens"),
-    (dict(max_tokens_per_forward=64, model="gemma2"), PackingError, "cannot be packed"),
+    (
+        dict(max_tokens_per_forward=64, model="gemma2"),
+        PackingError,
+        "^max_tokens_per_forward=64 .* cannot .* Leave it out",
+    ),
     (dict(skip_zero_advantage=True, beta=0.1), ConfigError, "beta=0.1 adds a KL penalty to every row"),
     (dict(skip_zero_advantage=True, entropy_coef=0.1), ConfigError, "the entropy bonus is a mean"),
 ]

@@ -114,6 +114,20 @@ def test_an_evaluation_compares_its_own_rows(tmp_path):
     assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_mask"])
+def test_a_step_whose_completions_are_all_masked_logs_0(mode, tmp_path):
+    def cut_off(prompts, trainer):
+        ids = [[5, 6, 7]] * len(prompts)
+        return rollout(prompts, trainer) | {"completion_ids": ids, "logprobs": [[-5.0] * 3] * len(prompts)}
+
+    changes = dict(rollout_func=cut_off, mask_truncated_completions=True, vllm_importance_sampling_mode=mode)
+    subject = believing(tmp_path, **changes)
+    subject.train()
+    (entry,) = (log for log in subject.state.log_history if "loss" in log)
+    found = {key: value for key, value in entry.items() if key.startswith(SAMPLING)}
+    assert len(found) == 5 and not any(found.values())
+
+
 def test_it_is_said_once(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(log_probs.logger, "warning", said.append)

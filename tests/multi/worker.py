@@ -22,6 +22,7 @@ JOBS = {
     "curriculum": "groups.draw",
     "diverging": "grpo.diverge",
     "environment": "groups.play",
+    "evaluation": "groups.evaluate",
     "exchange": "exchange.change_ranks",
     "failing": "failing.train",
     "failing environment": "failing.play",

@@ -53,6 +53,9 @@ trl.trainer.grpo_trainer:GRPOTrainer
     training_step(model, inputs, num_items_in_batch): timed as the phase `update`; sums packing counters after a step
     evaluate(eval_dataset, ignore_keys, metric_key_prefix): looks at the rows that it is given; its seconds are a
         separate phase; in PPO it collects the critic's errors and leaves training's random numbers alone
+    evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix): rewards of all its
+        batches are averaged over their rows; its sampler repeats a row `num_generations_eval` times
+    _log_metric(name, value): given to reward functions; swapped in an evaluation
     prediction_step(model, inputs, prediction_loss_only, ignore_keys): gets the rows of an evaluation batch, which
         PPO may answer greedily before; what it notes of completions in `_logs` is this batch's alone meanwhile
     get_train_dataloader(): refuses too few rows for one step; here, in `__init__` and for its table TRL counts the

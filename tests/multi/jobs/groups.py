@@ -8,7 +8,7 @@ import random
 import trl_ext
 from tests import grpo_trainers, tiny, tool_task
 from tests.multi.jobs.shared import Rollout
-from tests.train.trainers.grpo import test_curriculum, test_oversampling
+from tests.train.trainers.grpo import test_curriculum, test_held_out_rewards, test_oversampling
 from tests.train.trainers.test_served_environments import ROWS
 from trl_ext.rewards.adapters.environments import EnvironmentReward, nemo_gym
 
@@ -50,6 +50,12 @@ def play(folder, url: str, batch: int) -> dict:
     options = dict(per_device_train_batch_size=batch, rows=ROWS, packing=True)
     trainer = tool_task.trainer(trl_ext, str(folder), EnvironmentReward(), dict(environment_factory=made), **options)
     return trained(trainer)
+
+
+def evaluate(folder, cases) -> list[dict]:
+    """The log of an evaluation of each case: trainer, rows, batch and completions of a row."""
+    made = (test_held_out_rewards.subject(*case[:1], folder / str(i), *case[1:]) for i, case in enumerate(cases))
+    return [trainer.evaluate() for trainer in made]
 
 
 def trained(trainer) -> dict:

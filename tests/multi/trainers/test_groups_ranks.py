@@ -8,6 +8,7 @@ from tests import grpo_trainers, tiny, tool_task
 from tests.environment_servers import GymServer
 from tests.multi.jobs.groups import KEPT, draw, play, rollouts
 from tests.multi.launching import run_job
+from tests.train.trainers.grpo.test_held_out_rewards import expected
 from tests.train.trainers.grpo.test_oversampling import made, weights
 
 
@@ -39,6 +40,17 @@ def test_a_curriculum_on_two_processes_draws_the_rows_and_learns_what_it_does_on
     )
     assert of_two == of_one
     assert of_one[-1][0] < 1
+
+
+# The second and fourth take each row of the last batches from the first batch on the second process.
+EVALUATED = [("grpo", 3, 4, 4), ("grpo", 5, 4, 2), ("grpo", 7, 4, 4), ("ppo", 3, 4, 4)]
+
+
+def test_rows_that_fill_the_last_batch_of_two_processes_count_in_no_reward(tmp_path):
+    logs = run_job("evaluation", "cpu", tmp_path, cases=EVALUATED).facts
+    for (_, num_rows, _, group), logged in zip(EVALUATED, logs, strict=True):
+        wanted = expected(num_rows, group)
+        assert {name: logged[name] for name in wanted} == pytest.approx(wanted)
 
 
 @pytest.mark.nightly

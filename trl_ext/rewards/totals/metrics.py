@@ -15,7 +15,7 @@ from trl_ext.rewards.base.rule import Rule
 from trl_ext.rewards.totals.composition import Composed, Part, shortened
 from trl_ext.rewards.totals.scorer import Column
 
-LogMetric = Callable[[str, float], None]
+LogMetric = Callable[..., None]
 
 _MOST_MET = 100  # series of criteria; a column may hold any number of tags
 _TRACE_CHARS = 200  # of a detail or a cell: every rank sends them for its whole batch
@@ -32,13 +32,19 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     AsyncRule adds latency_s, the mean seconds of a call, and the batch's calls, retries and tokens; a rubric met_frac,
     the share of met criteria, and met/<title or tag>. Our trainers log a share from the first value other than 0.
     """
-    rows = len(column.verdicts)
-    known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
+    # An evaluation averages over rows: it has the number of rows that count, and takes the number of a value.
+    num_rows = getattr(log_metric, "num_rows", None)
+    verdicts = column.verdicts[:num_rows]
+    if not verdicts:
+        return
+    rows = len(verdicts)
+    known = [verdict.value for verdict in verdicts if verdict.value is not None]
     if known:
-        log_metric(f"rewards/{rule.name}/mean", sum(known) / len(known))
-        log_metric(f"rewards/{rule.name}/std", statistics.pstdev(known))
+        weight = () if num_rows is None else (len(known),)
+        log_metric(f"rewards/{rule.name}/mean", sum(known) / len(known), *weight)
+        log_metric(f"rewards/{rule.name}/std", statistics.pstdev(known), *weight)
     counts: dict[str, int] = {}
-    for verdict in column.verdicts:
+    for verdict in verdicts:
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
 
     def share(*statuses: str) -> float:
@@ -58,7 +64,7 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
         **column.costs,
     }
     met: dict[str, list[bool]] = {}
-    for _, is_met, labels in (part for verdict in column.verdicts for part in verdict.parts):
+    for _, is_met, labels in (part for verdict in verdicts for part in verdict.parts):
         for name in ("met_frac", *(f"met/{label}" for label in labels)):
             met.setdefault(name, []).append(is_met)
     metrics |= {name: statistics.fmean(met[name]) for name in sorted(met, reverse=True)[:_MOST_MET]}  # met_frac first

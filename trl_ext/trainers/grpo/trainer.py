@@ -3,17 +3,19 @@
 TRL computes the loss. This trainer changes how many tokens go through the model for it.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
+from transformers.trainer_utils import has_length
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
@@ -37,6 +39,7 @@ from trl_ext.trainers.generation.sampling import can_log_images, check_generated
 from trl_ext.trainers.generation.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.evaluation import EvaluatedRows
 from trl_ext.trainers.grpo.log_probs import OldPolicy, UpdatePasses
 from trl_ext.trainers.grpo.rewards import (
     RewardCalls,
@@ -77,6 +80,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
     _takes_images = False  # rows or tools may bring some
     _are_images_padded = False  # they go through TRL's padded batches
+    _evaluated: EvaluatedRows | None = None  # in the evaluation that runs
 
     def __init__(
         self,
@@ -377,6 +381,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
         self.equal_groups.apply(output, metrics, self._logs["advantages"], self.accelerator)
+        if self._evaluated is not None:
+            self._evaluated.end_batch(self.equal_groups.rewards)
         check_images(output, self.step_settings.reader, self.accelerator)
         for part in self._parts:
             output = part.after_generation(self, output)
@@ -386,6 +392,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._calculate_rewards: raises an exception of one rank on all ranks."""
+        if self._evaluated is not None:
+            self._evaluated.begin_batch(len(prompts), self.accelerator.process_index)
         with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
@@ -508,6 +516,16 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._row_checks.look_at(eval_dataset, "eval_dataset")
         with self.clock.phase("evaluate", whole=True):
             return super().evaluate(eval_dataset, *args, **kwargs)
+
+    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> Any:
+        """Overrides transformers.Trainer.evaluation_loop: rewards are means over rows, each of which counts once."""
+        dataset: Any = dataloader.dataset
+        rows = EvaluatedRows(len(dataset) * cast(int, self.num_generations_eval) if has_length(dataset) else math.inf)
+        with swapped(self, _evaluated=rows, _log_metric=rows):
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        for name, value in rows.metrics(self).items():
+            self._metrics["eval"][name] = [value]
+        return output
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""

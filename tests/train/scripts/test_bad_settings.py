@@ -88,8 +88,12 @@ OWN = {
     "ppo": [],
     "reward": [("chat_template_path", "nowhere", "nowhere cannot be loaded")],
 }
-# Lines of YAML that are no value, and what the sentence must say.
+# Lines of YAML that are no value, or several, and what the sentence must say.
 LINES = [
+    (
+        "gradient_checkpointing: false\ngradient_checkpointing_kwargs: {keep_attention: true}\n",
+        "keep_attention of gradient_checkpointing_kwargs needs gradient_checkpointing: true",
+    ),
     ("seed: 1\nseed: 2\n", "the key 'seed' is on line"),
     ('run_name: !!python/object/apply:os.system ["touch pwned"]\n', "could not determine a constructor for the tag"),
     ("env: {A: !!python/name:os.system }\n", "could not determine a constructor for the tag"),

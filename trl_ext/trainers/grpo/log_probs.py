@@ -285,7 +285,8 @@ class UpdatePasses:
                 batch = forward.batch()
                 images = {one: batch[one] for one in _IMAGES if one in batch}
                 columns = batch["completion_ids"].size(1)
-                logps = self._forward(model, *whole_rows(batch), columns, **images)[0]  # as in the loss
+                # As in the loss; FSDP2's mixed precision returns bfloat16.
+                logps = self._forward(model, *whole_rows(batch), columns, **images)[0].float()
             rows, members = forward.rows, list(forward.members)
             if name not in rows.rollouts:
                 rows.rollouts[name] = torch.zeros(rows.rollouts["completion_ids"].shape, device=logps.device)

@@ -1,8 +1,10 @@
 """Half precision: the ratio of an unmoved policy is 1 to the bit, and gradients are as near to float32 as TRL's."""
 
+import math
 import random
 
 import pytest
+import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
@@ -94,6 +96,50 @@ def test_ppos_first_update_clips_nothing(precision, critic, tmp_path):
     assert trainer._packs
     (step,) = grpo_trainers.steps_of(trainer)
     assert step["clip_ratio/region_mean"] == 0.0 and step["grad_norm"] > 0
+
+
+# Outputs in bf16 ------------------------------------------------------------------------------------------------------
+
+
+def narrow_outputs(model):
+    """Let every forward return bf16, as under FSDP2's mixed precision; bf16 weights and autocast return float32."""
+
+    def narrow(module, given, output):
+        for name, value in output.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                output[name] = value.bfloat16()
+        return output
+
+    model.register_forward_hook(narrow)
+    return model
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_passes_before_an_update_take_log_probabilities_in_bf16(packing, tmp_path):
+    changes = dict(beta=0.1, num_iterations=2, max_steps=4, packing=packing)
+    trainer = wide_trainer(tmp_path, "autocast", **BY_TOKEN, **changes)
+    for model in (trainer.model, trainer.ref_model):
+        narrow_outputs(model)
+    trainer.train()
+    steps = grpo_trainers.steps_of(trainer)
+    assert [step["kl"] for step in steps] == [0.0] * 4 and steps[0]["grad_norm"] > 0
+    assert [step["clip_ratio/region_mean"] for step in steps] == [0.0] * 4
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
+def test_ppos_targets_take_log_probabilities_values_and_scores_in_bf16(critic, packing, tmp_path):
+    own = dict(value_model=narrow_outputs(ppo_trainers.classifier())) if critic == "separate" else {}
+    scorer = ppo_trainers.scorer() | dict(ref_model=None if critic == "adapter" else ppo_trainers.actor())
+    trainer = ppo_trainers.trainer(
+        critic, tmp_path, packing=packing, bf16=True, learning_rate=0.0, num_ppo_epochs=2, max_steps=2, **scorer, **own
+    )
+    models = [trainer.model, *([] if trainer.ref_model is None else [trainer.ref_model])]
+    for model in (*models, *(one.model for one in trainer._ppo_models.rewards)):
+        narrow_outputs(model)
+    trainer.train()
+    steps = grpo_trainers.steps_of(trainer)
+    assert all(step["grad_norm"] > 0 and math.isfinite(step["loss/value_avg"]) for step in steps)
 
 
 # The trained model ---------------------------------------------------------------------------------------------------

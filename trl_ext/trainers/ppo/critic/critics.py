@@ -231,6 +231,11 @@ class SeparateCritic(Critic):
 
     def __init__(self, trainer: GRPOTrainer, value_model: Any, learning_rate: float | None = None):
         self._trainer = trainer
+        if learning_rate and not trainer.args.learning_rate:
+            raise ConfigError(
+                f"value_learning_rate={learning_rate} has no effect with learning_rate=0, whose schedule a separate "
+                "critic follows. Set critic_warmup_steps, in which the actor waits, or leave value_learning_rate out."
+            )
         self._learning_rate = learning_rate
         self._checkpoint: str | None = None
         self.factor: Factor | None = None
@@ -260,7 +265,7 @@ class SeparateCritic(Critic):
         trainer = self._trainer
         cls, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, self.bare)
         options["lr"] = self._learning_rate or trainer.args.learning_rate
-        self.rate_ratio = options["lr"] / trainer.args.learning_rate
+        self.rate_ratio = options["lr"] / trainer.args.learning_rate if options["lr"] else 1.0
         if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
             self.rate_ratio = critic_files.read_state(self._checkpoint)["rate_ratio"]
         names = set(trainer.get_decay_parameter_names(self.bare))  # without biases and norms

@@ -98,7 +98,7 @@ def test_ppos_first_update_clips_nothing(precision, critic, tmp_path):
     assert step["clip_ratio/region_mean"] == 0.0 and step["grad_norm"] > 0
 
 
-# Outputs in bf16 ------------------------------------------------------------------------------------------------------
+# Outputs in bf16 -----------------------------------------------------------------------------------------------------
 
 
 def narrow_outputs(model):

@@ -6,10 +6,10 @@ for it. In the first optimizer step after a generation the trained policy is the
 log-probabilities of the update are the same numbers. The ratio is computed here by TRL's formula. A placeholder
 detects a TRL with another formula.
 
-Later steps and the reference take passes by the update's forwards. In half precision a token's log-probability depends
-on the shape of the forward, by hundredths of a nat. TRL asks for the passes of a whole generation before it is known
-which rows an update forwards together. So the passes wait for the advantages, and use the same forwards as the
-updates: the ratio of an unmoved policy is exactly 1.
+Later steps, the reference and PPO's targets take passes by the update's forwards. In half precision a token's
+log-probability depends on the shape of the forward, by hundredths of a nat. TRL asks for the passes of a whole
+generation before it is known which rows an update forwards together. So the passes wait for the plan, and use the same
+forwards as the updates: the ratio of an unmoved policy is exactly 1, and its KL to itself 0.
 
 Legend: B rows, T completion tokens.
 """
@@ -42,7 +42,7 @@ _IMAGES = [*inspect.signature(TRLGRPOTrainer._get_per_token_logps_and_entropies)
 
 
 class OldPolicy:
-    """Replaces the old policy's forward by the update's in GRPO; PPO's targets need it before the update."""
+    """Replaces the old policy's forward by the update's."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -56,12 +56,7 @@ class OldPolicy:
     def is_left_out(self) -> bool:
         """True if the pass is left out; equal on all ranks."""
         trainer = self._trainer
-        return (
-            trainer.memory_kind == "grpo"
-            and not self.is_trls_alone
-            and trainer.use_vllm
-            and trainer.vllm_importance_sampling_correction
-        )
+        return not self.is_trls_alone and trainer.use_vllm and trainer.vllm_importance_sampling_correction
 
     def skip_next_forward(self, sampled: Sequence[Sequence[float | None]] | None) -> None:
         """Skip TRL's next forward, which is the old policy's; `sampled` are the sampler's log-probabilities by row."""
@@ -198,10 +193,7 @@ def importance_ratio(
 
 
 class UpdatePasses:
-    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned.
-
-    PPO uses TRL's passes: its targets need the log-probabilities before its updates are planned.
-    """
+    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned."""
 
     def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
         self._trainer, self._old_policy, self._planner, self._forward = trainer, old_policy, planner, log_probs
@@ -215,7 +207,7 @@ class UpdatePasses:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Give TRL placeholders for its passes inside the block, in training."""
-        self._is_waiting = self._trainer.memory_kind == "grpo" and self._trainer.model.training
+        self._is_waiting = self._trainer.model.training
         try:
             yield
         finally:
@@ -248,53 +240,62 @@ class UpdatePasses:
             disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs),
         ):
             for number, (begin, end) in enumerate(planner.windows(micro_batches)):
-                # The first update starts from the current policy, unless later iterations repeat its rows.
-                names = due if number or trainer.num_iterations > 1 else [one for one in due if one != OLD]
+                names = self._needed(due, number)
                 window = planner.window(micro_batches, begin, end)
                 planner.count(window, len(names))
                 for name in names:
                     with self._model(name) as model:
                         self._add(name, model, window, micro_batches[begin:end])
 
+    def _needed(self, due: list[str], number: int) -> list[str]:
+        """Return which of the due passes window `number` of a generation needs."""
+        # The first update starts from the current policy, unless later iterations repeat its rows.
+        return due if number or self._trainer.num_iterations > 1 else [one for one in due if one != OLD]
+
     @contextmanager
     def _model(self, name: str) -> Iterator[Any]:
         """Yield the model of a pass: as in TRL the policy, the reference, or the policy without its adapter."""
         trainer = self._trainer
-        if name == OLD or trainer.ref_model is not None:
-            yield trainer.model if name == OLD else trainer.ref_model
+        if name != REFERENCE or trainer.ref_model is not None:
+            yield trainer.ref_model if name == REFERENCE else trainer.model
             return
         bare = trainer.accelerator.unwrap_model(trainer.model)
         with use_adapter(bare, adapter_name="ref" if "ref" in bare.peft_config else None):
             yield trainer.model
 
+    def _columns(self, name: str, model: Any, batch: Rollouts) -> Rollouts:
+        """Return the columns [b, T'] of a pass for the batch of the running forward, by name."""
+        images = {one: batch[one] for one in _IMAGES if one in batch}
+        # As in the loss.
+        return {name: self._forward(model, *whole_rows(batch), batch["completion_ids"].size(1), **images)[0]}
+
     def _add(self, name: str, model: Any, window: StepWindow, micro_batches: Sequence[Rollouts]) -> None:
-        """Add the log-probabilities of a pass to the rows of a window, here and on their home ranks. Collective."""
+        """Add the columns of a pass to the rows of a window, here and on their home ranks. Collective."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
         group = trainer.step_settings.group
         num_rows, width = micro_batches[0]["completion_ids"].shape
-        of_all = torch.zeros(
-            (accelerator.num_processes, len(micro_batches), num_rows, agreed_num_forwards(width, accelerator)),
-            device=accelerator.device,
-        ).flatten(end_dim=2)
+        shape = accelerator.num_processes, len(micro_batches), num_rows, agreed_num_forwards(width, accelerator)
+        of_all: dict[str, torch.Tensor] = {}
         for forward in window.forwards:
             if not isinstance(forward, StepForward):
                 assert isinstance(forward, PrefixBackward)
                 forward.cache.clear()
                 continue
             with running(forward):
-                batch = forward.batch()
-                images = {one: batch[one] for one in _IMAGES if one in batch}
-                columns = batch["completion_ids"].size(1)
-                # As in the loss; FSDP2's mixed precision returns bfloat16.
-                logps = self._forward(model, *whole_rows(batch), columns, **images)[0].float()
+                columns = self._columns(name, model, forward.batch())
             rows, members = forward.rows, list(forward.members)
-            if name not in rows.rollouts:
-                rows.rollouts[name] = torch.zeros(rows.rollouts["completion_ids"].shape, device=logps.device)
-            rows.rollouts[name][members, : logps.size(1)] = logps[: len(members)]
-            if not forward.is_whole and (group is None or group.rank == 0):  # one of the processes that share rows
-                of_all[[rows.numbers[i] for i in members], : logps.size(1)] = logps[: len(members)]
-        if name in micro_batches[0]:  # rows that stay on their rank
-            return
-        own = accelerator.reduce(of_all, reduction="sum").unflatten(0, (-1, len(micro_batches), num_rows))
-        for micro_batch, logps in zip(micro_batches, own[accelerator.process_index], strict=True):
-            micro_batch[name] = logps[:, :width]
+            for column, found in columns.items():
+                values = found[: len(members)].float()  # FSDP2's mixed precision returns bfloat16
+                if column not in rows.rollouts:
+                    rows.rollouts[column] = torch.zeros(rows.rollouts["completion_ids"].shape, device=values.device)
+                rows.rollouts[column][members, : values.size(1)] = values
+                if column not in of_all:
+                    of_all[column] = torch.zeros(shape, device=accelerator.device).flatten(end_dim=2)
+                if not forward.is_whole and (group is None or group.rank == 0):  # one of the processes that share rows
+                    of_all[column][[rows.numbers[i] for i in members], : values.size(1)] = values
+        for column, whole in of_all.items():
+            if column in micro_batches[0]:  # rows that stay on their rank
+                continue
+            own = accelerator.reduce(whole, reduction="sum").unflatten(0, (-1, len(micro_batches), num_rows))
+            for micro_batch, values in zip(micro_batches, own[accelerator.process_index], strict=True):
+                micro_batch[column] = values[:, :width]

@@ -88,6 +88,23 @@ class HeldOut:
         return self._errors.metrics() | {"loss/value_avg": 0.5 * self._errors.mean_square() / self.scale.std**2}
 
 
+@dataclass(frozen=True, eq=False)
+class ScoredRollouts:
+    """What targets are made of in addition to the rollouts of a rank.
+
+    Args:
+        scores: [B] penalties included, NaN for completions that are not scored.
+        num_updates: Number of batches of rollouts, this batch included.
+        baselines: [B] for ReMax: the score of each prompt's greedy completion.
+        moved: [B, T] result of `moved_to_turns`.
+    """
+
+    scores: torch.Tensor
+    num_updates: int
+    baselines: torch.Tensor | None
+    moved: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class PPOTargets:
     """Adds advantages, returns and old values per token to TRL's rollouts; training updates kl and scale."""
@@ -99,35 +116,39 @@ class PPOTargets:
     accelerator: Accelerator
     eos_token_ids: Sequence[int]
 
-    @torch.no_grad()
-    def complete(
+    def scored(
         self,
         rollouts: dict[str, Any],
         scores: torch.Tensor,
         num_updates: int,
         baselines: torch.Tensor | None = None,
-        held_out: HeldOut | None = None,
-        *,
         moved: torch.Tensor | None = None,
-        is_training: bool,
-    ) -> dict[str, float]:
-        """Add PPO's targets to rollouts, in training only; return metrics over all ranks. Collective.
+    ) -> ScoredRollouts:
+        """Take completions without a score out of the rollouts' masks and counts. Collective.
 
-        Args:
-            rollouts: TRL's, of this rank; changed in place.
-            scores: [B], NaN for completions that are not scored.
-            num_updates: Number of batches of rollouts, this batch included.
-            baselines: [B] for ReMax: the score of each prompt's greedy completion.
-            held_out: Collects the critic's errors in an evaluation.
-            moved: [B, T] result of `moved_to_turns`.
+        Arguments as in `ScoredRollouts`, without penalties.
         """
         scores = scores - self.missing_eos_penalty(rollouts)
         if baselines is not None:  # without a baseline a completion counts as unscored
             scores = scores.masked_fill(baselines.isnan(), torch.nan)
         # Tokens of unscored completions count in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
-        mask = counted_tokens(rollouts)
-        rollouts["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        rollouts["num_items_in_batch"] = self.accelerator.gather(counted_tokens(rollouts).sum()).sum()
+        return ScoredRollouts(scores, num_updates, baselines, moved)
+
+    @torch.no_grad()
+    def complete(
+        self, rollouts: dict[str, Any], scored: ScoredRollouts, held_out: HeldOut | None = None, *, is_training: bool
+    ) -> dict[str, float]:
+        """Add PPO's targets to rollouts, in training only; return metrics over all ranks. Collective.
+
+        Args:
+            rollouts: TRL's, of this rank; changed in place.
+            scored: Result of `scored`.
+            held_out: Collects the critic's errors in an evaluation.
+            is_training: False in an evaluation.
+        """
+        scores, mask = scored.scores, counted_tokens(rollouts)
         logps, values = self.values.with_log_probs(rollouts, is_training=is_training)
         if logps is not None:
             rollouts["old_per_token_logps"] = logps
@@ -138,22 +159,22 @@ class PPOTargets:
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if ref_logps is not None and logps is not None:
             kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self.args.kl_estimator), 0.0)
-        metrics = self._objective(scores, kl, num_updates, is_training=is_training)
+        metrics = self._objective(scores, kl, scored.num_updates, is_training=is_training)
         if not is_training and (held_out is None or values is None):
             return metrics
         rewards = shaped_rewards(scores, kl, mask, self.kl.value if in_reward else 0.0)
-        if moved is not None:
-            rewards = rewards + moved * mask
+        if scored.moved is not None:
+            rewards = rewards + scored.moved * mask
         if self.args.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
         if self.args.advantage_estimator == "gae":
             assert values is not None, "In training there are values of every rollout."
             metrics |= self._add_targets(rollouts, rewards, values, mask, held_out)
         else:
-            rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, baselines)
+            rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, scored.baselines)
         # Last, because the logged coefficient is the coefficient of these rewards.
         if is_training and "objective/kl" in metrics:
-            self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // num_updates)
+            self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // scored.num_updates)
         return metrics
 
     def missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:

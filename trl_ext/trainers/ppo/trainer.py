@@ -37,7 +37,8 @@ from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
-from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets
+from trl_ext.trainers.ppo.passes import TargetPasses
+from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, ScoredRollouts
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
 from trl_ext.trainers.step.score import LogProbs
@@ -92,6 +93,8 @@ class PPOTrainer(GRPOTrainer):
     _scale: ValueScale
     _logps: Sequence[torch.Tensor] = ()  # [B, T] of the policy's last forward with gradient
     _targets: PPOTargets
+    _passes: TargetPasses
+    _scored: ScoredRollouts  # whose targets wait for passes
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
     _held_out: HeldOut | None = None  # the critic's errors in the evaluation that runs
@@ -158,6 +161,8 @@ class PPOTrainer(GRPOTrainer):
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
         self._values = CriticValues(self, self._critic, self._get_per_token_logps_and_entropies)
         self._scale = ValueScale(self.args.value_normalisation)
+        of_passes = self, self._old_policy, self._planner, self._get_per_token_logps_and_entropies
+        self._passes = TargetPasses(*of_passes, critic=self._critic, values=self._values)
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
         )
@@ -178,8 +183,13 @@ class PPOTrainer(GRPOTrainer):
             self.generation_config.eos_token_id = self.eos_token_ids
 
     def _why_zero_advantage_counts(self) -> str:
-        """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all."""
-        return "the critic learns from every row" if self._critic.has_values else super()._why_zero_advantage_counts()
+        """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all, and the KL in the
+        reward is known after rows are planned."""
+        if self._critic.has_values:
+            return "the critic learns from every row"
+        if self.beta and not self._kl_is_in_loss:
+            return f"beta={self.beta} adds a KL penalty to every row's reward"
+        return super()._why_zero_advantage_counts()
 
     @property
     def _kl_is_in_loss(self) -> bool:  # type: ignore[override]  # a constant of GRPO's
@@ -268,28 +278,42 @@ class PPOTrainer(GRPOTrainer):
         self._values.forget()
         output = super()._generate_and_score_completions(keep_token_ids(inputs))
         self._critic.after_rollout()
-        is_training = self.model.training
-        metrics = self._metrics["train" if is_training else "eval"]
         if self.num_generations == 1:
             # With one completion per group it is always 1.
-            metrics.pop("frac_reward_zero_std", None)
+            self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
         num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
-        held_out = None if is_training else self._held_out
-        moved = self._moved_to_turns(output)
-        targets = self._targets.complete(
-            output, own, num_updates, baselines, held_out, moved=moved, is_training=is_training
-        )
-        for name, value in targets.items():
-            metrics[name].append(value)
-        if is_training:  # a completion's mean in TRL's table of completions, instead of GRPO's group advantage
-            lengths = counted_tokens(output).sum(dim=1).clamp(min=1)
-            means = self.accelerator.gather(output["advantages"].sum(dim=1) / lengths).tolist()
-            column: Any = self._logs["advantages"]
-            for _ in means:
-                column.pop()
-            column.extend(means)
+        scored = self._targets.scored(output, own, num_updates, baselines, self._moved_to_turns(output))
+        if self._passes.precede_targets:
+            self._scored = scored
+        else:
+            self._add_targets(output, scored)
         return output
+
+    def _add_targets(self, rollouts: dict[str, Any], scored: ScoredRollouts) -> None:
+        """Add PPO's targets to rollouts, in training only, and log them. Collective."""
+        is_training = self.model.training
+        held_out = None if is_training else self._held_out
+        targets = self._targets.complete(rollouts, scored, held_out, is_training=is_training)
+        for name, value in targets.items():
+            self._metrics["train" if is_training else "eval"][name].append(value)
+        if not is_training:
+            return
+        # A completion's mean in TRL's table of completions, instead of GRPO's group advantage.
+        lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
+        means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
+        column: Any = self._logs["advantages"]
+        for _ in means:
+            column.pop()
+        column.extend(means)
+
+    def _make_passes(self, micro_batches: Sequence[dict[str, Any]]) -> None:
+        """Overrides trl_ext.GRPOTrainer._make_passes: adds the targets that wait for the passes."""
+        super()._make_passes(micro_batches)
+        if self._passes.precede_targets:
+            rollouts = self._passes.rollouts(micro_batches)
+            self._add_targets(rollouts, self._scored)
+            self._passes.put_targets(rollouts, micro_batches)
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
         """Return [B, T] the change of token rewards by rewards per turn; None if this rank has none. Collective."""

@@ -11,11 +11,15 @@ import torch
 
 from trl_ext.trainers.forward.calls import calls_of
 from trl_ext.trainers.forward.roles import CRITIC
+from trl_ext.trainers.grpo.log_probs import OLD
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
 from trl_ext.trainers.rows.images import KEYS, GivenImages, whole_rows
 from trl_ext.trainers.step.forward import running_forward
 from trl_ext.trainers.step.score import flat_batch, score_values
+
+# The column of rollouts with the critic's outputs before an update.
+OUTPUTS = "value_outputs"
 
 
 class CriticValues:
@@ -56,15 +60,17 @@ class CriticValues:
         return self._noted[0] if self._critic.comes_with_log_probs else self.forwarded(actor, inputs)
 
     def with_log_probs(
-        self, rollouts: Mapping[str, Any], *, is_training: bool
+        self, rollouts: dict[str, Any], *, is_training: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return [B, T] log-probabilities under the sampling policy, and values; None for each that is not needed.
 
-        In evaluation no model uses dropout.
+        Columns that the update's forwards have added are taken out. In evaluation no model uses dropout.
         """
+        if OUTPUTS in rollouts:
+            return rollouts.get(OLD), rollouts.pop(OUTPUTS)
         trainer, args = self._trainer, self._trainer.args
         rows = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
-        logps = rollouts.get("old_per_token_logps")
+        logps = rollouts.get(OLD)
         # The first stored values are the sampling policy's if its log-probabilities exist, else the reference's.
         values = self._noted[0] if self._noted and logps is not None else None
         lacks_values = self._critic.comes_with_log_probs and values is None
@@ -89,7 +95,7 @@ class CriticValues:
         """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""
         model, trainer = self._critic.model(actor), self._trainer
         args: Any = trainer.args
-        if not torch.is_grad_enabled():
+        if running_forward() is None:
             batch_size = args.local_rollout_forward_batch_size or batch_size
         width = rollouts["completion_ids"].size(1)
         ids, mask = whole_rows(rollouts)
@@ -103,7 +109,7 @@ class CriticValues:
     def _pad(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         trainer = self._trainer
         if trainer.model.training:
-            trainer.counts.add_forward(input_ids.numel(), mask, of_update=torch.is_grad_enabled())
+            trainer.counts.add_forward(input_ids.numel(), mask, of_update=running_forward() is not None)
         with trainer.accelerator.autocast():
             outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
         return outputs.token_values[:, -width - 1 : -1]

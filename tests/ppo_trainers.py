@@ -122,6 +122,14 @@ def stir(trainer: Any) -> Any:
     return trainer
 
 
+def completed(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rollouts of some rows with PPO's targets, as one micro-batch of an update."""
+    output: dict[str, Any] = trainer._generate_and_score_completions(rows)
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    trainer._passes.make([output])
+    return output
+
+
 def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     """Everything that is trained, by name: the actor, and the critic wherever it is."""
     weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}

@@ -193,16 +193,15 @@ def importance_ratio(
 
 
 class UpdatePasses:
-    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned."""
+    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned.
+
+    `precede_targets`: True while targets of a subclass wait for the passes.
+    """
 
     def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
         self._trainer, self._old_policy, self._planner, self._forward = trainer, old_policy, planner, log_probs
-        self._is_waiting = False
+        self._is_waiting = self.precede_targets = False
         self._due: list[str] = []
-
-    @property
-    def _can_wait(self) -> bool:
-        return self._is_waiting and not self._old_policy.is_trls_alone
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -215,13 +214,13 @@ class UpdatePasses:
 
     def placeholder(self, num_rows: int, width: int) -> torch.Tensor | None:
         """Return [B, T] of NaN for a pass that waits; None for other forwards."""
-        if not self._can_wait:
+        if not self._is_waiting or self._old_policy.is_trls_alone:
             return None
         return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
 
     def take(self, rollouts: Rollouts) -> None:
-        """Remove the placeholders from rollouts, and record the passes that they need. Called inside `waiting`."""
-        if not self._can_wait:
+        """Remove TRL's passes from rollouts, and record the passes that they need. Called inside `waiting`."""
+        if not self._is_waiting:
             return
         trainer, args = self._trainer, self._trainer.args
         for name in (OLD, REFERENCE):
@@ -240,17 +239,14 @@ class UpdatePasses:
             disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs),
         ):
             for number, (begin, end) in enumerate(planner.windows(micro_batches)):
-                names = self._needed(due, number)
+                # The first update starts from the current policy, unless later iterations repeat its rows.
+                is_own = not (number or trainer.num_iterations > 1 or self.precede_targets)
+                names = [one for one in due if one != OLD] if is_own else due
                 window = planner.window(micro_batches, begin, end)
                 planner.count(window, len(names))
                 for name in names:
                     with self._model(name) as model:
                         self._add(name, model, window, micro_batches[begin:end])
-
-    def _needed(self, due: list[str], number: int) -> list[str]:
-        """Return which of the due passes window `number` of a generation needs."""
-        # The first update starts from the current policy, unless later iterations repeat its rows.
-        return due if number or self._trainer.num_iterations > 1 else [one for one in due if one != OLD]
 
     @contextmanager
     def _model(self, name: str) -> Iterator[Any]:

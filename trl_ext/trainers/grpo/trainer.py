@@ -4,7 +4,7 @@ TRL computes the loss. This trainer changes how many tokens go through the model
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -319,12 +319,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if not self.model.training:
             return inputs
         assert self._buffered_inputs is not None  # TRL's, just made
-        self._make_passes(self._buffered_inputs)
+        self._passes.make(self._buffered_inputs)
         return self._planner.next_forwards(self._buffered_inputs, self._step % len(self._buffered_inputs))
-
-    def _make_passes(self, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """Add the log-probabilities that waited for the plan of a generation's updates."""
-        self._passes.make(micro_batches)
 
     # Loss ---------------------------------------------------------------------------------------------------------
 

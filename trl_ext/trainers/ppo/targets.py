@@ -1,10 +1,10 @@
-"""PPO's targets: advantages and returns from scores, log-probabilities and values of rollouts.
+"""PPO's targets: advantages and returns from scores, log-probabilities and values of rollouts, and passes for them.
 
 Legend: B rows, T completion tokens.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,9 +12,10 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.rewards.totals.moments import Moments
+from trl_ext.trainers.grpo.log_probs import OLD, REFERENCE, UpdatePasses
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.scale import ValueScale
-from trl_ext.trainers.ppo.critic.values import CriticValues
+from trl_ext.trainers.ppo.critic.values import OUTPUTS, CriticValues
 from trl_ext.trainers.ppo.objective.equations import (
     LEAST_SPREAD,
     AdaptiveKL,
@@ -30,7 +31,11 @@ from trl_ext.trainers.ppo.objective.equations import (
     whiten,
     wide,
 )
-from trl_ext.trainers.step.rows import counted_tokens
+from trl_ext.trainers.step.rows import Rollouts, counted_tokens
+
+# A row's place in its generation: TRL shuffles rows before the passes, and targets compare neighbours.
+_PLACE = "place_in_generation"
+_READ = ("completion_ids", "completion_mask", "tool_mask", OLD, REFERENCE, OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,57 @@ class ValueErrors:
         return errors.squares / errors.count + errors.mean**2 if errors.count else 0.0
 
 
+class TargetPasses(UpdatePasses):
+    """Makes the passes that targets need by the update's own forwards, the critic's included.
+
+    Attributes:
+        add_targets: Adds the targets to rollouts; called after the passes if they precede targets.
+    """
+
+    add_targets: Callable[[Rollouts], None]
+
+    def __init__(self, *of_passes: Any, values: CriticValues):
+        super().__init__(*of_passes)
+        self._values = values
+
+    def take(self, rollouts: Rollouts) -> None:
+        super().take(rollouts)
+        critic, beta = self._values.critic, self._trainer.beta
+        self.precede_targets = self._is_waiting and bool(beta or critic.has_values)
+        if not self.precede_targets:
+            return
+        ids = rollouts["completion_ids"]
+        rollouts[_PLACE] = torch.arange(len(ids), device=ids.device)
+        if OLD not in self._due and (beta or critic.comes_with_log_probs):
+            self._due.append(OLD)
+        if critic.has_values and not critic.comes_with_log_probs:
+            self._due.append(OUTPUTS)
+
+    def make(self, micro_batches: Sequence[Rollouts]) -> None:
+        if not self.precede_targets:
+            super().make(micro_batches)
+            return
+        super().make(list(micro_batches))  # a new list: the update reads the rows again, with their targets
+        self._values.forget()
+        self._values.critic.after_rollout()
+        places = [micro_batch.pop(_PLACE) for micro_batch in micro_batches]
+        order, names = torch.cat(places).argsort(), [name for name in _READ if name in micro_batches[0]]
+        rollouts = {name: torch.cat([one[name] for one in micro_batches])[order] for name in names}
+        self.add_targets(rollouts)
+        for micro_batch, place in zip(micro_batches, places, strict=True):
+            for name in names:
+                del micro_batch[name]
+            micro_batch.update({name: column[place] for name, column in rollouts.items()})
+        self.precede_targets = False
+
+    def _columns(self, name: str, model: Any, batch: Rollouts) -> Rollouts:
+        self._values.forget()
+        columns = {} if name == OUTPUTS else super()._columns(name, model, batch)
+        if name == OUTPUTS or (name == OLD and self._values.critic.comes_with_log_probs):
+            columns[OUTPUTS] = self._values.in_loss(model, batch)
+        return columns
+
+
 class HeldOut:
     """The critic's errors in an evaluation while it runs; it uses a copy of the critic's scale in training."""
 
@@ -88,23 +144,6 @@ class HeldOut:
         return self._errors.metrics() | {"loss/value_avg": 0.5 * self._errors.mean_square() / self.scale.std**2}
 
 
-@dataclass(frozen=True, eq=False)
-class ScoredRollouts:
-    """What targets are made of in addition to the rollouts of a rank.
-
-    Args:
-        scores: [B] penalties included, NaN for completions that are not scored.
-        num_updates: Number of batches of rollouts, this batch included.
-        baselines: [B] for ReMax: the score of each prompt's greedy completion.
-        moved: [B, T] result of `moved_to_turns`.
-    """
-
-    scores: torch.Tensor
-    num_updates: int
-    baselines: torch.Tensor | None
-    moved: torch.Tensor | None
-
-
 @dataclass(frozen=True)
 class PPOTargets:
     """Adds advantages, returns and old values per token to TRL's rollouts; training updates kl and scale."""
@@ -117,16 +156,11 @@ class PPOTargets:
     eos_token_ids: Sequence[int]
 
     def scored(
-        self,
-        rollouts: dict[str, Any],
-        scores: torch.Tensor,
-        num_updates: int,
-        baselines: torch.Tensor | None = None,
-        moved: torch.Tensor | None = None,
-    ) -> ScoredRollouts:
-        """Take completions without a score out of the rollouts' masks and counts. Collective.
+        self, rollouts: dict[str, Any], scores: torch.Tensor, baselines: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the scores with their penalties; other completions leave the rollouts' masks. Collective.
 
-        Arguments as in `ScoredRollouts`, without penalties.
+        Arguments as in `complete`.
         """
         scores = scores - self.missing_eos_penalty(rollouts)
         if baselines is not None:  # without a baseline a completion counts as unscored
@@ -134,22 +168,32 @@ class PPOTargets:
         # Tokens of unscored completions count in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
         rollouts["num_items_in_batch"] = self.accelerator.gather(counted_tokens(rollouts).sum()).sum()
-        return ScoredRollouts(scores, num_updates, baselines, moved)
+        return scores
 
     @torch.no_grad()
     def complete(
-        self, rollouts: dict[str, Any], scored: ScoredRollouts, held_out: HeldOut | None = None, *, is_training: bool
+        self,
+        rollouts: dict[str, Any],
+        scores: torch.Tensor,
+        num_updates: int,
+        baselines: torch.Tensor | None = None,
+        held_out: HeldOut | None = None,
+        *,
+        moved: torch.Tensor | None = None,
+        is_training: bool,
     ) -> dict[str, float]:
         """Add PPO's targets to rollouts, in training only; return metrics over all ranks. Collective.
 
         Args:
             rollouts: TRL's, of this rank; changed in place.
-            scored: Result of `scored`.
+            scores: [B] from `scored`, NaN for completions that are not scored.
+            num_updates: Number of batches of rollouts, this batch included.
+            baselines: [B] for ReMax: the score of each prompt's greedy completion.
             held_out: Collects the critic's errors in an evaluation.
-            is_training: False in an evaluation.
+            moved: [B, T] result of `moved_to_turns`.
         """
-        scores, mask = scored.scores, counted_tokens(rollouts)
-        logps, values = self.values.with_log_probs(rollouts, is_training=is_training)
+        mask = counted_tokens(rollouts)
+        logps, values = self.values.with_log_probs(rollouts)
         if logps is not None:
             rollouts["old_per_token_logps"] = logps
         ref_logps = rollouts.get("ref_per_token_logps")
@@ -159,22 +203,22 @@ class PPOTargets:
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if ref_logps is not None and logps is not None:
             kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self.args.kl_estimator), 0.0)
-        metrics = self._objective(scores, kl, scored.num_updates, is_training=is_training)
+        metrics = self._objective(scores, kl, num_updates, is_training=is_training)
         if not is_training and (held_out is None or values is None):
             return metrics
         rewards = shaped_rewards(scores, kl, mask, self.kl.value if in_reward else 0.0)
-        if scored.moved is not None:
-            rewards = rewards + scored.moved * mask
+        if moved is not None:
+            rewards = rewards + moved * mask
         if self.args.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
         if self.args.advantage_estimator == "gae":
             assert values is not None, "In training there are values of every rollout."
             metrics |= self._add_targets(rollouts, rewards, values, mask, held_out)
         else:
-            rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, scored.baselines)
+            rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, baselines)
         # Last, because the logged coefficient is the coefficient of these rewards.
         if is_training and "objective/kl" in metrics:
-            self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // scored.num_updates)
+            self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // num_updates)
         return metrics
 
     def missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:

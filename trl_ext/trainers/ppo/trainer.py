@@ -7,6 +7,7 @@ generalized advantages and a value loss. This file has the hooks that TRL calls.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -37,8 +38,7 @@ from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
-from trl_ext.trainers.ppo.passes import TargetPasses
-from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, ScoredRollouts
+from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, TargetPasses
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
 from trl_ext.trainers.step.score import LogProbs
@@ -94,7 +94,6 @@ class PPOTrainer(GRPOTrainer):
     _logps: Sequence[torch.Tensor] = ()  # [B, T] of the policy's last forward with gradient
     _targets: PPOTargets
     _passes: TargetPasses
-    _scored: ScoredRollouts  # whose targets wait for passes
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
     _held_out: HeldOut | None = None  # the critic's errors in the evaluation that runs
@@ -162,7 +161,7 @@ class PPOTrainer(GRPOTrainer):
         self._values = CriticValues(self, self._critic, self._get_per_token_logps_and_entropies)
         self._scale = ValueScale(self.args.value_normalisation)
         of_passes = self, self._old_policy, self._planner, self._get_per_token_logps_and_entropies
-        self._passes = TargetPasses(*of_passes, critic=self._critic, values=self._values)
+        self._passes = TargetPasses(*of_passes, values=self._values)
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
         )
@@ -185,11 +184,9 @@ class PPOTrainer(GRPOTrainer):
     def _why_zero_advantage_counts(self) -> str:
         """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all, and the KL in the
         reward is known after rows are planned."""
-        if self._critic.has_values:
-            return "the critic learns from every row"
         if self.beta and not self._kl_is_in_loss:
             return f"beta={self.beta} adds a KL penalty to every row's reward"
-        return super()._why_zero_advantage_counts()
+        return "the critic learns from every row" if self._critic.has_values else super()._why_zero_advantage_counts()
 
     @property
     def _kl_is_in_loss(self) -> bool:  # type: ignore[override]  # a constant of GRPO's
@@ -275,7 +272,6 @@ class PPOTrainer(GRPOTrainer):
         """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: adds advantages and returns per token."""
         is_remax = self.args.advantage_estimator == "remax" and self.model.training
         baselines = self._greedy_scores(inputs) if is_remax else None
-        self._values.forget()
         output = super()._generate_and_score_completions(keep_token_ids(inputs))
         self._critic.after_rollout()
         if self.num_generations == 1:
@@ -283,37 +279,30 @@ class PPOTrainer(GRPOTrainer):
             self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
         num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
-        scored = self._targets.scored(output, own, num_updates, baselines, self._moved_to_turns(output))
-        if self._passes.precede_targets:
-            self._scored = scored
-        else:
-            self._add_targets(output, scored)
+        moved, scores = self._moved_to_turns(output), self._targets.scored(output, own, baselines)
+        self._passes.add_targets = partial(self._add_targets, scores, num_updates, baselines, moved)
+        if not self._passes.precede_targets:
+            self._passes.add_targets(output)
         return output
 
-    def _add_targets(self, rollouts: dict[str, Any], scored: ScoredRollouts) -> None:
+    def _add_targets(
+        self, scores: Any, num_updates: int, baselines: Any, moved: Any, rollouts: dict[str, Any]
+    ) -> None:
         """Add PPO's targets to rollouts, in training only, and log them. Collective."""
         is_training = self.model.training
         held_out = None if is_training else self._held_out
-        targets = self._targets.complete(rollouts, scored, held_out, is_training=is_training)
+        targets = self._targets.complete(
+            rollouts, scores, num_updates, baselines, held_out, moved=moved, is_training=is_training
+        )
         for name, value in targets.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
-        if not is_training:
-            return
-        # A completion's mean in TRL's table of completions, instead of GRPO's group advantage.
-        lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
-        means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
-        column: Any = self._logs["advantages"]
-        for _ in means:
-            column.pop()
-        column.extend(means)
-
-    def _make_passes(self, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """Overrides trl_ext.GRPOTrainer._make_passes: adds the targets that wait for the passes."""
-        super()._make_passes(micro_batches)
-        if self._passes.precede_targets:
-            rollouts = self._passes.rollouts(micro_batches)
-            self._add_targets(rollouts, self._scored)
-            self._passes.put_targets(rollouts, micro_batches)
+        if is_training:  # a completion's mean in TRL's table of completions, instead of GRPO's group advantage
+            lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
+            means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
+            column: Any = self._logs["advantages"]
+            for _ in means:
+                column.pop()
+            column.extend(means)
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
         """Return [B, T] the change of token rewards by rewards per turn; None if this rank has none. Collective."""

@@ -149,10 +149,6 @@ class StepPlanner:
         self._done += 1
         return self._micro_steps.pop(0)
 
-    def plan_again(self) -> None:
-        """Read the rows again for the next window, as they have new columns; equal sizes give an equal plan."""
-        self._generation = ()
-
     def window(self, micro_batches: Sequence[Rollouts], begin: int, end: int) -> StepWindow:
         """Return the plan of micro-batches `begin` to `end`. Collective at the first call for a window."""
         if micro_batches is not self._generation:

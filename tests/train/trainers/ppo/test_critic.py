@@ -63,7 +63,7 @@ def test_head_and_separate_critic_have_the_reward_models_score(tmp_path):
 def test_its_first_outputs_are_brought_to_the_scale_of_the_returns(critic, reward_folder, tmp_path):
     trainer = started(critic, tmp_path, reward_folder, kl_coef=0.0)
     trainer.model.train()
-    inputs = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in range(8)])
+    inputs = ppo_trainers.completed(trainer, [trainer.train_dataset[i] for i in range(8)])
     values = inputs["values"][inputs["completion_mask"].bool()]
     scale = trainer._scale
     assert values.mean().item() == pytest.approx(scale.mean, abs=1e-4)

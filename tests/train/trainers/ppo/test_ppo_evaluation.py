@@ -4,7 +4,7 @@ import pytest
 
 from tests import ppo_trainers
 from tests.nightly import daily
-from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
+from tests.ppo_trainers import CRITICS, completed, distance, stir, trained_weights
 from tests.rollouts import rollout
 from trl_ext import RuleSet
 from trl_ext.rewards import Length
@@ -56,7 +56,7 @@ def test_the_error_of_the_critic_is_that_of_a_training_batch(critic, packing, tm
     trainer = stir(evaluating(critic, tmp_path, **settings))
     found = trainer.evaluate()
     trainer.model.train()
-    batch = trainer._generate_and_score_completions(list(data))
+    batch = completed(trainer, list(data))
     counted = batch["completion_mask"].bool()
     values, returns = (batch[name][counted].double() for name in ("values", "returns"))
     left = returns - values

@@ -22,7 +22,7 @@ head = partial(ppo_trainers.trainer, "head")
 
 def rollouts(trainer, num=8):
     trainer.model.train()
-    return trainer._generate_and_score_completions([trainer.train_dataset[i] for i in range(num)])
+    return ppo_trainers.completed(trainer, [trainer.train_dataset[i] for i in range(num)])
 
 
 def logged(trainer, key):
@@ -105,7 +105,7 @@ def test_an_unscored_completion_is_in_no_loss_and_no_statistic(tmp_path):
 
     alone = stir(head(tmp_path))
     alone.model.train()
-    expected = alone._generate_and_score_completions([alone.train_dataset[i] for i in range(0, 8, 2)])
+    expected = ppo_trainers.completed(alone, [alone.train_dataset[i] for i in range(0, 8, 2)])
     width = expected["advantages"].size(1)
     torch.testing.assert_close(both["advantages"][kept][:, :width], expected["advantages"], rtol=0, atol=1e-6)
     assert both["num_items_in_batch"] == expected["num_items_in_batch"]

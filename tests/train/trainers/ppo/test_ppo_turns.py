@@ -124,5 +124,5 @@ def test_the_end_of_an_earlier_turn_is_no_end_of_the_completion(tmp_path):
 
     trainer = ppo_trainers.trainer("head", tmp_path, rollout_func=cut_off, missing_eos_penalty=1.0)
     trainer.model.train()
-    inputs = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in range(8)])
+    inputs = ppo_trainers.completed(trainer, [trainer.train_dataset[i] for i in range(8)])
     assert trainer._targets.missing_eos_penalty(inputs).tolist() == [1.0] * len(inputs["completion_ids"])

@@ -30,7 +30,7 @@ class CriticValues:
 
     def __init__(self, trainer: GRPOTrainer, critic: Critic, log_probs: Callable[..., Any]):
         self._trainer = trainer
-        self._critic = critic
+        self.critic = critic
         self._log_probs = log_probs
         self._noted: list[torch.Tensor] = []
 
@@ -46,7 +46,7 @@ class CriticValues:
     @contextmanager
     def noted_from(self, model: Any, width: int) -> Iterator[None]:
         """Store the values of padded forwards of `model` inside the block, for `width` completion tokens."""
-        if self._trainer.step_settings.packs or not self._critic.comes_with_log_probs:
+        if self._trainer.step_settings.packs or not self.critic.comes_with_log_probs:
             yield
             return
         with calls_of(model) as calls:
@@ -57,43 +57,36 @@ class CriticValues:
 
     def in_loss(self, actor: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return [B, T] values with gradient for the value loss; called after the policy's forward."""
-        return self._noted[0] if self._critic.comes_with_log_probs else self.forwarded(actor, inputs)
+        return self._noted[0] if self.critic.comes_with_log_probs else self.forwarded(actor, inputs)
 
-    def with_log_probs(
-        self, rollouts: dict[str, Any], *, is_training: bool
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def with_log_probs(self, rollouts: dict[str, Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return [B, T] log-probabilities under the sampling policy, and values; None for each that is not needed.
 
-        Columns that the update's forwards have added are taken out. In evaluation no model uses dropout.
+        In training the update's forwards have added them. In evaluation they are made here, and no model uses dropout.
         """
-        if OUTPUTS in rollouts:
-            return rollouts.get(OLD), rollouts.pop(OUTPUTS)
-        trainer, args = self._trainer, self._trainer.args
-        rows = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
-        logps = rollouts.get(OLD)
-        # The first stored values are the sampling policy's if its log-probabilities exist, else the reference's.
-        values = self._noted[0] if self._noted and logps is not None else None
-        lacks_values = self._critic.comes_with_log_probs and values is None
-        if lacks_values or (logps is None and trainer.beta):
+        logps, values = rollouts.get(OLD), rollouts.pop(OUTPUTS, None)
+        if values is not None:
+            return logps, values
+        trainer = self._trainer
+        rows: int = trainer.args.per_device_eval_batch_size
+        if self.critic.comes_with_log_probs or (logps is None and trainer.beta):
             self.forget()
             ids, mask = whole_rows(rollouts)
             width = rollouts["completion_ids"].size(1)
             images = {name: rollouts[name] for name in KEYS if name in rollouts}
             logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows, **images)
             values = self._noted[0] if self._noted else None
-        if self._critic.is_ready and not self._critic.comes_with_log_probs:
-            critic = self._critic.model(trainer.model)
-            is_switched = critic.training and not is_training
-            if is_switched:
-                critic.eval()
+        if self.critic.is_ready and not self.critic.comes_with_log_probs:
+            critic = self.critic.model(trainer.model)
+            was_training = critic.training
+            critic.eval()
             values = self.forwarded(trainer.model, rollouts, batch_size=rows)
-            if is_switched:
-                critic.train()
+            critic.train(was_training)
         return logps, values
 
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
         """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""
-        model, trainer = self._critic.model(actor), self._trainer
+        model, trainer = self.critic.model(actor), self._trainer
         args: Any = trainer.args
         if running_forward() is None:
             batch_size = args.local_rollout_forward_batch_size or batch_size

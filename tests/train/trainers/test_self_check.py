@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import trl_ext
 from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny, trained
+from tests.half_precision import moved_weights
 from tests.nightly import daily, nightly
 from tests.preferences import reward_model
 from trl_ext.packing import attention, kernels
@@ -19,6 +20,7 @@ from trl_ext.packing import check as packing_check
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families import state
 from trl_ext.packing.table import SegmentTable
+from trl_ext.trainers.forward import pooled_head
 from trl_ext.trainers.step import score, self_check
 from trl_ext.trainers.step.self_check import check_causal_model
 
@@ -181,7 +183,8 @@ def plant(fault: str, monkeypatch) -> None:
                     positions[..., segment.start : segment.end] += 1
             return call(model, dataclasses.replace(row, position_ids=positions), **options)
 
-        monkeypatch.setattr(score, "call_flat", shifted)
+        for room in (score, pooled_head):
+            monkeypatch.setattr(room, "call_flat", shifted)
     elif fault == "window ignored":
         monkeypatch.setattr(attention, "_window", lambda *_: None)
     else:
@@ -269,3 +272,47 @@ def test_a_token_that_padding_alone_moves_by_nats_hides_no_fault(monkeypatch):
     with_a_move("padded")
     plant("prefix missed", monkeypatch)
     assert not result_of(model).is_exact, "no blindness where the padded side has it"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_number_that_padding_alone_moves_far_hides_no_fault_of_all_numbers(seed, monkeypatch):
+    """Sizes as measured on a reward model in bf16: a tenth of padding's numbers .04 off, and by a fault all .0356."""
+    monkeypatch.setattr(packing_check, "probes", partial(packing_check.probes, seed=seed))
+    dice = torch.Generator().manual_seed(seed)
+
+    def alone(row):
+        return torch.zeros(1)
+
+    def padded(rows):
+        far = int(torch.randint(len(rows), (), generator=dice))
+        return [
+            torch.full((1,), 0.04) if i == far else 0.0065 * torch.randn(1, generator=dice) for i in range(len(rows))
+        ]
+
+    def packed(off, rows):
+        return [torch.full((1,), off) for _ in rows]
+
+    config = tiny.model("llama").config
+    sound, faulty = (
+        packing_check.check(alone, padded, partial(packed, off), config, half_precision=True)
+        for off in (0.0065, 0.0356)
+    )
+    assert sound.error <= sound.tolerance and faulty.error > faulty.tolerance
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fault", [None, "positions one further"])
+def test_positions_of_a_reward_model_are_checked_by_every_seed_of_the_probes(
+    fault, seed, tmp_path, results, monkeypatch
+):
+    monkeypatch.setattr(packing_check, "probes", partial(packing_check.probes, seed=seed))
+    model = trained.classifier(torch.float32)
+    torch.manual_seed(60)
+    torch.nn.init.normal_(model.score.weight, std=0.05)
+    model = moved_weights(model).to(torch.bfloat16)
+    if fault is not None:
+        plant(fault, monkeypatch)
+    trainer("reward", model, False, tmp_path, trained.tokenizer())
+    print(results)  # pytest -rP shows it
+    assert results[0].is_exact == (fault is None) and not results[0].failure

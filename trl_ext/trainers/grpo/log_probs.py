@@ -193,14 +193,12 @@ def importance_ratio(
 
 
 class UpdatePasses:
-    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned.
-
-    `precede_targets`: True while targets of a subclass wait for the passes.
-    """
+    """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned."""
 
     def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
         self._trainer, self._old_policy, self._planner, self._forward = trainer, old_policy, planner, log_probs
-        self._is_waiting = self.precede_targets = False
+        self._is_waiting = False
+        self.precede_targets = False  # True while a subclass's targets wait for the passes
         self._due: list[str] = []
 
     @contextmanager
@@ -262,7 +260,6 @@ class UpdatePasses:
     def _columns(self, name: str, model: Any, batch: Rollouts) -> Rollouts:
         """Return the columns [b, T'] of a pass for the batch of the running forward, by name."""
         images = {one: batch[one] for one in _IMAGES if one in batch}
-        # As in the loss.
         return {name: self._forward(model, *whole_rows(batch), batch["completion_ids"].size(1), **images)[0]}
 
     def _add(self, name: str, model: Any, window: StepWindow, micro_batches: Sequence[Rollouts]) -> None:

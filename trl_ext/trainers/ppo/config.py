@@ -58,7 +58,8 @@ class PPOConfig(GRPOConfig):
     )
     local_rollout_forward_batch_size: int | None = setting(
         None,
-        "Rows in one forward without gradient. Unset: per_device_train_batch_size. See also max_tokens_per_forward.",
+        "In evaluation, rows in one forward. Unset: per_device_eval_batch_size. Training makes its passes by the "
+        "update's forwards: see max_tokens_per_forward.",
     )
     stop_token: str | None = setting(
         None, "'eos': only the tokenizer's EOS token ends a completion. Unset: every EOS token of the model does."

@@ -76,13 +76,9 @@ class ValueErrors:
 
 
 class TargetPasses(UpdatePasses):
-    """Makes the passes that targets need by the update's own forwards, the critic's included.
+    """Makes the passes that targets need by the update's own forwards, the critic's included."""
 
-    Attributes:
-        add_targets: Adds the targets to rollouts; called after the passes if they precede targets.
-    """
-
-    add_targets: Callable[[Rollouts], None]
+    add_targets: Callable[[Rollouts], None]  # to rollouts; called after the passes that precede targets
 
     def __init__(self, *of_passes: Any, values: CriticValues):
         super().__init__(*of_passes)
@@ -102,10 +98,10 @@ class TargetPasses(UpdatePasses):
             self._due.append(OUTPUTS)
 
     def make(self, micro_batches: Sequence[Rollouts]) -> None:
+        # With a new list the update reads the rows again, and with them their targets.
+        super().make(list(micro_batches) if self.precede_targets else micro_batches)
         if not self.precede_targets:
-            super().make(micro_batches)
             return
-        super().make(list(micro_batches))  # a new list: the update reads the rows again, with their targets
         self._values.forget()
         self._values.critic.after_rollout()
         places = [micro_batch.pop(_PLACE) for micro_batch in micro_batches]
@@ -155,13 +151,8 @@ class PPOTargets:
     accelerator: Accelerator
     eos_token_ids: Sequence[int]
 
-    def scored(
-        self, rollouts: dict[str, Any], scores: torch.Tensor, baselines: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the scores with their penalties; other completions leave the rollouts' masks. Collective.
-
-        Arguments as in `complete`.
-        """
+    def scored(self, rollouts: Rollouts, scores: torch.Tensor, baselines: torch.Tensor | None) -> torch.Tensor:
+        """Return the scores [B], penalties included; completions without a score leave the masks. Collective."""
         scores = scores - self.missing_eos_penalty(rollouts)
         if baselines is not None:  # without a baseline a completion counts as unscored
             scores = scores.masked_fill(baselines.isnan(), torch.nan)

@@ -74,7 +74,8 @@ class OldPolicy:
         for own, known in zip(logps, self._sampled, strict=True):
             own[: len(known)] += torch.tensor([torch.nan if logp is None else logp for logp in known])
         self._sampled = None
-        if not self._has_told and self._trainer.accelerator.is_main_process:
+        is_first = not self._has_told and self._trainer.memory_kind == "grpo"  # PPO makes the pass for its targets
+        if is_first and self._trainer.accelerator.is_main_process:
             logger.warning(
                 "The forward of the old policy is left out: the policy does not change between sampling and the first "
                 "update, whose own log-probabilities are compared with vLLM's."

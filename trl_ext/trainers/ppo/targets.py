@@ -90,8 +90,7 @@ class TargetPasses(UpdatePasses):
         self.precede_targets = self._is_waiting and bool(beta or critic.has_values)
         if not self.precede_targets:
             return
-        ids = rollouts["completion_ids"]
-        rollouts[_PLACE] = torch.arange(len(ids), device=ids.device)
+        rollouts[_PLACE] = torch.arange(len(rollouts["completion_ids"]), device=self._trainer.accelerator.device)
         if OLD not in self._due and (beta or critic.comes_with_log_probs):
             self._due.append(OLD)
         if critic.has_values and not critic.comes_with_log_probs:
@@ -151,8 +150,8 @@ class PPOTargets:
     accelerator: Accelerator
     eos_token_ids: Sequence[int]
 
-    def scored(self, rollouts: Rollouts, scores: torch.Tensor, baselines: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores [B], penalties included; completions without a score leave the masks. Collective."""
+    def leave_out(self, rollouts: Rollouts, scores: torch.Tensor, baselines: torch.Tensor | None) -> torch.Tensor:
+        """Leave completions without a score out of the masks; return the scores [B] with penalties. Collective."""
         scores = scores - self.missing_eos_penalty(rollouts)
         if baselines is not None:  # without a baseline a completion counts as unscored
             scores = scores.masked_fill(baselines.isnan(), torch.nan)
@@ -177,7 +176,7 @@ class PPOTargets:
 
         Args:
             rollouts: TRL's, of this rank; changed in place.
-            scores: [B] from `scored`, NaN for completions that are not scored.
+            scores: [B] from `leave_out`, NaN for completions that are not scored.
             num_updates: Number of batches of rollouts, this batch included.
             baselines: [B] for ReMax: the score of each prompt's greedy completion.
             held_out: Collects the critic's errors in an evaluation.

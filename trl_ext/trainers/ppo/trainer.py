@@ -279,7 +279,7 @@ class PPOTrainer(GRPOTrainer):
             self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
         num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
-        moved, scores = self._moved_to_turns(output), self._targets.scored(output, own, baselines)
+        moved, scores = self._moved_to_turns(output), self._targets.leave_out(output, own, baselines)
         self._passes.add_targets = partial(self._add_targets, scores, num_updates, baselines, moved)
         if not self._passes.precede_targets:
             self._passes.add_targets(output)

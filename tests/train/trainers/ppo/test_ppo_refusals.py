@@ -74,6 +74,11 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
     remax = dict(advantage_estimator="remax")
     for critic, changes, words in [
         ("head", dict(stop_token_id=10**6), "stop_token_id=1000000 would end no completion"),
+        (
+            "none",
+            dict(advantage_estimator="rloo", num_generations=4, skip_zero_advantage=True),
+            "adds a KL penalty to every row's reward",
+        ),
         ("separate", dict(learning_rate=0.0, value_learning_rate=1e-3), "has no effect with learning_rate=0, whose"),
         ("head", dict(model=model, ref_model=model), "ref_model is the model itself"),
         ("head", dict(ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0), "ref_model has no use with kl_coef=0"),

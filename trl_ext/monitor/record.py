@@ -160,7 +160,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
 
 
 def _check_size(text: str, content: Any) -> None:
-    """Raise ValueError for a text that is too long, or whose values are: a YAML alias can stand for millions."""
+    """Raise ValueError for a text that is too long, or whose values are: a YAML alias may expand to millions."""
     left, parts = _MOST_CHARS - len(text), [content]
     while parts and left >= 0:
         part = parts.pop()

@@ -79,7 +79,7 @@ def warn_once() -> None:
     """Bound this process's waits for locks; print, in one process of a machine, each lock of a killed build."""
     from torch.utils.file_baton import FileBaton
 
-    FileBaton.wait = wait_for_build  # type: ignore[method-assign]
+    FileBaton.wait = wait_for_build  # type: ignore[assignment,method-assign]
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for lock in build_locks():
             if lock.builder is None:

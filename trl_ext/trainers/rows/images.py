@@ -138,13 +138,13 @@ def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:
     Pixels are not decoded, which would take minutes: a JPEG that is cut off after its header is not found.
     """
     found: dict[str, list[int]] = {}
-    for number, row in enumerate(_undecoded(dataset)):
+    for number, row in enumerate(_files_of(dataset)):
         if problem := problem_of_row(row, image_token):
             found.setdefault(problem, []).append(number)
     return found
 
 
-def _undecoded(dataset: Dataset) -> Dataset:
+def _files_of(dataset: Dataset) -> Dataset:
     """Return the columns with prompts and images; images are files, not pixels."""
     files = dataset.select_columns([name for name in ("prompt", *_COLUMNS) if name in dataset.column_names])
     for column in set(_COLUMNS) & set(dataset.column_names):
@@ -161,7 +161,7 @@ def check_padded(dataset: Any, args: Any) -> None:
     columns = set(_COLUMNS) & set(getattr(dataset, "column_names", None) or ())
     if not isinstance(dataset, Dataset) or not columns:
         return
-    shown = _undecoded(dataset).select_columns(list(columns))
+    shown = _files_of(dataset).select_columns(list(columns))
     without = sum(not any(row.values()) for row in shown)
     if 0 < without < len(dataset) and without * args.num_generations >= args.per_device_train_batch_size:
         raise DataError(

@@ -18,7 +18,7 @@ class EvaluatedRows:
     """The rewards of an evaluation's batches; reward functions call it as their `log_metric`.
 
     Args:
-        num_rows: Completions of all ranks, infinity for a stream. What comes after these fills the last batch.
+        num_rows: Completions of all ranks, infinity for a stream. Rows after these only fill the last batch.
 
     Attributes:
         num_rows: Rows of the running batch on this rank that count. They come first.

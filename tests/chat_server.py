@@ -19,7 +19,8 @@ class ChatServer:
     """Serves while it is entered.
 
     Args:
-        answer: From the request to a reply's text, an HTTP code, a code with headers, or the bytes of a whole body.
+        answer: From the request to a reply's text, an HTTP code, a code with headers and perhaps a body,
+            or the bytes of a whole body.
         together: Calls that must have been under way at a time before the first is answered, or five seconds over.
     """
 
@@ -84,7 +85,7 @@ def as_response(answer: Any) -> tuple[int, dict[str, str], bytes]:
     if isinstance(answer, int):
         answer = (answer, {})
     if isinstance(answer, tuple):
-        return *answer, b'{"error": {"message": "no"}}'
+        return (*answer, b'{"error": {"message": "no"}}')[:3]
     if isinstance(answer, bytes):
         return 200, {"Content-Type": "application/json"}, answer
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer}}

@@ -52,6 +52,13 @@ PLANTED = {
     "an address's secret, which the reply quotes": "planted29okapi",
     "a signing key": "planted30ibex",
     "a webhook": "planted31vole",
+    "extra_body: sas_token": "planted32mink",
+    "extra_body: x-auth": "planted33newt",
+    "extra_body: options.key": "planted34puma",
+    "extra_body: basic_auth, a list": "planted35kiwi",
+    "extra_body: a list of header texts": "planted36toad",
+    "address: a token in the path": "planted37carp0123456789",
+    "body: auth": "planted38wasp",
 }
 
 
@@ -63,20 +70,29 @@ def answer(request):
     """Reply as a judge, or as a verifier, that quotes what it was sent."""
     if "model" in request:
         return json.dumps({"reasoning": f"I was sent {QUOTED[0]}.", "score": 5})
+    if "auth" in request:
+        return json.dumps({"reward": 0.5, "said": f"I was sent {request['auth']}."}).encode()
     return json.dumps({"reward": 0.5, "said": f"I was sent {QUOTED[1]} at {QUOTED[2]}."}).encode()
 
 
 def asking_rules(url):
     """Return rules that ask a server at this address, with secrets in all that they are given."""
     query = {kind.removeprefix("address: "): one for kind, one in PLANTED.items() if kind.startswith("address: ")}
+    del query["a token in the path"]
     words = [f"{QUERY.get(name, name)}={secret}" for name, secret in query.items()]
-    address = f"{url}/verify?{'&'.join(words)}&quoted={QUOTED[-1]}"
+    address = f"{url}/verify/{PLANTED['address: a token in the path']}/x?{'&'.join(words)}&quoted={QUOTED[-1]}"
     body = {"provider_key": PLANTED["extra_body: another provider's key"], "user": "plain"}
     body["provider"] = [{"credentials": {"id": PLANTED["extra_body: deeper"]}}]
+    body |= {"sas_token": PLANTED["extra_body: sas_token"], "x-auth": PLANTED["extra_body: x-auth"]}
+    body["options"] = {"key": PLANTED["extra_body: options.key"]}
+    body["options"] |= {"basic_auth": ["ann", PLANTED["extra_body: basic_auth, a list"]]}
+    body["headers"] = [f"Authorization: Basic {PLANTED['extra_body: a list of header texts']}"]
+    own = f'{{"text": {{{{ completion | tojson }}}}, "auth": "Basic {PLANTED["body: auth"]}"}}'
     ask = {"api_key_env": "JUDGE_KEY", "extra_body": body, "retries": 0}
     return [
         {"rule": "judge", "model": "m", "base_url": url, **ask},
         {"rule": "remote", "url": address, "api_key_env": "VERIFIER_KEY", "retries": 0},
+        {"rule": "remote", "name": "own", "url": f"{url}/own", "body": own, "retries": 0},
     ]
 
 
@@ -183,6 +199,8 @@ def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, t
     SCRIPTS[kind].main(argv, [tracker])
 
     assert os.environ["MY_SETTING"] == secret[4] and os.environ["EXTRA_API_KEY"] == secret[2]  # they are in use
+    if kind != "reward":
+        assert any(PLANTED["body: auth"] in str(request) for request in server.requests)  # it is sent
     files = found_in(out)
     looked_at = {"training_args.bin", "manifest.json", "recipe.yaml", "versions.json", "README.md", "report.html"}
     assert looked_at <= files.keys() and any(name.startswith("events.out") for name in files)

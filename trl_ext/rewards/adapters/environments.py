@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ from trl_ext.rewards.base.http_client import MOST_REPLY_BYTES, REFUSALS, ServerE
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import run_in_loop
 from trl_ext.rewards.rules.remote import as_responses
+from trl_ext.rewards.text.secrets import hide, public, secrets_in
 from trl_ext.rewards.totals.scorer import LARGEST
 
 logger = logging.getLogger("trl_ext.rewards")
@@ -40,10 +41,12 @@ class Environment:
         earned: Reward of each tool call of this episode, in order.
         lost: Why the episode cannot continue; empty while it can.
         timeout_s: Longest time in seconds to wait for a reply.
+        secrets: Texts that are hidden in what the model or the log is shown of a reply.
     """
 
     tools: ClassVar[dict[str, Any]] = {}
     timeout_s: ClassVar[float] = math.inf
+    secrets: ClassVar[frozenset[str]] = frozenset()
     # By call: the number of timeouts in a row, and the end of the last.
     _late: ClassVar[dict[str, tuple[int, float]]] = {}
     _begin: Callable[..., str | None]
@@ -51,8 +54,8 @@ class Environment:
     _session: Any = None
     lost = ""
 
-    def __init_subclass__(cls, timeout_s: float | None = None) -> None:
-        cls.timeout_s, cls._late = timeout_s or cls.timeout_s, {}
+    def __init_subclass__(cls, timeout_s: float | None = None, secrets: Iterable[str] = ()) -> None:
+        cls.timeout_s, cls._late, cls.secrets = timeout_s or cls.timeout_s, {}, cls.secrets.union(secrets)
 
     def reset(self, **row: Any) -> str | None:
         """Begin an episode with a row of the dataset; return the text to append to its prompt."""
@@ -79,9 +82,9 @@ class Environment:
         try:
             found = ask(*arguments)
             # No tokenizer takes a lone surrogate.
-            found = found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
+            found = hide(found, self.secrets).encode("utf-8", "replace").decode() if isinstance(found, str) else found
         except Exception as error:  # A client's exception costs this row, and is counted.
-            self.lost, found = f"{type(error).__name__}: {error}"[:300], _GONE
+            self.lost, found = hide(f"{type(error).__name__}: {error}", self.secrets)[:300], _GONE
         if self.lost and time.monotonic() - began >= 0.9 * self.timeout_s:
             if name not in self._late:
                 logger.warning(f"{late}: its row is lost. After {LATE_CALLS} in a row, others too at once.")
@@ -170,7 +173,9 @@ def nemo_gym(
                 raise
             return json.loads(error.body)
 
-    class NemoGym(Environment, timeout_s=timeout_s):
+    hidden = secrets_in({"url": url, "api_key_env": api_key_env})
+
+    class NemoGym(Environment, timeout_s=timeout_s, secrets=hidden):
         def _begin(self, row: dict[str, Any]) -> None:
             self._session, self._row = new_client(), {name: cell for name, cell in row.items() if name != "prompt"}
             ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
@@ -192,7 +197,8 @@ def nemo_gym(
         names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
         bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
     except Exception as error:  # The connection or the page may be at fault.
-        raise RuleError(f"{url} does not list such tools: {error!r}. Start it, or give the tools' schemas.") from error
+        said = f"{public(url)} does not list such tools: {hide(repr(error), hidden)}"
+        raise RuleError(f"{said}. Start it, or give the tools' schemas.") from error
     schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
     return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
 
@@ -221,7 +227,7 @@ def openenv(
     check_server("openenv", "url", url, "", "http://localhost:8000")
     limits = dict(connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_REPLY_BYTES / 1e6)
 
-    class OpenEnv(Environment, timeout_s=timeout_s):
+    class OpenEnv(Environment, timeout_s=timeout_s, secrets=secrets_in({"url": url})):
         def _begin(self, row: dict[str, Any]) -> str | None:
             made = client(base_url=url, **limits)
             self._session = made.sync() if hasattr(made, "sync") else made

@@ -1,7 +1,7 @@
 """Send requests to a server over HTTP; a reply is trusted as little as a completion.
 
 A reply is read up to 2 MB, no redirect is followed, and keys come only from the environment. `AsyncRule.call` repeats
-and limits requests.
+and limits requests. A reply may quote the key: whoever shows a part of it calls `hide` first, and after parsing.
 """
 
 import os
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from trl_ext.errors import RuleError
 
 MOST_REPLY_BYTES = 2_000_000
+_ERROR_BYTES = 2_000  # of a reply in an error's text: far more than is shown, so that a key is hidden before it is cut
 # HTTP codes that a completion can cause, because it is too long or is filtered. They earn the floor, and also count as
 # failures, because a wrong configuration causes them for every row.
 REFUSALS = (400, 403, 413, 422, 451)
@@ -28,7 +29,7 @@ class ServerError(Exception):
     """A reply has an HTTP code other than 2xx."""
 
     def __init__(self, response: Any, body: bytes):
-        super().__init__(f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}")
+        super().__init__(f"HTTP {response.status_code}: {body[:_ERROR_BYTES].decode('utf-8', 'replace')}")
         self.response, self.status_code, self.body = response, response.status_code, body
 
 
@@ -73,8 +74,6 @@ async def fetch(
             body += part
             if len(body) > MOST_REPLY_BYTES:
                 raise LongReply(f"the server's reply has more than {MOST_REPLY_BYTES} bytes")
-    if key_env and key:  # a server may quote the key
-        body = body.replace(key.encode(), b"***")
     if not response.is_success:
         raise ServerError(response, bytes(body))
     return bytes(body)

@@ -27,7 +27,7 @@ from trl_ext.rewards.base.http_client import REFUSALS, LongReply
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, as_verdict, check_number, check_whole, place_of
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.wire import Judged
-from trl_ext.rewards.text.secrets import secrets_in
+from trl_ext.rewards.text.secrets import hide, secrets_in
 
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
@@ -55,6 +55,7 @@ class Calls:
     """The calls of one batch of rows."""
 
     slots: asyncio.Semaphore  # limits the number of simultaneous calls
+    secrets: set[str]  # of the rule, to be hidden in texts
     most_failed: int | None = None  # rows that may fail before the remaining rows are given up; None: all may
     latencies_s: list[float] = field(default_factory=list)  # of each answered call
     num_attempts: int = 0
@@ -228,10 +229,15 @@ class AsyncRule(Rule):
         return type(self), self.name
 
     def without_secrets(self, text: str) -> str:
-        """Return a text, such as a server's, without the rule's keys and the secrets in its addresses."""
-        for secret in secrets_in({one.name: getattr(self, one.name) for one in fields(self)}):
-            text = text.replace(secret, "***")
-        return text
+        """Return a text, such as a server's, without the rule's keys and the secrets in its addresses.
+
+        Secrets of fewer than 8 characters stay. Parse a reply first: the result is for people.
+        """
+        calls = _calls.get(None)
+        return hide(text, calls.secrets if calls else self._secrets())
+
+    def _secrets(self) -> set[str]:
+        return secrets_in({one.name: getattr(self, one.name) for one in fields(self)})
 
     def cache_key(self, row: Row) -> Hashable | None:
         """Return a digest of prompt, messages, the rule's columns, and the group if `reads_group`; None if they are
@@ -241,7 +247,8 @@ class AsyncRule(Rule):
         return content_key([row.prompt, row.text, row.messages, cells, group])
 
     async def _all(self, rows: list[Row], most_failed: int | None) -> Judgement:
-        calls = Calls(asyncio.Semaphore(self.concurrency), most_failed, costs=Counter(dict.fromkeys(self.costs, 0)))
+        calls = Calls(asyncio.Semaphore(self.concurrency), self._secrets(), most_failed)
+        calls.costs.update(dict.fromkeys(self.costs, 0))
         _calls.set(calls)
         return list(await asyncio.gather(*(self._one(row, calls) for row in rows))), calls.metrics
 

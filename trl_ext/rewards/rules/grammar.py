@@ -103,7 +103,7 @@ class LanguageTool(AsyncRule):
         try:
             messages_of(run_in_loop(asyncio.wait_for(self._asked("."), min(self.timeout_s, 10.0))).result())
         except Exception as error:  # of sockets, of HTTP, or of the reply of another kind of server
-            said = self.without_secrets(f"{public(self.url)} checks no {self.language!r} ({error!r:.200})")
+            said = f"{public(self.url)} checks no {self.language!r} ({self.without_secrets(repr(error))[:200]})"
             raise SupportError(f"Rule '{self.name}': {said}. Start LanguageTool's server: {SERVER}") from error
 
     def server_key(self) -> Hashable:
@@ -123,7 +123,8 @@ class LanguageTool(AsyncRule):
         except CallFailed as failed:
             return self.verdict_of(failed)
         except (ValueError, LookupError, TypeError, RecursionError):
-            return Verdict(self.floor, "no_score", f"not LanguageTool's reply: {reply[:_DETAIL_CHARS]!r}")
+            shown = self.without_secrets(reply.decode("utf-8", "replace"))[:_DETAIL_CHARS]
+            return Verdict(self.floor, "no_score", f"not LanguageTool's reply: {shown!r}")
 
 
 def messages_of(reply: bytes) -> list[str]:

@@ -12,7 +12,7 @@ import regex
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Verdict, check_whole, pair_of
-from trl_ext.rewards.rules.model_judge import DETAIL_CHARS, JudgeReply, JudgeRequest, ModelJudge, Shown
+from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown
 
 _LONGEST_LINE = 500  # characters of a reply's last line
 _PATTERN_S = 0.5
@@ -110,15 +110,15 @@ class Judge(ModelJudge):
 
     def _verdict(self, replies: Sequence[JudgeReply], requests: Sequence[JudgeRequest]) -> Verdict:
         """Return the median of the votes, each the mean over requests. Replies are ordered by vote, then request."""
-        num_orders, texts = len(requests), [reply.text for reply in replies]
+        num_orders = len(requests)
         found = [self._value(reply, requests[place % num_orders]) for place, reply in enumerate(replies)]
         if all(value is None for value in found):
             return self._no_score(replies)
         values = [self.floor if value is None else value for value in found]
         votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
         shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
-        reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
-        return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-DETAIL_CHARS:]}")
+        first = next(reply for reply, value in zip(replies, found, strict=True) if value is not None)
+        return Verdict(statistics.median(votes), "ok", f"{shown}: {self._end_of(first)}")
 
     def _value_of(self, said: Any) -> float | None:
         """Return the value of a reply's score, 0.0 to 1.0; None if it is no score."""

@@ -210,7 +210,11 @@ class ModelJudge(AsyncRule):
         """Return the verdict on replies without a score; its detail prefers a reply that was cut off."""
         reply = next((reply for reply in replies if reply.is_cut), replies[0])
         cause = f"cut off at max_tokens={self.max_tokens}" if reply.is_cut else "no score in the reply"
-        return Verdict(self.floor, "no_score", f"{cause}: {str(reply.text)[-DETAIL_CHARS:]!r}")
+        return Verdict(self.floor, "no_score", f"{cause}: {self._end_of(reply)!r}")
+
+    def _end_of(self, reply: JudgeReply) -> str:
+        """Return the end of a reply's text for a verdict's detail, without secrets."""
+        return self.without_secrets(str(reply.text))[-DETAIL_CHARS:]
 
     # Requests -------------------------------------------------------------------------------------------------------
 
@@ -296,7 +300,7 @@ class ModelJudge(AsyncRule):
                 return f"{failed}{'. A server that takes no JSON schema needs schema: false' * bool(asked.schema)}"
             raise
         self.spend(tokens=reply.tokens, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
-        return reply._replace(text=reply.text and self.without_secrets(reply.text))
+        return reply
 
     async def _chat(self, request: Mapping[str, Any]) -> JudgeReply:
         """Request a chat completion; ValueError for any other reply."""

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.monitor.record import recorded_run
+from trl_ext.rewards.text.secrets import public
 from trl_ext.trainers.checkpoints.fingerprint import PARTS, RESTORED, differences
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest, share_of
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
@@ -83,7 +84,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
             check_own(checkpoint)
             return
         raise
-    old = manifest.run
+    old = public(manifest.run)  # an earlier version may have hidden less
     if old["trainer"] != run["trainer"]:
         raise ConfigError(
             f"{checkpoint} is of {_TRAINERS.get(old['trainer'], old['trainer'])}, and this is "

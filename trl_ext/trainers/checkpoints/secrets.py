@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from trl_ext.rewards.text.secrets import names_secret, public
+from trl_ext.rewards.text.secrets import is_secret, public
 
 _LIBRARIES = ("accelerate", "transformers")
 
@@ -41,20 +41,20 @@ class PublicArguments:
     __str__ = __repr__
 
 
-def guard_secrets(holder: Any, seen: set[int], *, is_secret: bool = False) -> None:
+def guard_secrets(holder: Any, seen: set[int], *, hides_all: bool = False) -> None:
     """Keep secrets out of pickles: replace secret texts in a dictionary or list in place, at every depth.
 
-    With `is_secret` all of its texts are secret; `seen` has the ids of what was looked at.
+    With `hides_all` all of its texts are secret; `seen` has the ids of what was looked at.
     """
     if id(holder) in seen:
         return
     seen.add(id(holder))
     for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-        hide = is_secret or (isinstance(key, str) and names_secret(key))
+        hide = hides_all or (isinstance(key, str) and is_secret(key, value))
         if type(value) is str and (shown := None if hide else public(value)) != value:
             holder[key] = Secret(value)
             holder[key].shown = shown
         elif isinstance(value, (dict, list)):
-            guard_secrets(value, seen, is_secret=hide)
+            guard_secrets(value, seen, hides_all=hide)
         elif type(value).__module__.startswith(_LIBRARIES) and hasattr(value, "__dict__"):  # DeepSpeed's config
             guard_secrets(vars(value), seen)

@@ -1,6 +1,7 @@
 """Sessions with servers of environments: tools made of their schemas, rewards of turns, and servers that die."""
 
 import inspect
+import json
 import logging
 import time
 from contextlib import suppress
@@ -219,6 +220,17 @@ def test_a_key_is_sent_and_never_shown(monkeypatch):
         scored(EnvironmentReward(), (made, played(made, TWO_TURNS)))
     assert all(headers["Authorization"] == "Bearer secret-7" for _, _, headers in server.asked)
     assert "secret-7" not in made.lost + repr(vars(made))
+
+
+@pytest.mark.parametrize(("key", "shown"), [("secret-7", "***"), ("0.5", "0.5"), ("reward", "reward"), ("1", "1")])
+def test_a_key_that_a_server_quotes_is_shown_to_no_model_and_changes_no_reward(key, shown, monkeypatch):
+    monkeypatch.setenv("GYM_KEY", key)
+    replies = {"/add": {"said": f"Bearer {key}", "gain": 0.5}, "/verify": {"reward": 1.0, "said": key}}
+    with GymServer(lambda path, number: json.dumps(replies[path]).encode() if path in replies else None) as server:
+        made = nemo_gym(server.url, api_key_env="GYM_KEY", turn_reward="gain")()
+        made.reset(prompt=PROMPT, level=2)
+        assert json.loads(made.add(a=1, b=2))["said"] == f"Bearer {shown}"
+        assert scored(EnvironmentReward(), (made, TWO_TURNS)) == [[0.5, 1.0]]
 
 
 def test_the_first_is_said_and_more_than_five_percent_of_twenty_steps_end_the_run(caplog):

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -154,6 +155,17 @@ OTHERS = {
     "seed": ("seed.seed was 42 and is 43", lambda: dict(seed=43)),
     "settings": ("settings.temperature was 1.0 and is 0.7", lambda: dict(temperature=0.7)),
 }
+
+
+def test_a_secret_that_an_earlier_version_wrote_into_a_checkpoint_is_no_difference(run, folder):
+    checkpoint = folder / f"checkpoint-{STEPS - 1}"
+    manifest = Manifest.read(checkpoint)
+    settings = manifest.run["settings"] | {"chat_template_kwargs": [["plain", 1], ["sas_token", "old"]]}
+    replace(manifest, run={**manifest.run, "settings": settings}).write(checkpoint)
+    again = resumed(folder, chat_template_kwargs={"plain": 1, "sas_token": "new"})
+    assert same(again, run[1])
+    with pytest.raises(ConfigError, match="chat_template_kwargs"):
+        resumed(folder, checkpoint, chat_template_kwargs={"plain": 2, "sas_token": "new"})
 
 
 @pytest.mark.parametrize("part", OTHERS)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import yaml
 
 from trl_ext.errors import ConfigError, RuleError, SupportError, did_you_mean
-from trl_ext.rewards.base.rule import Rule, place_of, snake_case
+from trl_ext.rewards.base.rule import Rule, check_set_key, place_of, snake_case
 from trl_ext.rewards.instruction_kinds.instructions import Instructions
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rules.answer import Answer
@@ -104,6 +104,11 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
             raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', *_SET_KEYS))}")
     rules = [build_rule(entry, source, index) for index, entry in enumerate(mapping["rules"])]
     given = {key: mapping[key] for key in _SET_KEYS if mapping.get(key) is not None}
+    for key, value in given.items():
+        try:
+            check_set_key(key, value)
+        except RuleError as error:
+            raise ConfigError(f"{source.at(key)}: {error}") from error
     if "limits" in given:
         entry, where = given["limits"], source.at("limits")
         keys = [item.name for item in dataclasses.fields(Limits)]
@@ -114,7 +119,7 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
                 raise ConfigError(f"{source.at('limits', key)}: limits has no key '{key}'. {nearest(key, keys)}")
         try:
             given["limits"] = Limits(**entry)
-        except (RuleError, TypeError) as error:
+        except (ConfigError, TypeError) as error:
             raise ConfigError(f"{where}: {error}") from error
     return {"rules": rules, **given}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.base.rows import TRL_EXTRAS, dataset_columns, make_rows
-from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, ideal_of, pair_of
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_name, check_set_key, ideal_of, pair_of
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.totals.composition import Composed, Composition, Explanation, contribution, outbid_warning
 from trl_ext.rewards.totals.metrics import Tally, log_rule, read_cells, tally, traces
@@ -104,9 +104,10 @@ class RuleSet:
         self.rules = checked_rules(self.rules)
         self.clip = pair_of("The set", "clip", self.clip)
         self._composition = Composition(self.rules, self.clip)
-        for key, choices in (("on_error", ("stop", "floor")), ("on_unscored", ("error", "warn"))):
-            if getattr(self, key) not in choices:
-                raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
+        for key in ("isolate", "on_error", "on_unscored", "normalise"):
+            check_set_key(key, getattr(self, key))
+        if not isinstance(self.limits, Limits):
+            raise RuleError(f"limits is {self.limits!r}. Give Limits(...), such as Limits(cpu_s=2).")
         self._scorer = Scorer(self.limits, self.isolate, self.on_error)
         self.__name__ = self.name
         warning = outbid_warning(self.rules)

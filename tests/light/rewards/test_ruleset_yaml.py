@@ -1,10 +1,12 @@
 """RuleSet from a mapping or a YAML file, and back; what is wrong is named with file and line."""
 
+import dataclasses
 from importlib.metadata import EntryPoint
 
 import pytest
+import yaml
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import Answer, Call, Keywords, Length, Pattern, Repetition, RuleSet, Tags, config
 
 RULES_YAML = """\
@@ -122,3 +124,51 @@ def test_a_package_offers_rules_under_short_names(write, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "entry_points", lambda group: [entry] if group == config.GROUP else [])
     (rule,) = RuleSet.from_yaml(write("rules:\n  - {rule: brief, high: 3}")).rules
     assert (type(rule).__name__, rule.name, rule.high) == ("Brief", "brief", 3)
+
+
+WRONG = {
+    "normalise": ["'false'", "'true'", "yes please", "0", "1", "[true]", "{on: true}"],
+    "isolate": ["'false'", "'no'", "0", "2.5", "[]"],
+    "on_error": ["ignore", "true", "[stop]", "5"],
+    "on_unscored": ["maybe", "false", "{error: 1}"],
+    "name": ["5", "true", "a b", "[rules]", "''"],
+    "clip": ["1", "'-1, 1'", "[1, -1]", "[a, b]", "[true, 2]", "[1]", "true"],
+    "limits": ["5", "[1]", "true", "fast", "{cpu_s: '2'}", "{workers: true}", "{batch_s: [1]}"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_value_of_the_wrong_type_for_a_key_of_the_set_is_refused_with_its_line(key, value, write):
+    with pytest.raises(ConfigError, match=r"(?s)rules.yaml, line 2: .*\. (Give|Write) "):
+        RuleSet.from_yaml(write(f"rules: [{{rule: answer}}]\n{key}: {value}\n"))
+
+
+def test_each_key_of_the_set_has_wrong_values_to_refuse():
+    assert set(WRONG) == set(config._SET_KEYS)
+
+
+def test_limits_that_are_no_limits_are_refused_in_python():
+    with pytest.raises(RuleError, match=r"limits is .*Give Limits"):
+        RuleSet([Answer()], limits={"cpu_s": 2})
+
+
+NEEDED = {
+    "call": {"function": f"{__name__}.first_char"},
+    "judge": {"model": "m"},
+    "rubric": {"model": "m", "criteria": ["polite"]},
+    "json_schema": {"schema": {"type": "object"}},
+    "keywords": {"required": ["a"]},
+}
+FLAGS = [
+    (name, field.name)
+    for name, kind in config.SHIPPED.items()
+    for field in dataclasses.fields(kind)
+    if isinstance(field.default, bool)
+]
+
+
+@pytest.mark.parametrize(("name", "flag"), FLAGS)
+def test_a_flag_of_a_rule_in_quotes_is_refused_with_its_line(name, flag, write):
+    entry = {"rule": name, **NEEDED.get(name, {}), flag: "false"}
+    with pytest.raises(ConfigError, match=rf"line 2: .*{flag} is 'false'. Give true or false"):
+        RuleSet.from_yaml(write(yaml.safe_dump({"rules": [entry]})))

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import MOST_REPLY_BYTES, REFUSALS, ServerError, check_server, fetch, new_client
 from trl_ext.rewards.isolation.workers.breaker import LATE_CALLS, MISTAKE_CALLS, share_above
 from trl_ext.rewards.rules.async_rule import run_in_loop
-from trl_ext.rewards.rules.remote import as_responses
+from trl_ext.rewards.rules.remote import as_responses, functions_of
 from trl_ext.rewards.text.secrets import hide, public, secrets_in
 from trl_ext.rewards.totals.scorer import LARGEST
 
@@ -41,21 +41,20 @@ class Environment:
         earned: Reward of each tool call of this episode, in order.
         lost: Why the episode cannot continue; empty while it can.
         timeout_s: Longest time in seconds to wait for a reply.
-        secrets: Texts that are hidden in what the model or the log is shown of a reply.
     """
 
     tools: ClassVar[dict[str, Any]] = {}
     timeout_s: ClassVar[float] = math.inf
-    secrets: ClassVar[frozenset[str]] = frozenset()
     # By call: the number of timeouts in a row, and the end of the last.
     _late: ClassVar[dict[str, tuple[int, float]]] = {}
+    _secrets: ClassVar[frozenset[str]] = frozenset()  # to be hidden in texts of the server
     _begin: Callable[..., str | None]
     _step: Callable[..., str]
     _session: Any = None
     lost = ""
 
-    def __init_subclass__(cls, timeout_s: float | None = None, secrets: Iterable[str] = ()) -> None:
-        cls.timeout_s, cls._late, cls.secrets = timeout_s or cls.timeout_s, {}, cls.secrets.union(secrets)
+    def __init_subclass__(cls, timeout_s: float | None = None) -> None:
+        cls.timeout_s, cls._late = timeout_s or cls.timeout_s, {}
 
     def reset(self, **row: Any) -> str | None:
         """Begin an episode with a row of the dataset; return the text to append to its prompt."""
@@ -82,9 +81,9 @@ class Environment:
         try:
             found = ask(*arguments)
             # No tokenizer takes a lone surrogate.
-            found = hide(found, self.secrets).encode("utf-8", "replace").decode() if isinstance(found, str) else found
+            found = found.encode("utf-8", "replace").decode() if isinstance(found, str) else found
         except Exception as error:  # A client's exception costs this row, and is counted.
-            self.lost, found = hide(f"{type(error).__name__}: {error}", self.secrets)[:300], _GONE
+            self.lost, found = hide(f"{type(error).__name__}: {error}", self._secrets)[:300], _GONE
         if self.lost and time.monotonic() - began >= 0.9 * self.timeout_s:
             if name not in self._late:
                 logger.warning(f"{late}: its row is lost. After {LATE_CALLS} in a row, others too at once.")
@@ -136,10 +135,12 @@ class EnvironmentReward:
         environment._close()
         if environment.lost:
             return self.floor
+        turns = [one for one in completion if isinstance(one, Mapping) and one.get("role") == "assistant"]
+        if not turns:
+            return sum(environment.earned) + last
         earned, rewards = iter(environment.earned), []
-        for message in (one for one in completion if one["role"] == "assistant"):
-            calls = [call["function"] for call in message.get("tool_calls") or () if call["type"] == "function"]
-            calls = [call for call in calls if call["name"] in list(environment.tools)]
+        for message in turns:
+            calls = [call for call in functions_of(message) if call["name"] in list(environment.tools)]
             # Only calls that TRL has run. It runs none in the last turn that it allows.
             rewards.append(sum(next(earned, 0.0) for call in calls if isinstance(call.get("arguments"), Mapping)))
         rewards[-1] += last
@@ -173,9 +174,11 @@ def nemo_gym(
                 raise
             return json.loads(error.body)
 
-    hidden = secrets_in({"url": url, "api_key_env": api_key_env})
+    hidden = frozenset(secrets_in({"url": url, "api_key_env": api_key_env}))
 
-    class NemoGym(Environment, timeout_s=timeout_s, secrets=hidden):
+    class NemoGym(Environment, timeout_s=timeout_s):
+        _secrets = hidden
+
         def _begin(self, row: dict[str, Any]) -> None:
             self._session, self._row = new_client(), {name: cell for name, cell in row.items() if name != "prompt"}
             ask(self._session, "seed_session", as_responses(row.get("prompt"), ()) | self._row)
@@ -184,7 +187,7 @@ def nemo_gym(
             reply = ask(self._session, name, arguments, REFUSALS)  # The model's arguments may cause a refusal.
             if turn_reward and isinstance(reply, dict) and turn_reward in reply:
                 self.earned[-1] = _number(reply[turn_reward])
-            return reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
+            return hide(reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False), hidden)
 
         def _end(self, prompt: Any, completion: Any) -> float:
             return _number(ask(self._session, "verify", as_responses(prompt, completion) | self._row)["reward"])
@@ -197,7 +200,7 @@ def nemo_gym(
         names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
         bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
     except Exception as error:  # The connection or the page may be at fault.
-        said = f"{public(url)} does not list such tools: {hide(repr(error), hidden)}"
+        said = f"{public(url)} does not list such tools: {hide(repr(error), hidden)[:200]}"
         raise RuleError(f"{said}. Start it, or give the tools' schemas.") from error
     schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
     return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
@@ -227,7 +230,7 @@ def openenv(
     check_server("openenv", "url", url, "", "http://localhost:8000")
     limits = dict(connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_REPLY_BYTES / 1e6)
 
-    class OpenEnv(Environment, timeout_s=timeout_s, secrets=secrets_in({"url": url})):
+    class OpenEnv(Environment, timeout_s=timeout_s):
         def _begin(self, row: dict[str, Any]) -> str | None:
             made = client(base_url=url, **limits)
             self._session = made.sync() if hasattr(made, "sync") else made

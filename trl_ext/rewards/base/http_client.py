@@ -1,7 +1,7 @@
 """Send requests to a server over HTTP; a reply is trusted as little as a completion.
 
 A reply is read up to 2 MB, no redirect is followed, and keys come only from the environment. `AsyncRule.call` repeats
-and limits requests. A reply may quote the key: whoever shows a part of it calls `hide` first, and after parsing.
+and limits requests. A reply may quote the key: parse it first, hide the key where it is shown.
 """
 
 import os
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from trl_ext.errors import RuleError
 
 MOST_REPLY_BYTES = 2_000_000
-_ERROR_BYTES = 2_000  # of a reply in an error's text: far more than is shown, so that a key is hidden before it is cut
+_ERROR_BYTES = 2_000  # of a reply in an error's text: more than is shown, so that a key is hidden before it is cut
 # HTTP codes that a completion can cause, because it is too long or is filtered. They earn the floor, and also count as
 # failures, because a wrong configuration causes them for every row.
 REFUSALS = (400, 403, 413, 422, 451)

@@ -9,7 +9,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from inspect import iscoroutinefunction
 from numbers import Real
 from pathlib import Path
@@ -174,6 +174,9 @@ class Rule:
                 f"{owner} has the gate {gate!r}. Give a rule's name, or {{rule: math, status: undecided}}."
             )
         object.__setattr__(self, "when", conditions_of(owner, self.when))
+        for item in fields(self):
+            if item.type in (bool, "bool"):
+                check_flag(self, item.name, getattr(self, item.name))
         self.check()
 
     def check(self) -> None:
@@ -278,6 +281,19 @@ def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> 
 def check_flag(rule: Rule, key: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give true or false.")
+
+
+def check_set_key(key: str, value: Any) -> None:
+    """Raise RuleError unless `value` can be the setting `key` of a set of rules."""
+    choices = {"on_error": ("stop", "floor"), "on_unscored": ("error", "warn")}.get(key)
+    if choices and value not in choices:
+        raise RuleError(f"{key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
+    if key in ("isolate", "normalise") and not isinstance(value, bool):
+        raise RuleError(f"{key} is {value!r}. Give true or false, without quotes.")
+    if key == "name":
+        check_name("A rule set", value)
+    if key == "clip":
+        pair_of("The set", key, value)
 
 
 def check_column(rule: Rule, key: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_column, check_flag
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_column
 from trl_ext.rewards.instruction_kinds import ifeval, iftrain
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.text.prose import after_think, normalized, refusal
@@ -87,7 +87,6 @@ class Instructions(Rule):
     strict: bool = True
 
     def check(self) -> None:
-        check_flag(self, "strict", self.strict)
         check_column(self, "column", self.column)
 
     @property

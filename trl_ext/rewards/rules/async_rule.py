@@ -40,6 +40,8 @@ _LONGEST_PAUSE_S = 30.0
 # Times that a call may meet the server's limit (429) before this counts among its attempts: a server that limits a
 # third of the calls would otherwise lose a row in 27.
 _LIMITED, _FREE_LIMITED = 429, 8
+# Seconds from a call's first limit or pause on in which it may be repeated: longer than a limit per minute lasts.
+_LONGEST_LIMIT_S = 60.0
 # Bugs in the rule, which another attempt does not repair.
 _BUGS = (TypeError, AttributeError, NameError, ImportError, AssertionError, NotImplementedError, RecursionError)
 # HTTP codes of 400 to 499 after which another attempt may succeed.
@@ -82,9 +84,9 @@ class Pace:
     until: float = 0.0  # end of the pause on the monotonic clock, in seconds
     num_pauses: int = 0  # since the server's last answer; each is twice as long, unless the server sets the time
 
-    async def wait(self) -> None:
-        """Wait until the pause is over and up to a quarter longer, so that calls are not repeated together."""
-        while (left_s := self.until - time.monotonic()) > 0:
+    async def wait(self, latest: float) -> None:
+        """Wait until the pause is over, or `latest`, and up to a quarter longer: calls are not repeated together."""
+        while (left_s := min(self.until, latest) - time.monotonic()) > 0:
             await asyncio.sleep(left_s * random.uniform(1.0, 1.25))
 
     def pause(self, error: Exception, sent_at: float) -> None:
@@ -127,7 +129,7 @@ class AsyncRule(Rule):
         timeout_s: Seconds until an attempt is given up.
         retries: Attempts after the first. The pause before each is 0.5 s, 1 s, 2 s and so on up to 30 s, or the time
             that the server asks for (`Retry-After` in seconds). A limit (429) pauses all calls to the server,
-            and counts among a call's attempts from the ninth time on.
+            and counts among a call's attempts from the ninth time on; 60 s after its first, a call is given up.
     """
 
     tier: ClassVar[str] = "inline"
@@ -187,9 +189,12 @@ class AsyncRule(Rule):
         """
         calls, pace = _calls.get(), pace_of(self.server_key())
         num_made = num_free = 0
+        latest = math.inf  # time on the monotonic clock after which a limit ends the call
         while True:
             async with calls.slots:
-                await pace.wait()
+                if pace.until > time.monotonic():
+                    latest = min(latest, time.monotonic() + _LONGEST_LIMIT_S)
+                await pace.wait(latest)
                 if calls.given_up:
                     raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
                 calls.num_attempts += 1
@@ -204,12 +209,15 @@ class AsyncRule(Rule):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, the reply.
                     is_limit = code_of(error) == _LIMITED
+                    is_last = _is_ending or not may_pass(error)
                     if is_limit:
                         pace.pause(error, start)
-                    if is_limit and num_free < _FREE_LIMITED and may_pass(error) and not _is_ending:
+                        latest = min(latest, time.monotonic() + _LONGEST_LIMIT_S)
+                        is_last = is_last or time.monotonic() >= latest
+                    if is_limit and num_free < _FREE_LIMITED and not is_last:
                         num_free += 1
                         continue
-                    if _is_ending or num_made - num_free > self.retries or not may_pass(error):
+                    if is_last or num_made - num_free > self.retries:
                         is_late = isinstance(error, TimeoutError) and not str(error)
                         late = f"no answer within {self.timeout_s:g} s" if is_late else ""
                         said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]

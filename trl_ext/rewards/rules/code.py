@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import (
-    Row,
-    Rule,
-    Verdict,
-    check_choice,
-    check_column,
-    check_flag,
-    check_number,
-    check_whole,
-)
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, check_whole
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.text.prose import after_think
 
@@ -183,8 +174,6 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': setup is for mode 'asserts'. Leave it out.")
         if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
-        for key in ("partial", "unclosed_fence", "numpy"):
-            check_flag(self, key, getattr(self, key))
         check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
         check_whole(self, "memory_mib", self.memory_mib, 256 if self.numpy else 64)  # NumPy takes 110 itself.
         check_whole(self, "output_kib", self.output_kib, 1)

@@ -37,7 +37,8 @@ class Grammar(Rule):
     `too_long`; both earn 0.0.
 
     Args:
-        dialect: "american", "british", "australian", "canadian" or "indian" spelling.
+        dialect: "american", "british", "australian", "canadian" or "indian" spelling; "any" takes American or British
+            spelling, word by word.
         zero_at: Findings per 100 words that earn 0.0.
         where: "all" reads the whole completion, "after_think" the text after the last `</think>`.
 
@@ -49,19 +50,19 @@ class Grammar(Rule):
         "1 finding in 7 words: Agreement 'go'"
     """
 
-    dialect: str = "american"
+    dialect: str = "any"
     zero_at: float = 20.0
     where: str = "all"
 
     def check(self) -> None:
-        check_choice(self, "dialect", self.dialect, DIALECTS)
+        check_choice(self, "dialect", self.dialect, ("any", *DIALECTS))
         check_number(self, "zero_at", self.zero_at, "findings above 0", lambda number: number > 0)
         check_choice(self, "where", self.where, ("all", "after_think"))
         if find_spec("harper") is None:
             raise SupportError(f"Rule '{self.name}' needs Harper. Run: pip install 'trl_ext[grammar]'.")
 
     def warm_up(self) -> None:
-        found_in("Warm up.", self.dialect)
+        found_in("Warm upp.", self.dialect)  # a mistake: "any" asks both of its dialects
 
     def score(self, row: Row) -> Verdict:
         text, num_words, refused = _read(self, row)
@@ -150,6 +151,12 @@ def _grade(rule: Grammar | LanguageTool, findings: list[str], num_words: int) ->
 
 
 def found_in(text: str, dialect: str) -> list[str]:
+    """Return Harper's findings as texts: kind and words."""
+    if dialect == "any":
+        found = found_in(text, "american")
+        words = [one.partition(" ")[2].strip("'\"") for one in found if one.startswith("Spelling")]
+        wrong = found_in("\n".join(words), "british") if words else []
+        return [one for one in found if not one.startswith("Spelling") or one in wrong]
     import harper
 
     free = _free.setdefault(dialect, [])

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import (
-    Row,
-    Rule,
-    Verdict,
-    check_choice,
-    check_column,
-    check_flag,
-    check_number,
-    text_tuple,
-)
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, text_tuple
 from trl_ext.rewards.rules.json_schema import MAX_DEPTH, WHERE, compiled, library, nesting, read_json, strict_json
 
 
@@ -54,8 +45,6 @@ class JsonMatch(Rule):
         check_column(self, "gold", self.gold)
         check_choice(self, "where", self.where, (*WHERE, "tool_calls"))
         check_number(self, "tolerance", self.tolerance, "a number from 0 to below 1", lambda value: 0 <= value < 1)
-        for key in ("ordered", "partial"):
-            check_flag(self, key, getattr(self, key))
         object.__setattr__(self, "paths", text_tuple(self, "paths", self.paths))
         try:
             for path in self.paths:

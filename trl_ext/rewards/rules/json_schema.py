@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
+from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import after_think
 
 MAX_CHARS = 200_000  # of JSON text; a longer text is `too_long`
@@ -62,7 +62,6 @@ class JsonSchema(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, WHERE)
-        check_flag(self, "formats", self.formats)
         check_number(self, "partial", self.partial, "a number from 0 to below 1", lambda value: 0 <= value < 1)
         if not isinstance(self.schema, Mapping) and not (isinstance(self.schema, str) and self.schema):
             raise RuleError(f"Rule '{self.name}': schema is {self.schema!r}. Give a column's name or a mapping.")

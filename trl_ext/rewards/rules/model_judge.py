@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.base.rows import content_text, is_null
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_flag, check_number, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.text.prose import after_think, is_blank, text_part
 
@@ -169,7 +169,6 @@ class ModelJudge(AsyncRule):
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             self._refuse(f"extra_body is {self.extra_body!r}. Give keys of the request, with their values.")
         check_choice(self, "where", self.where, ("after_think", "all"))
-        check_flag(self, "schema", self.schema)
         check_whole(self, "max_tokens", self.max_tokens, 1)
         check_whole(self, "max_chars", self.max_chars, 1)
         if self.temperature is not None:

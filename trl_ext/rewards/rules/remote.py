@@ -115,6 +115,14 @@ class Remote(AsyncRule):
         return Verdict(float(found), "ok", shown)
 
 
+def functions_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return name and arguments of the functions that a message calls, without calls that have another form."""
+    calls = message.get("tool_calls")
+    calls = [one for one in calls if isinstance(one, Mapping)] if isinstance(calls, list | tuple) else []
+    found = [one.get("function") for one in calls if one.get("type") in (None, "function")]
+    return [one for one in found if isinstance(one, Mapping) and isinstance(one.get("name"), str)]
+
+
 def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return prompt and completion, with its tool calls, in the form of OpenAI's Responses, for NeMo-Gym."""
     prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt or "")}]
@@ -122,12 +130,12 @@ def as_responses(prompt: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str
     calls, results = count(), count()
     said = {"id": "message", "type": "message", "role": "assistant", "status": "completed"}
     for message in messages:
-        text, made = content_text(message.get("content")), message.get("tool_calls") or ()
+        text, made = content_text(message.get("content")), functions_of(message)
         if message.get("role") == "tool":
             output.append({"type": "function_call_output", "call_id": f"call_{next(results)}", "output": text})
         elif text or not made:
             output.append({**said, "content": [{"type": "output_text", "text": text, "annotations": []}]})
-        for function in (call["function"] for call in made):
+        for function in made:
             arguments = {"name": function["name"], "arguments": json.dumps(function.get("arguments"))}
             output.append({"type": "function_call", "call_id": f"call_{next(calls)}", **arguments})
     asked = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}

@@ -18,7 +18,7 @@ _SECRET_NAME = re.compile(
     r"|deploy|license|session|storage|openai|wandb|judge|ssh)_?key(s|_id)?$|connection_?string|(^|_)((basic|o)?auth(_|$)|(pwd|sas|jwt|dsn)$)",
     re.IGNORECASE,
 )
-# A text under the name `key` that is one, and not the name of a column.
+# A text under the name `key` that looks like a secret, and not like the name of a column.
 _KEY = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[^\s{}]{8,}")
 # Tokens of known services, the text before @ in an address, and the text after "Bearer".
 _SECRET_VALUE = re.compile(
@@ -130,7 +130,7 @@ def secrets_in(settings: Mapping[str, Any]) -> set[str]:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without these secrets, except those of fewer than 8 characters."""
+    """Return a text without these secrets; a secret of fewer than 8 characters stays."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST:  # A server may quote it within JSON, with backslashes.
             text = re.sub(r"\\{0,4}".join(map(re.escape, secret)), "***", text)

@@ -233,6 +233,45 @@ def test_a_key_that_a_server_quotes_is_shown_to_no_model_and_changes_no_reward(k
         assert scored(EnvironmentReward(), (made, TWO_TURNS)) == [[0.5, 1.0]]
 
 
+ODD_TURNS = {
+    "no turn of the model": [{"role": "tool", "name": "add", "content": "3"}],
+    "nothing": [],
+    "a call without type": [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}],
+    "a call that is no mapping": [{"role": "assistant", "tool_calls": ["add", None, 5]}],
+    "calls that are no list": [{"role": "assistant", "tool_calls": {"function": {"name": "add"}}}],
+    "a call without function": [{"role": "assistant", "tool_calls": [{"type": "function"}]}],
+    "a function that is a text": [{"role": "assistant", "tool_calls": [{"type": "function", "function": "add"}]}],
+    "a function without name": [{"role": "assistant", "tool_calls": [{"type": "function", "function": {}}]}],
+    "a name that is a list": [{"role": "assistant", "tool_calls": [call(["add"])]}],
+    "another type": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}],
+    "arguments that are a text": [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "1"}}]}
+    ],
+    "no content": [{"role": "assistant", "content": None, "tool_calls": None}],
+    "no role": [{"content": "3"}],
+    "parts": [{"role": "assistant", "content": [{"type": "text", "text": "3"}, {"type": "image"}]}],
+}
+
+
+@pytest.mark.parametrize("what", ODD_TURNS)
+def test_a_completion_of_any_form_earns_what_the_server_gives(what):
+    with GymServer(lambda path, number: b'{"reward": 1.0}' if path == "/verify" else None) as server:
+        made = nemo_gym(server.url)()
+        made.reset(prompt=PROMPT, level=2)
+        (found,) = scored(EnvironmentReward(), (made, ODD_TURNS[what]))
+    assert found in (1.0, [1.0]) and not made.lost
+
+
+@pytest.mark.parametrize("completion", ["3", [None], ["3"]])
+def test_a_completion_without_messages_costs_its_row_alone(completion):
+    with GymServer() as server:
+        kind = nemo_gym(server.url)
+        odd, right = kind(), kind()
+        odd.reset(prompt=PROMPT, level=2)
+        found = scored(EnvironmentReward(floor=-1.0), (odd, completion), (right, played(right, TWO_TURNS)))
+    assert found[0] == -1.0 and found[1] != -1.0 and odd.lost and not right.lost
+
+
 def test_the_first_is_said_and_more_than_five_percent_of_twenty_steps_end_the_run(caplog):
     with GymServer(lambda path, number: 503 if path == "/add" else None) as server:
         made, reward = nemo_gym(server.url), EnvironmentReward()

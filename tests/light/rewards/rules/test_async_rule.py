@@ -322,6 +322,24 @@ def test_a_limit_that_never_ends_is_a_failing_call(gauge):
     assert gauge.calls["a"] == 2 + async_rule._FREE_LIMITED
 
 
+@pytest.mark.parametrize("retries", [0, 5])
+def test_a_call_that_meets_a_limit_for_ever_ends_after_one_total_time(retries, gauge, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Shut(AsyncRule):
+        async def score(self, row: Row) -> Verdict:
+            GAUGE.calls[row.text] += 1
+            raise WithResponse(429, {"retry-after": "99999999"})
+
+    monkeypatch.setattr(async_rule, "_LONGEST_PAUSE_S", 0.03)
+    monkeypatch.setattr(async_rule, "_LONGEST_LIMIT_S", 0.06)
+    rules = RuleSet([Shut(retries=retries, concurrency=2)], limits=Limits(max_infra_frac=1.0))
+    start = time.monotonic()
+    parts = [one.parts[0] for one in rules.explain_all([""] * 4, TEXTS[:4])]
+    assert {(part.value, part.status) for part in parts} == {(None, "infra_error")}
+    assert time.monotonic() - start < 2.0
+    assert all(0 < gauge.calls[text] <= 4 for text in TEXTS[:4]), "9 and more without a bound"
+
+
 # Whole batches
 
 

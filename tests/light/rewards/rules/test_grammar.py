@@ -58,10 +58,29 @@ def test_a_text_without_words_earns_the_floor_and_one_in_another_script_no_more(
 
 @pytest.mark.usefixtures("harper")
 def test_dialects_spell_in_their_own_way_and_thoughts_can_be_left_out():
-    assert judged("The colour is grey.").value < judged("The colour is grey.", dialect="british").value == 1.0
+    assert judged("The colour is grey.", dialect="american").value < 1.0
+    assert judged("The colour is grey.", dialect="british").value == judged("The colour is grey.").value == 1.0
     assert (
         judged(f"<think>{BAD}</think>{GOOD}").value < judged(f"<think>{BAD}</think>{GOOD}", where="after_think").value
     )
+
+
+BRITISH = (
+    "In autumn the colour of a leaf fades, because its cells stop making chlorophyll. Yellow was there all summer.",
+    "The mobilisations were organised by the labour party, which realised that its programme had to be modernised.",
+    "Practise your scales daily, and favour slow practice. A neighbour who travelled a lot will recognise the tune.",
+    "Season the dish with salt, and then analyse the flavour. The centre should be grey, and the mould cleaned.",
+    "The aluminium catalogue was labelled and modelled at the theatre; its licence has been cancelled.",
+)
+
+
+@pytest.mark.usefixtures("harper")
+@pytest.mark.parametrize("text", BRITISH)
+def test_the_spelling_of_another_english_is_no_mistake(text):
+    assert judged(text) == Verdict(1.0, "ok", judged(text).detail)
+    assert judged(text, dialect="american").value < 1.0
+    wrong = text.replace("the ", "teh ", 1)
+    assert judged(wrong).value < 1.0
 
 
 @pytest.mark.usefixtures("harper")
@@ -101,7 +120,6 @@ SERVER = LanguageToolServer()
 
 
 def told(answer, text="Das ist ein Satz.", language="de-DE", **fields):
-    pytest.importorskip("openai")
     SERVER.answers(found(0))
     rules = RuleSet([LanguageTool(SERVER.url, language=language, retries=0, **fields)])
     SERVER.answers(answer)
@@ -160,7 +178,6 @@ def test_a_matchs_long_message_is_cut():
 
 @pytest.mark.parametrize("reply", [b"{}", b"[]", b"<html>", 404])
 def test_without_such_a_server_it_is_not_built_and_the_command_is_told(reply):
-    pytest.importorskip("openai")
     SERVER.answers(lambda text: reply)
     for url in (SERVER.url, "http://127.0.0.1:9"):
         with pytest.raises(SupportError, match=r"checks no 'de-DE'.*docker run --rm -p 8010:8010"):
@@ -168,7 +185,6 @@ def test_without_such_a_server_it_is_not_built_and_the_command_is_told(reply):
 
 
 def test_a_language_that_the_server_lacks_and_an_address_that_is_none_are_refused():
-    pytest.importorskip("openai")
     SERVER.answers(found(0))
     with pytest.raises(SupportError, match="checks no 'german'"):
         LanguageTool(SERVER.url, language="german")

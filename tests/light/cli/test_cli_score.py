@@ -144,7 +144,7 @@ def test_explain_reads_how_the_chat_template_ends_the_prompt(folder, capsys):
     for number, (one, total) in enumerate(zip(rows, ("1.000", "0.000"), strict=True)):
         write(f"table_{number}.jsonl", [one])
         assert main(["score", "explain", "tags.yaml", f"table_{number}.jsonl", "--row", "0"]) == 0
-        assert f"total   {total}" in capsys.readouterr().out
+        assert f"total  {total}" in capsys.readouterr().out
 
 
 def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):

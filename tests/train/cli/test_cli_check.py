@@ -424,7 +424,7 @@ def test_a_prompt_longer_than_the_recipe_says_is_a_problem_and_counted(planned, 
     shape, cards, launch = find_shape(assets / "8B"), check_memory.machine("2xH200", None), check_recipe.Launch()
     for longest, counted in ((700, 700), (90, 600)):
         lengths = (None, Lengths(prompt=longest))
-        run, parsed = planned(lengths=lengths, memory_prompt_length=600)
+        run, parsed = planned(lengths=lengths, memory="auto", memory_prompt_length=600)
         assert run.job.max_prompt_length == counted
         said = [one.what for one in check_memory.check_memory(parsed, shape, cards, 2, launch, lengths)]
         assert ("A prompt has 700 tokens, and memory_prompt_length is 600." in said) is (longest > 600)

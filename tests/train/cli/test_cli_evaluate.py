@@ -88,7 +88,7 @@ def test_greedy_answers_are_the_models(run, base, capsys, monkeypatch):
 
 
 def test_the_table_says_how_the_chat_template_ends_a_prompt(run, monkeypatch, capsys):
-    fake_vllm.install(monkeypatch, answer)
+    fake_vllm.install(monkeypatch)
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} <think>\n{% endif %}"
     (run / "chat_template.jinja").write_text(template)
     assert main(["evaluate", str(run), "--backend", "vllm", "--limit", "1", "--output", str(run / "here")]) == 0

@@ -37,23 +37,25 @@ class EqualGroups:
 
     Attributes:
         rewards: [rows of all ranks, functions] of the last generation.
-        are_equal: [groups of all ranks].
     """
 
     rewards: torch.Tensor
-    are_equal: torch.Tensor
 
     def read(self, trainer: Any, rewards: torch.Tensor) -> None:
-        """Compare the rewards of a generation, [rows of all ranks, functions], within groups.
+        """Keep the rewards of a generation, [rows of all ranks, functions], as they are compared within groups.
 
         With `normalize_then_sum` TRL normalises each function's rewards in the group: equal totals are not enough.
         """
         self.rewards = rewards
         weights = trainer.reward_weights[: rewards.size(1)].to(rewards.device)
         is_by_function = trainer.multi_objective_aggregation == "normalize_then_sum"
-        columns = rewards * weights if is_by_function else total_rewards(rewards, weights)[:, None]
+        self._compared = rewards * weights if is_by_function else total_rewards(rewards, weights)[:, None]
         self._size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        self.are_equal = equal_groups(columns, self._size)
+
+    @property
+    def are_equal(self) -> torch.Tensor:
+        """[groups of all ranks], True where a group's rewards are equal."""
+        return equal_groups(self._compared, self._size)
 
     def apply(self, rollouts: dict[str, Any], metrics: Any, column: Any, accelerator: Any) -> None:
         """Correct a rank's advantages in `rollouts`, TRL's metric, and the end of a column of its table."""

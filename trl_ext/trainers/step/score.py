@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trl_ext.compat.trl import head_in_cache
+from trl_ext.errors import SupportError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.packing.prefix_cache import PrefixCache
@@ -117,6 +118,9 @@ def score(
         compute_entropy, compute_aux_loss: As in TRL.
         group: Processes with the same batch and rows; each forwards a part of every row.
         cache: Prefix cache of a forward of the update, to read or to fill; None if it has no prefix.
+
+    Raises:
+        SupportError: The auxiliary loss is asked for, and the model returns nothing to compute it from.
     """
     logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
@@ -132,6 +136,11 @@ def score(
         if compute_entropy:
             entropies.add(packed, outputs.entropy)
         if compute_aux_loss:
+            if not torch.is_tensor(outputs.aux_loss):
+                raise SupportError(
+                    "This version of transformers returns no router logits of this model, from which its auxiliary "
+                    "loss is computed. Update transformers, or set router_aux_loss_coef to 0."
+                )
             aux_losses.append(outputs.aux_loss)
         if outputs.get("token_values") is not None:
             values.add(packed, outputs.token_values)

@@ -187,7 +187,7 @@ def test_the_record_of_a_model_given_as_a_path_is_read_and_its_metrics_keep_trls
     tiny.tokenizer().save_pretrained(tmp_path / "judge")
     RewardInputRecord("tokenized", True, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
     subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
-    found = subject._calculate_rewards([{}], ["w3 "], ["w7"], [[7]])
+    found = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7]] * 2)
     assert difference(found[0], score_of([3, 7, EOS])) < TOLERANCE
     assert not any("Nothing records how" in warning for warning in warnings_of(caplog))
     subject.train()
@@ -205,7 +205,7 @@ def test_the_setting_reaches_the_model(eos, of_grpo, of_ppo, tmp_path):
     in_ppo = ppo_trainers.trainer("head", tmp_path, reward_model_eos=eos, **ppo_trainers.scorer(5))
     for subject, num_tokens in ((in_grpo, of_grpo), (in_ppo, of_ppo)):
         for ids in ([7, EOS], [7]):
-            found = subject._calculate_rewards([{}], ["w3 "], ["w7"], [ids])[0]
+            found = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [ids] * 2)[0]
             assert difference(found, score_of([3, 7, EOS][:num_tokens])) < TOLERANCE
 
 

@@ -294,7 +294,7 @@ def run(
     trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
 ) -> None:
     """Train, save, report, and leave the process group together; `checkpoint` is from `resume_point`."""
-    start, trainer.reports_itself = FirstStep(), False  # the model first
+    start, trainer.reports_itself, trainer.saves_afterwards = FirstStep(), False, True  # the model first
     for callback in (start, *callbacks):
         trainer.add_callback(callback)
     try:
@@ -308,6 +308,7 @@ def run(
             raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
         _save(trainer)
     finally:
+        trainer.end_signals()
         trainer.report()
     try:
         trainer.create_model_card(Path(trainer.args.output_dir).absolute().name, dataset_name)

@@ -24,6 +24,7 @@ DAILY = {
     ("script", "step", "both", signal.SIGTERM),
     ("program", "end", "stdout", None),
     ("launcher", "save", "both", signal.SIGINT),
+    ("launcher", "end", "both", signal.SIGINT),
 }
 CASES = [case if case in DAILY else nightly(*case) for case in product(KINDS, PLACES, STREAMS, ENDS)]
 # There is nothing to save before the first step has ended: a signal comes when the reader is long gone.

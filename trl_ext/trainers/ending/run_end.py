@@ -153,7 +153,7 @@ class Watch:
 class Ending(TrainerCallback):
     """Ends one call of `train`; a callback, since process groups exist only after the model is prepared."""
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: "RunEnds"):
         self._trainer = trainer
         self._has_begun = False
         self._group: Any = None
@@ -237,9 +237,12 @@ class Ending(TrainerCallback):
         watch.leave()
         return lost
 
-    def clean(self) -> None:
-        """Remove handlers and callbacks."""
-        self._notes.restore()
+    def clean(self, *, keeps_handlers: bool) -> None:
+        """Remove callbacks, and handlers of signals unless the trainer keeps them until its `end_signals`."""
+        if keeps_handlers:
+            self._trainer.signal_notes = self._notes
+        else:
+            self._notes.restore()
         guard_forks(on=False)
         if self._watch is not None:
             self._watch.leave()
@@ -249,7 +252,7 @@ class Ending(TrainerCallback):
 
 
 @contextmanager
-def ended(trainer: Trainer) -> Iterator[None]:
+def ended(trainer: "RunEnds") -> Iterator[None]:
     """Save the training inside the block on SIGTERM and Ctrl-C, and end it when a process is lost.
 
     Raises:
@@ -258,20 +261,24 @@ def ended(trainer: Trainer) -> Iterator[None]:
     """
     ending = Ending(trainer)
     trainer.add_callback(ending)
+    is_whole = False
     try:
         yield
         ending.finish()
+        is_whole = True
     except Exception as error:
         if lost := ending.lost(error):
             raise lost from error
         raise
     finally:
-        ending.clean()
+        ending.clean(keeps_handlers=is_whole and trainer.saves_afterwards)
 
 
 class RunEnds(Trainer):
     """Mixed into a trainer: our handler of SIGTERM, and no end of training when logging meets a full disk."""
 
+    saves_afterwards = False  # True if the caller of `train` saves the model next, and then calls `end_signals`
+    signal_notes: SignalNotes | None = None
     _metrics: Any  # TRL's: lists by name for "train" and "eval"
     _step_of_full_disk: int | None = None
 
@@ -281,6 +288,12 @@ class RunEnds(Trainer):
         just_in_time: Any = self.pop_callback(JITCheckpointCallback)
         if just_in_time is not None and just_in_time.jit_manager is not None:
             signal.signal(signal.SIGTERM, just_in_time.jit_manager._original_sigterm_handler)
+
+    def end_signals(self) -> None:
+        """Restore the handlers of signals that a whole `train` kept for the caller's save."""
+        if self.signal_notes is not None:
+            self.signal_notes.restore()
+            self.signal_notes = None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides transformers.Trainer.log: a full disk gives a warning per step and does not end training, as the

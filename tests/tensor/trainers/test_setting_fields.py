@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from typing import get_type_hints
 
 import pytest
 from trl import GRPOConfig as TRLGRPOConfig
@@ -112,7 +113,9 @@ def test_bounds_that_hold_the_ratio_of_an_unmoved_policy_are_taken(tmp_path):
 def ours(config):
     """The annotations of the settings that a config adds to TRL's."""
     theirs = {field.name for base in (TRLGRPOConfig, TRLRewardConfig) for field in dataclasses.fields(base)}
-    return {field.name: str(field.type) for field in dataclasses.fields(config) if field.name not in theirs}
+    # Not the types of fields, which a parser changes.
+    hints = get_type_hints(config)
+    return {name: str(hints[name]) for name in hints if name in config.__dataclass_fields__ and name not in theirs}
 
 
 def refused(config, folder, name, value):

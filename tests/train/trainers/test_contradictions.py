@@ -28,6 +28,7 @@ OF_A_RUN = [
     dict(use_liger_kernel=True, layer_kernels=False),
     dict(use_liger_kernel=True, liger_kernel_config={"cross_entropy": True}),
     dict(global_batch=64),
+    dict(memory_prompt_length=64),
     dict(AHEAD, vllm_importance_sampling_correction=False),
     dict(use_transformers_continuous_batching=True, repetition_penalty=1.2),
     dict(max_tokens_per_forward=256, max_completion_length=256),

@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_that_is_who
 
 
 # What transformers, accelerate or we look for by name in a checkpoint.
-ADDED = ("scaler.pt", "optimizer.bin", "pytorch_model.bin", "adapter_model.safetensors", "adapter_config.json")
+ADDED = ("scaler.pt", "optimizer.bin", "pytorch_model.bin", "adapter_model.safetensors")
 ADDED += ("model.safetensors.index.json", "curriculum.npz", "ahead.json", "critic.json")
 
 

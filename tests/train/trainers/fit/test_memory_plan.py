@@ -177,7 +177,7 @@ BEFORE_ANYTHING_LOADS = [
 ]
 BAD_WORDS = [
     (dict(memory="4xA41"), "neither auto, nor cards"),
-    (dict(memory="auto", global_batch=0), "global_batch is 0"),
+    (dict(memory="auto", global_batch=0), "global_batch=0 must be at least 1"),
 ]
 
 

@@ -233,14 +233,20 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
         if not trusted and begins_with_denial(line):
             return Stated(anchor, (), "no_answer", f"'{anchor}' is denied", rest)
-        if follows:
-            return Stated(anchor, (line,), rest=rest)
-        behind = behind_verb(line, kind)
-        if behind is not None:
-            return Stated(anchor, (line if kind == "maths" else behind,), rest=rest)
+        if (content := _content_of(line, kind, follows=follows)) is not None:
+            return Stated(anchor, (content,), rest=rest)
         if last is None and not is_below:
             last = Stated(anchor, (line,), rest=rest)
     return None if enclosed else last
+
+
+def _content_of(line: str, kind: str, *, follows: bool) -> str | None:
+    """Return a phrase's content: its line if that begins with a value, else the text after a verb in it, or None.
+
+    For maths the content is always the whole line.
+    """
+    content = line if follows else behind_verb(line, kind)
+    return line if content is not None and kind == "maths" else content
 
 
 def _overrides(text: str, start: int) -> bool:

@@ -93,7 +93,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
             SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is complete on all processes.
             LostProcessError: Another process does not answer, or has ended.
         """
-        ignore_failed_writes()  # again: a program may have opened its streams anew
+        ignore_failed_writes()  # again: a program may have opened other streams
         check_trained(self.weights_by_role())
         is_kept = trial is None and self.leaves_record
         with ExitStack() as run:

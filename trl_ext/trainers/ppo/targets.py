@@ -105,7 +105,9 @@ class TargetPasses(UpdatePasses):
         self._values.critic.after_rollout()
         places = [micro_batch.pop(_PLACE) for micro_batch in micro_batches]
         order, names = torch.cat(places).argsort(), [name for name in _READ if name in micro_batches[0]]
-        rollouts = {name: torch.cat([one[name] for one in micro_batches])[order] for name in names}
+        rollouts: dict[str, torch.Tensor] = {}
+        for name in names:
+            rollouts[name] = torch.cat([one[name] for one in micro_batches])[order]
         self.add_targets(rollouts)
         for micro_batch, place in zip(micro_batches, places, strict=True):
             for name in names:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from trl_ext.memory.files.settings import launch_lines
 from trl_ext.memory.formulas.activations import LOGIT_BYTES, head_forward_bytes
-from trl_ext.memory.formulas.estimate import Estimate
+from trl_ext.memory.formulas.estimate import TIGHT_FRAC, Estimate
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
@@ -19,7 +19,6 @@ from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push", "load": "load"}
-TIGHT_FRAC = 0.01  # a plan is marked if it leaves no more than this share of the GiB that it may fill
 BALANCED = 0.3  # sides that differ by a smaller share are balanced, because seconds are rough
 
 
@@ -100,8 +99,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
-    is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
-    tight = f" Tight: within {TIGHT_FRAC:.0%} of the room that a plan may fill." if is_tight else ""
+    tight = f" Tight: within {TIGHT_FRAC:.0%} of the room that a plan may fill." if estimate.is_tight else ""
     step = f"Step of about {estimate.in_seconds()} s, rough"
     yield f"peak: {peak.what}. {step}: {estimate.parts()}.{ending}{tight}"
     if job.generates and not job.mean_completion_length:

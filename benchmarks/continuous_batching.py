@@ -1,6 +1,6 @@
 """How much less work is a generation by continuous batching where a group's prompt is read once? TRL against ours.
 
-A model of SmolLM2-135M's shape with random weights, in float32; both trainers get the same rows, each prompt 8 times,
+A model of SmolLM2-135M's shape with random weights; both trainers get the same rows, each prompt 8 times,
 and generate them greedily with transformers' continuous batching. What is compared is processor time, which a busy
 machine lengthens little, and the rows. Rounds alternate between the trainers.
 
@@ -56,7 +56,7 @@ def prompts(options: argparse.Namespace) -> list[str]:
     return [" ".join(f"w{i}" for i in row) for row in ids.tolist()]
 
 
-def generated(name: str, options: argparse.Namespace) -> tuple[float, list[list[int]]]:
+def generated(name: str, options: argparse.Namespace, completion: int) -> tuple[float, list[list[int]]]:
     """Return the processor seconds of one generation after one that warms up, and its completions."""
     library = LIBRARIES[name]
     texts = prompts(options)
@@ -65,12 +65,12 @@ def generated(name: str, options: argparse.Namespace) -> tuple[float, list[list[
             output_dir=folder,
             per_device_train_batch_size=options.groups * GROUP,
             num_generations=GROUP,
-            max_completion_length=options.completion,
+            max_completion_length=completion,
             top_k=1,
             use_transformers_continuous_batching=True,
             transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 2048},
             use_cpu=not torch.cuda.is_available(),
-            bf16=False,
+            bf16=options.bf16,
             report_to="none",
         )
         subject = library.GRPOTrainer(
@@ -87,37 +87,46 @@ def generated(name: str, options: argparse.Namespace) -> tuple[float, list[list[
         return time.process_time() - before, output[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
-    parser.add_argument("--completion", type=int, default=24, help="tokens of a completion")
-    parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
-    options = parser.parse_args()
+def compared(options: argparse.Namespace, completion: int) -> dict[str, Any]:
+    """Return the figures of completions of one length."""
     seconds = dict.fromkeys(LIBRARIES, 0.0)
     rows: dict[str, list[list[int]]] = {}
     for round_ in range(options.rounds):
         for name in LIBRARIES:
-            spent, rows[name] = generated(name, options)
+            spent, rows[name] = generated(name, options, completion)
             seconds[name] += spent
-            print(f"round {round_ + 1}: {name} {spent:.1f} processor seconds", flush=True)
-    equal = sum(ours == theirs for ours, theirs in zip(rows["trl_ext"], rows["trl"], strict=True))
-    figures = {
+            print(f"{completion} tokens, round {round_ + 1}: {name} {spent:.1f} processor seconds", flush=True)
+    return {
+        "completion_tokens": completion,
         "processor_seconds": {name: round(value, 2) for name, value in seconds.items()},
         "ratio": round(seconds["trl"] / seconds["trl_ext"], 2),
-        "asked": ASKED,
         "rows": len(rows["trl"]),
-        "equal_rows": equal,
+        "equal_rows": sum(ours == theirs for ours, theirs in zip(rows["trl_ext"], rows["trl"], strict=True)),
     }
-    print(figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
+    parser.add_argument("--completions", type=int, nargs="+", default=[12, 24], help="tokens of the completions")
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument(
+        "--bf16", action="store_true", help="generate in bf16, in which equal rows may part by rounding"
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
+    options = parser.parse_args()
+    results = [compared(options, completion) for completion in options.completions]
+    print(*results, sep="\n")
     save(
         options.output,
         "continuous_batching",
-        model=f"SmolLM2-135M's shape, {options.layers} layers, random weights, float32",
-        shape=f"{options.groups} prompts of {options.prompt} tokens, {GROUP} completions of {options.completion} each",
-        **figures,
+        model=f"SmolLM2-135M's shape, {options.layers} layers, random weights",
+        dtype="bf16" if options.bf16 else "float32",
+        shape=f"{options.groups} prompts of {options.prompt} tokens, {GROUP} completions each",
+        asked=ASKED,
+        results=results,
     )
 
 

@@ -1,5 +1,6 @@
 """Continuous batching reads the prompt of a group once, and every row gets what TRL's own would have got."""
 
+import gc
 from inspect import signature
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import trl
 from datasets import Dataset
 from peft import LoraConfig
 from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import trl_ext
 from tests import grpo_trainers, ppo_trainers, tiny
@@ -158,6 +160,17 @@ def test_ppo_generates_the_rows_of_unforked_prompts(critic, tmp_path):
 
     ours, plain = trained(packing=True), trained(packing=False)
     assert ours.batches == plain.batches and ours.tokens == read_once(ours) < plain.tokens == read_by_each(plain)
+
+
+def test_the_cache_is_gone_when_the_completions_are_scored(tmp_path):
+    alive = []
+
+    def reward(completion_ids, **_):
+        alive.append([type(one).__name__ for one in gc.get_objects() if isinstance(one, PagedAttentionCache)])
+        return grpo_trainers.reward(completion_ids)
+
+    generated(tmp_path, rewards=reward, data=prompts(14, 10), per_device_train_batch_size=8, max_steps=2)
+    assert alive == [[], []]
 
 
 TEMPERATURE = 0.7

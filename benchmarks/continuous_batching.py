@@ -111,9 +111,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--completions", type=int, nargs="+", default=[12, 24], help="tokens of the completions")
     parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument(
-        "--bf16", action="store_true", help="generate in bf16, in which equal rows may part by rounding"
-    )
+    parser.add_argument("--bf16", action="store_true", help="generate in bf16, where rows may part by rounding")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()

@@ -192,6 +192,12 @@ transformers.utils.generic
     is_flash_attention_requested(requested_attention_implementation): flash-attention takes windows, no mask
 transformers.generation.continuous_batching.utils
     attn_mask_is_needed(config): continuous batching tests attention implementations by name, which packing keeps
+transformers:GenerationMixin
+    init_continuous_batching(): `generate_batch` makes its manager by it
+transformers.generation.continuous_batching.continuous_api:ContinuousBatchingManager
+    add_requests(inputs): called by `generate_batch` with all rows; the names that it returns order the results
+    add_request(input_ids, request_id): reads `num_return_sequences` of the manager at each request, and the forks of a
+        request are named after it with `__child#0`, `__child#1`, ...
 transformers.integrations.flash_attention
     flash_attention_forward(module, query, key, value, attention_mask, dropout, scaling, sliding_window): the
         arguments of every attention function; looks the name in the config up

@@ -4,9 +4,9 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -127,6 +127,41 @@ def prompts_read_once(model: Any) -> AbstractContextManager[None]:
         return generate(**inputs, generation_config=generation_config, **others, **cache)
 
     return swapped(model, generate=after_cached_prompts)
+
+
+def prompts_forked(model: Any) -> AbstractContextManager[None]:
+    """Let the model's `generate_batch` read equal prompts of a batch once in the block, not for each completion."""
+    initialize = model.init_continuous_batching
+
+    def initialize_forking(*args: Any, **kwargs: Any) -> Any:
+        manager = initialize(*args, **kwargs)
+        manager.add_requests = partial(_add_forking_requests, manager)
+        return manager
+
+    return swapped(model, init_continuous_batching=initialize_forking)
+
+
+def _add_forking_requests(manager: Any, inputs: Sequence[Sequence[int]], **options: Any) -> list[str]:
+    """Add one request for equal prompts, which is forked once they are read; return the names of the rows' requests.
+
+    Forks share the prompt's part of the cache. transformers reads a prompt's last token after the fork, and fails at a
+    forward without tokens. A prompt is therefore not forked if all tokens but its last one fill whole pages of the
+    cache, which other prompts with the same beginning may have filled already.
+    """
+    config = manager.continuous_batching_config
+    page_size = getattr(config, "page_size", None) or config.block_size  # before transformers 5.2x renamed it
+    rows_of_prompt: dict[tuple[int, ...], list[int]] = {}
+    for row, ids in enumerate(inputs):
+        rows_of_prompt.setdefault(tuple(ids), []).append(row)
+    names = [""] * len(inputs)
+    for prompt, rows in sorted(rows_of_prompt.items(), reverse=True):  # in transformers' order
+        size = 1 if len(prompt) % page_size == 1 else len(rows)
+        manager.num_return_sequences = size
+        parents = type(manager).add_requests(manager, [list(prompt)] * (len(rows) // size), **options)
+        for place, row in enumerate(rows):
+            parent, fork = parents[place // size], place % size
+            names[row] = f"{parent}__child#{fork - 1}" if fork else parent
+    return names
 
 
 def _chooses_cache(*configs: Any) -> bool:

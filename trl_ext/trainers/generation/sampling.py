@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import prompts_read_once
+from trl_ext.compat.transformers import prompts_forked, prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
 from trl_ext.trainers.checkpoints.ranks import gathered
@@ -37,14 +37,16 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
+    A group's prompt is read once by continuous batching, and by `generate` on a CPU, where prompts are most of the
+    work; not so if packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
-        _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
+        _model_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
+        prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
         prompts_read_once(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
     ):
         yield
@@ -128,17 +130,20 @@ def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, need
 
 
 @contextmanager
-def _dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore parameters and buffers that were cast inside the block; until then both copies are in memory.
+def _model_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the mode, and parameters and buffers that were cast inside the block; until then both copies are held.
 
-    TRL casts the whole model to `bf16` or `fp16` for continuous batching and leaves it so: weights loaded in float32
-    would be trained in half precision from then on, and the frequencies of rotary embeddings would lose precision.
+    TRL leaves the model in training mode, which would end an evaluation with its first batch. It casts the whole model
+    to `bf16` or `fp16` for continuous batching and leaves it so: weights loaded in float32 would be trained in half
+    precision from then on, and the frequencies of rotary embeddings would lose precision.
     """
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    is_training = model.training
     try:
         yield
     finally:
+        model.train(is_training)
         for parameter, data in weights:
             if parameter.dtype != data.dtype:
                 parameter.data = data

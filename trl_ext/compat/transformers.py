@@ -23,6 +23,8 @@ from trl_ext.errors import SupportError
 # A warning filter for deprecated names that TRL's code and configs use; users cannot act on these warnings.
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
 _OLD_NAMES_UNSAID = ("ignore", _OLD_NAMES, FutureWarning, None, 0)
+# A static cache has a multiple of so many tokens: decoding is compiled for each length, which takes half a minute.
+CACHE_STEP_TOKENS = 256
 
 
 @contextmanager
@@ -166,6 +168,27 @@ def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch
 
 def _holds_all_tokens(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", (None,)))
+
+
+def compiled_decoding(model: Any) -> AbstractContextManager[None]:
+    """Let the model's `generate` compile decoding in the block, for caches of few lengths.
+
+    transformers compiles it on cards if the cache is static. Its `max_cache_len` is set to the next multiple of
+    CACHE_STEP_TOKENS, and later caches are at least as long as earlier ones.
+
+    Issue: TRL sets disable_compile=True, with which a static cache only takes memory.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: TRL compiles decoding if the cache is static.
+    """
+    generate = model.generate
+
+    def in_steps(input_ids: Any, generation_config: Any, **others: Any) -> Any:
+        longest = input_ids.shape[1] + (generation_config.max_new_tokens or 0)
+        length = -(-longest // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+        with swapped(generation_config, disable_compile=False, max_cache_len=length):
+            return generate(input_ids=input_ids, generation_config=generation_config, **others)
+
+    return swapped(model, generate=in_steps)
 
 
 def count_params(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import prompts_read_once
+from trl_ext.compat.transformers import compiled_decoding, prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
 from trl_ext.trainers.checkpoints.ranks import gathered
@@ -37,15 +37,20 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
+    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off. With a
+    static cache transformers compiles decoding on cards.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
+    is_whole = _generates_whole(trainer)
+    is_static = is_whole and trainer.generation_config.cache_implementation == "static"
+    reads_once = is_whole and is_packed and trainer.args.device.type == "cpu"
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
         _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
-        prompts_read_once(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
+        prompts_read_once(trainer.model) if reads_once else nullcontext(),
+        compiled_decoding(trainer.model) if is_static else nullcontext(),
     ):
         yield
 
@@ -62,10 +67,9 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """Return True if `generate` of transformers runs with unsharded weights on a CPU."""
+    """Return True if `generate` of transformers runs with unsharded weights."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    is_whole = not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled)
-    return trainer.args.device.type == "cpu" and is_whole and not by_others
+    return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or by_others)
 
 
 def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:

@@ -23,8 +23,6 @@ from trl_ext.errors import SupportError
 # A warning filter for deprecated names that TRL's code and configs use; users cannot act on these warnings.
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
 _OLD_NAMES_UNSAID = ("ignore", _OLD_NAMES, FutureWarning, None, 0)
-# A static cache has a multiple of so many tokens: decoding is compiled for each length, which takes half a minute.
-CACHE_STEP_TOKENS = 256
 
 
 @contextmanager
@@ -170,11 +168,11 @@ def _holds_all_tokens(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", (None,)))
 
 
-def compiled_decoding(model: Any) -> AbstractContextManager[None]:
+def compiled_decoding(model: Any, step_tokens: int) -> AbstractContextManager[None]:
     """Let the model's `generate` compile decoding in the block, for caches of few lengths.
 
     transformers compiles it on cards if the cache is static. Its `max_cache_len` is set to the next multiple of
-    CACHE_STEP_TOKENS, and later caches are at least as long as earlier ones.
+    `step_tokens`, and later caches are at least as long as earlier ones.
 
     Issue: TRL sets disable_compile=True, with which a static cache only takes memory.
     Fixed in: no version of TRL up to 1.16.
@@ -184,7 +182,7 @@ def compiled_decoding(model: Any) -> AbstractContextManager[None]:
 
     def in_steps(input_ids: Any, generation_config: Any, **others: Any) -> Any:
         longest = input_ids.shape[1] + (generation_config.max_new_tokens or 0)
-        length = -(-longest // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+        length = -(-longest // step_tokens) * step_tokens
         with swapped(generation_config, disable_compile=False, max_cache_len=length):
             return generate(input_ids=input_ids, generation_config=generation_config, **others)
 

@@ -19,6 +19,7 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import compiled_decoding, prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
+from trl_ext.memory.formulas.generation import CACHE_STEP_TOKENS
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
@@ -50,7 +51,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
         prompts_read_once(trainer.model) if reads_once else nullcontext(),
-        compiled_decoding(trainer.model) if is_static else nullcontext(),
+        compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
     ):
         yield
 

@@ -79,6 +79,24 @@ class RunRecord:
         is_score = best not in (None, "loss") and self.recipe.get("greater_is_better") is not False
         return [*keys, str(best).removeprefix("eval_")] if is_score else keys
 
+    @property
+    def faster_generation(self) -> str:
+        """A sentence: which setting shortens generation on the run's machine; empty if samples come ahead."""
+        keys = self.recipe
+        if keys.get("generation_ahead"):
+            return ""
+        if keys.get("use_cpu") or not self.cards:
+            return "On a processor shorter completions help most: a lower max_completion_length."
+        if keys.get("use_vllm"):
+            return "vLLM servers that generate during training hide it: --vllm_servers, generation_ahead: 1."
+        if "vllm" in self.versions.get("packages", ()):
+            return "vLLM is installed: set use_vllm: true."
+        vllm = "vLLM gains more: pip install vllm, use_vllm: true."
+        is_plain = not keys.get("use_transformers_continuous_batching")
+        if is_plain and keys.get("cache_implementation") != "static":
+            return f"cache_implementation: static compiles decoding. {vllm}"
+        return vllm
+
     def settings(self) -> dict[str, str]:
         """Return the recipe without its rules, as text by name."""
         return {str(name): _in_words(value) for name, value in self.recipe.items() if name != "rules"}

@@ -171,8 +171,7 @@ def _holds_all_tokens(cache: Any) -> bool:
 def compiled_decoding(model: Any, step_tokens: int) -> AbstractContextManager[None]:
     """Let the model's `generate` compile decoding in the block, for caches of few lengths.
 
-    transformers compiles it on cards if the cache is static. Its `max_cache_len` is set to the next multiple of
-    `step_tokens`, and later caches are at least as long as earlier ones.
+    transformers compiles it on cards if the cache is static, whose length becomes a multiple of `step_tokens`.
 
     Issue: TRL sets disable_compile=True, with which a static cache only takes memory.
     Fixed in: no version of TRL up to 1.16.

@@ -83,19 +83,16 @@ class RunRecord:
     def faster_generation(self) -> str:
         """A sentence: which setting shortens generation on the run's machine; empty if samples come ahead."""
         keys = self.recipe
-        if keys.get("generation_ahead"):
-            return ""
         if keys.get("use_cpu") or not self.cards:
             return "On a processor shorter completions help most: a lower max_completion_length."
         if keys.get("use_vllm"):
-            return "vLLM servers that generate during training hide it: --vllm_servers, generation_ahead: 1."
+            ahead = "vLLM servers that generate during training hide it: --vllm_servers, generation_ahead: 1."
+            return "" if keys.get("generation_ahead") else ahead
         if "vllm" in self.versions.get("packages", ()):
             return "vLLM is installed: set use_vllm: true."
-        vllm = "vLLM gains more: pip install vllm, use_vllm: true."
-        is_plain = not keys.get("use_transformers_continuous_batching")
-        if is_plain and keys.get("cache_implementation") != "static":
-            return f"cache_implementation: static compiles decoding. {vllm}"
-        return vllm
+        has_other = keys.get("use_transformers_continuous_batching") or keys.get("cache_implementation") == "static"
+        static = "" if has_other else "cache_implementation: static compiles decoding. "
+        return f"{static}vLLM gains more: pip install vllm, use_vllm: true."
 
     def settings(self) -> dict[str, str]:
         """Return the recipe without its rules, as text by name."""

@@ -8,15 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from trl_ext.memory.files.settings import launch_lines
+from trl_ext.memory.formulas import generation
 from trl_ext.memory.formulas.activations import LOGIT_BYTES, head_forward_bytes
 from trl_ext.memory.formulas.estimate import Estimate
-from trl_ext.memory.formulas.generation import (
-    cache_bytes,
-    static_cache_bytes,
-    vllm_bytes,
-    vllm_cache_tokens,
-    vllm_weight_bytes,
-)
 from trl_ext.memory.formulas.peak import room_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
@@ -133,13 +127,14 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
         sides = f"{estimate.in_seconds(generates)} s of generation next to {estimate.in_seconds(trains)} s of training"
         yield f"Generated ahead: {sides}; {advice}."
     shape, card = estimate.shape, estimate.hardware.card
-    weights = vllm_weight_bytes(shape, job)
-    tokens = vllm_cache_tokens(shape, card, job)
+    weights = generation.vllm_weight_bytes(shape, job)
+    tokens = generation.vllm_cache_tokens(shape, card, job)
     at_once = min(tokens // job.sequence_tokens, -(-job.global_batch // job.vllm_servers))
     each = "" if job.vllm_tensor_parallel_size == 1 else " of each"
+    share_gib = gib(generation.vllm_bytes(card, job))
     yield (
         f"{estimate.num_gpus} GPUs train, {servers_of(job)}: {in_gib(weights)} of weights{each} in "
-        f"{gib(vllm_bytes(card, job)):.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
+        f"{share_gib:.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
     )
 
 
@@ -150,8 +145,9 @@ def _other_engines(estimate: Estimate) -> Iterator[str]:
         return
     plain_s, compiled_s = generation_seconds(setup), generation_seconds(setup, is_compiled=True)
     found = [f"{estimate.in_seconds(plain_s)} s by plain generate"]
-    static, growing = (one(estimate.shape, job, estimate.num_gpus) for one in (static_cache_bytes, cache_bytes))
-    room = room_bytes(estimate.hardware, job, estimate.worst["generate"].num_bytes + static - growing)
+    more = generation.static_cache_bytes(estimate.shape, job, estimate.num_gpus)
+    more -= generation.cache_bytes(estimate.shape, job, estimate.num_gpus)
+    room = room_bytes(estimate.hardware, job, estimate.worst["generate"].num_bytes + more)
     if room >= 0 and job.zero_stage < 3 and not job.fsdp:
         found.append(f"{estimate.in_seconds(compiled_s)} s with cache_implementation: static")
     found.append(f"{estimate.in_seconds(plain_s / BATCHED)} s at best by continuous batching")

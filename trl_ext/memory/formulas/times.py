@@ -205,11 +205,10 @@ def offload_seconds(setup: Setup) -> float:
 def generation_seconds(setup: Setup, *, is_compiled: bool = False) -> float:
     """Seconds in which one GPU, or a group of GPUs with vLLM, generates and scores its completions of a step.
 
-    `is_compiled`: decoding with a static cache, which launches layers COMPILED times as fast.
-
-    Every token reads weights and cache. transformers' generate also launches every layer; vLLM generates as many
-    completions at once as its cache holds, and replaces finished ones. Both wait for the longest completion. Servers
-    generate all completions while training waits; the time of servers on other machines is unknown.
+    Every token reads weights and cache. transformers' generate also launches every layer, compiled with a static cache
+    COMPILED times as fast; vLLM generates as many completions at once as its cache holds, and replaces finished ones.
+    Both wait for the longest completion. Servers generate all completions while training waits; the time of servers
+    on other machines is unknown.
     """
     job = setup.job
     is_server = job.vllm_mode == "server"

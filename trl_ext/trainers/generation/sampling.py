@@ -38,8 +38,7 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off. With a
-    static cache transformers compiles decoding on cards.
+    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching

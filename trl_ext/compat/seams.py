@@ -169,10 +169,14 @@ transformers:Trainer
 transformers
     PreTrainedModel.gradient_checkpointing_enable(gradient_checkpointing_kwargs): the one way by which trainers
         switch checkpointing on; roles are pinned in its kwargs
+    PreTrainedModel.enable_input_require_grads(): adds its hooks to the embeddings, and names them
+    PreTrainedModel._require_grads_hook: there while its hooks are; a second set is not added
     PreTrainedConfig._name_or_path: names the model in outputs, messages and recipes
     AttentionInterface.register(key, value): an implementation registered again under its own name, which
         flash-attention and continuous batching read
     AttentionMaskInterface.register(key, value): its masks; a packed row needs the window
+    GenerationConfig.disable_compile: TRL's True keeps decoding from being compiled
+    GenerationConfig.max_cache_len: the least length of a static cache
 transformers.training_args
     TrainingArguments.to_dict(): what trackers get loses its secrets
 transformers.trainer

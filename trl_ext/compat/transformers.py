@@ -203,6 +203,26 @@ def _holds_all_tokens(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", (None,)))
 
 
+def compiled_decoding(model: Any, step_tokens: int) -> AbstractContextManager[None]:
+    """Let the model's `generate` compile decoding in the block, for caches of few lengths.
+
+    transformers compiles it on cards if the cache is static, whose length becomes a multiple of `step_tokens`.
+
+    Issue: TRL sets disable_compile=True, with which a static cache only takes memory.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: TRL compiles decoding if the cache is static.
+    """
+    generate = model.generate
+
+    def in_steps(input_ids: Any, generation_config: Any, **others: Any) -> Any:
+        longest = input_ids.shape[1] + (generation_config.max_new_tokens or 0)
+        length = -(-longest // step_tokens) * step_tokens
+        with swapped(generation_config, disable_compile=False, max_cache_len=length):
+            return generate(input_ids=input_ids, generation_config=generation_config, **others)
+
+    return swapped(model, generate=in_steps)
+
+
 def count_params(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Count the parameters of a config.json's model, on transformers' class on the meta device, without weights.
 

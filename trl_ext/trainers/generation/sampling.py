@@ -16,9 +16,10 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import prompts_forked, prompts_read_once
+from trl_ext.compat.transformers import compiled_decoding, prompts_forked, prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
+from trl_ext.memory.formulas.generation import CACHE_STEP_TOKENS
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
@@ -42,12 +43,16 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
+    is_whole = _generates_whole(trainer)
+    is_static = is_whole and trainer.generation_config.cache_implementation == "static"
+    reads_once = is_whole and is_packed and trainer.args.device.type == "cpu"
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
         _model_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
         prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
-        prompts_read_once(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
+        prompts_read_once(trainer.model) if reads_once else nullcontext(),
+        compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
     ):
         yield
 
@@ -64,10 +69,9 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """Return True if `generate` of transformers runs with unsharded weights on a CPU."""
+    """Return True if `generate` of transformers runs with unsharded weights."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    is_whole = not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled)
-    return trainer.args.device.type == "cpu" and is_whole and not by_others
+    return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or by_others)
 
 
 def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:

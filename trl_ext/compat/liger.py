@@ -3,7 +3,6 @@
 import sys
 from typing import Any
 
-from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_liger_kernel_available
 
 # TRL's head is fused already, and a reward model has no head over the vocabulary.
@@ -32,6 +31,8 @@ class LayerKernels:
             return "the model has kernels from the hub (use_kernels)"
         if not is_liger_kernel_available():
             return "liger-kernel is not installed"
+        from transformers.integrations.liger import apply_liger_kernel  # Here, as it imports torch.
+
         try:
             apply_liger_kernel(self._model, options | dict.fromkeys(HEADS, False))
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as error:

@@ -231,6 +231,8 @@ def check_machines(num_machines: int | None, rank: int | None, address: str | No
     """Raise ConfigError for numbers with which a run on several machines would hang or leave cards idle."""
     if num_machines is None or num_machines == 1:
         return
+    if num_machines < 1:
+        raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Start at least one.")
     if rank is None:
         raise ConfigError(
             f"--num_machines is {num_machines}, but no --machine_rank gives the number of this machine. "

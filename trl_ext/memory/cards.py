@@ -11,6 +11,7 @@ and 1.2 to 1.6 TB/s; the table has the lowest, so times are upper bounds; its to
 The network between machines is assumed; users can give it, because it differs between clusters.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -239,11 +240,14 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     count *= machines
     if count < 1:
         raise ConfigError(f"--gpus {text} has no GPU. Give at least one, such as 1x{name}.")
+    if host_gib is not None and not host_gib > 0:
+        raise ConfigError(f"--host_memory_gib {host_gib} is no machine's memory. Give more than 0, or leave it out.")
     if gpu_memory_gib is None:
         return Hardware(count, find_card(name), host_gib, machines)
-    if gpu_memory_gib <= CONTEXT_GIB:
+    if not CONTEXT_GIB < gpu_memory_gib < math.inf:
         raise ConfigError(
-            f"--gpu_memory_gib {gpu_memory_gib} leaves nothing next to {CONTEXT_GIB} GiB of CUDA context."
+            f"--gpu_memory_gib {gpu_memory_gib} is no card's memory. Give more than {CONTEXT_GIB}, which the CUDA "
+            "context takes."
         )
     try:
         card = replace(find_card(name), total_gib=gpu_memory_gib)

@@ -14,10 +14,12 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.contradictions import OF_A_JOB, check
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape, lora_linears
 
+MOST_SAMPLES = 1_000_000  # of a global batch: the search tries its divisors one by one
 CHOICES: dict[str, tuple[Any, ...]] = {
     "trainer": ("reward", "grpo", "ppo"),
     "method": ("full", "lora", "qlora"),
     "critic": ("adapter", "head", "separate", "none"),
+    "reward_model": ("none", "copy", "adapter"),
     "zero_stage": (0, 1, 2, 3),
     "offload": ("none", "optimizer", "all"),
     "dtype": ("bfloat16", "float32"),
@@ -226,9 +228,13 @@ def check_values(job: Job) -> None:
     positive = ["global_batch", "per_device_train_batch_size", "lora_r", "reduce_bucket_size", "sub_group_size"]
     positive += ["zero_hpz_partition_size", "sequence_parallel", "num_reward_models"]
     positive += ["max_prompt_length", "max_completion_length", "num_generations"] if job.generates else ["max_length"]
-    for name in positive:
-        if getattr(job, name) < 1:
-            raise ConfigError(f"{name} is {getattr(job, name)}. It must be at least 1.")
+    not_negative = ["steps_per_generation", "mean_completion_length", "max_tokens_per_forward"]
+    not_negative += ["stage3_max_live_parameters", "stage3_prefetch_bucket_size", "beta", "lora_dropout"]
+    for name, least in (dict.fromkeys(positive, 1) | dict.fromkeys(not_negative, 0)).items():
+        if not least <= getattr(job, name) < math.inf:
+            raise ConfigError(f"{name} is {getattr(job, name)}. It must be a number of at least {least}.")
+    if job.global_batch > MOST_SAMPLES:
+        raise ConfigError(f"global_batch is {job.global_batch}. It must be at most {MOST_SAMPLES}.")
     check(job, OF_A_JOB)
 
 

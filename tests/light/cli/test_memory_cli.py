@@ -38,6 +38,36 @@ def test_planning_imports_nothing_heavy():
     assert out.stdout.strip() == "[]"
 
 
+ODD_VALUES = {
+    "--rows 0": "--rows is 0. Give at least one row.",
+    "--rows -5": "--rows is -5. Give at least one row.",
+    "--gpu_memory_gib nan": "--gpu_memory_gib nan",
+    "--gpu_memory_gib inf": "--gpu_memory_gib inf",
+    "--host_memory_gib 0": "--host_memory_gib 0.0",
+    "--host_memory_gib -4": "--host_memory_gib -4.0",
+    "--host_memory_gib nan": "--host_memory_gib nan",
+    "--num_generations 0": "num_generations is 0. It must be a number of at least 1.",
+    "--steps_per_generation -1": "steps_per_generation is -1. It must be a number of at least 0.",
+    "--max_tokens_per_forward -1": "max_tokens_per_forward is -1. It must be a number of at least 0.",
+    "--beta nan": "beta is nan. It must be a number of at least 0.",
+    "--beta inf": "beta is inf. It must be a number of at least 0.",
+    "--beta -1": "beta is -1.0. It must be a number of at least 0.",
+    "--method lora --lora_dropout -1": "lora_dropout is -1.0. It must be a number of at least 0.",
+    "--reward_model 7B": "reward_model is '7B'. Use one of none, copy, adapter.",
+    "--zero_stage 3 --stage3_max_live_parameters -1": "stage3_max_live_parameters is -1.",
+    "--global_batch 99999999999": "global_batch is 99999999999. It must be at most 1000000.",
+    "--per_device_train_batch_size 99999999999": "global_batch is ",
+    "--num_generations 99999999999": "global_batch is ",
+}
+
+
+@pytest.mark.parametrize("words", ODD_VALUES)
+def test_a_value_that_no_plan_can_have_is_a_sentence(words):
+    with pytest.raises(ConfigError) as refused:
+        plan(["--trainer", "grpo", "--model", "7B", "--gpus", "2xA100-40GB", *words.split()])
+    assert ODD_VALUES[words] in str(refused.value)
+
+
 def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
     assert plan([*PPO, *K1, "--allow", "lora"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -230,6 +230,8 @@ def test_what_both_programs_know_goes_to_the_script():
 STRAY = "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."
 LAUNCH_SLIPS = {
     "--num_processes 0": "--num_processes is 0, fewer than one process. Start at least one.",
+    "--num_machines 0": "--num_machines is 0, fewer than one machine. Start at least one.",
+    "--num_machines -1": "--num_machines is -1, fewer than one machine. Start at least one.",
     "--num_processes two": "--num_processes: invalid int value: 'two'.",
     "--num_proceses 2": "Unknown flag --num_proceses. Did you mean --num_processes?",
     "--max_stepz 2": "Unknown flag --max_stepz. Did you mean --max_steps?",

@@ -74,6 +74,8 @@ def _search(arguments: argparse.Namespace) -> Any:
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
+    if arguments.rows is not None and arguments.rows < 1:
+        raise ConfigError(f"--rows is {arguments.rows}. Give at least one row.")
     from trl_ext.memory.cards import parse_gpus, with_network
     from trl_ext.memory.planner.planner import plan as make_plans
 

@@ -136,7 +136,7 @@ def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
     row = int(settings.get("per_device_train_batch_size") or 1) * num_gpus
     if (steps := settings.get("gradient_accumulation_steps")) is not None:
         return row * int(steps)
-    group = int(settings.get("num_generations", 8))
+    group = max(int(settings.get("num_generations", 8)), 1)  # a job refuses fewer
     step = row * group if row % group else row
     return max(1, round(64 / step)) * step
 

@@ -117,10 +117,8 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
     above = [node for node, inverted in factors if not inverted and node[0] == "num" and node != MINUS_ONE]
     below = [node for node, inverted in factors if inverted and node[0] == "num" and node != MINUS_ONE]
     others = [(node, inverted) for node, inverted in factors if node[0] != "num"]
-    if len(above) == len(others) == 1 and not below and 1 <= abs(above[0][1]) < 10:
-        node, inverted = others[0]
-        if node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2]) and not inverted:
-            return ""  # `6.7 \\cdot 10^5`
+    if not below and _is_scientific(above, others):
+        return ""
     if ("num", 0) in above:
         return "a product with 0"
     powers = [node for node, _ in others if _exact(node) is not None]
@@ -152,6 +150,15 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
     if roots and max(roots.values()) > 1:
         return "a product of roots"
     return _first(_left(node) for node, _ in others)
+
+
+def _is_scientific(numbers: list[Node], others: list[tuple[Node, bool]]) -> bool:
+    """Return True for `6.7 \\cdot 10^5`: a number from 1 to 10, and a whole power of 10 that is not inverted."""
+    if len(numbers) != 1 or len(others) != 1:
+        return False
+    node, inverted = others[0]
+    is_power_of_ten = node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2])
+    return is_power_of_ten and not inverted and 1 <= abs(numbers[0][1]) < 10
 
 
 def _left_of_power(node: Node) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import xxhash
 
 MANIFEST = "manifest.json"
+ADAPTER = "adapter_config.json"  # PEFT's; transformers reads weights as an adapter's where it is
 # Folder of checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for complete;
 # uploads to the hub leave out names with a leading `_`.
 UNFINISHED = "_unfinished"
@@ -86,7 +87,9 @@ class Manifest:
             raise Damaged(f"its {MANIFEST} cannot be read: {error.strerror}") from error
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise Damaged if a file is missing or has another size."""
+        """Raise Damaged if a file is missing or has another size, or if an adapter was added."""
+        if ADAPTER not in self.files and (folder / ADAPTER).exists():
+            raise Damaged(f"{ADAPTER} was added, as its {MANIFEST} does not name it: remove it")
         for name, entry in self.files.items():
             try:
                 size = (folder / name).stat().st_size

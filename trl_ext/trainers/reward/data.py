@@ -53,6 +53,16 @@ def report_dropped(dataset: Any, num_before: int | None, max_length: int | None,
     logger.warning(f"{role}: {too_long}, and are dropped. Raise max_length to keep them.")
 
 
+def check_tokens_differ(dataset: Any, role: str) -> None:
+    """Raise DataError if the tokens of both sides are equal in all pairs; a stream passes."""
+    if not isinstance(dataset, datasets.Dataset):
+        return
+    if all(pair["chosen_ids"] == pair["rejected_ids"] for pair in dataset.select_columns(_SIDES)):
+        raise DataError(
+            f"{role}: all pairs have the same tokens on both sides. Check that the tokenizer knows the words."
+        )
+
+
 def add_shared_tokens(dataset: Any) -> Any:
     """Add the column `shared_tokens` if it is missing."""
     if SHARED in (dataset.column_names or ()):

@@ -143,6 +143,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         with pair_rows.refused_by_template(dataset, role, processing_class):
             dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         preference_data.report_dropped(dataset, num_pairs, args.max_length, role)
+        preference_data.check_tokens_differ(dataset, role)
         with args.main_process_first(desc=f"measuring {role}"):
             return preference_data.add_shared_tokens(dataset)
 

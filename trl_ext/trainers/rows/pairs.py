@@ -23,6 +23,7 @@ _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
 _MIXED = "text next to messages"
+_OTHER_TURNS = "sides with different user turns"
 _MAX_MARGIN = 1e4  # scores differ by a few units
 
 
@@ -72,7 +73,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
             found.setdefault(problem, []).append(row)
     if found:
         advice = "Drop or mend such rows: dataset.filter(...)."
-        if set(found) <= {_EMPTY, _EQUAL}:
+        if set(found) <= {_EMPTY, _EQUAL, _OTHER_TURNS}:
             advice = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
         elif _MIXED in found:
             advice = "Messages that begin with the prompt need no such column: in a recipe columns: {prompt: null}."
@@ -162,7 +163,14 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
     for name in ("chosen", "rejected") if kinds[0] else ():
         if row[name][-1]["role"] == "user":
             return f"a {name} side that ends with the user, and so without an answer"
+    has_prompt = "prompt" in row  # then it is the prompt of both sides
+    if kinds[0] and not has_prompt and _user_turns(row["chosen"]) != _user_turns(row["rejected"]):
+        return _OTHER_TURNS
     return ""
+
+
+def _user_turns(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [message["content"] for message in messages if message["role"] == "user"]
 
 
 def _is_chat(value: Any) -> bool:

@@ -128,6 +128,13 @@ def test_files_that_were_added_to_a_checkpoint_do_not_count(run, folder):
     assert same(resumed(folder), run[1])
 
 
+def test_an_added_adapter_is_named_as_transformers_would_load_it(folder):
+    (folder / "checkpoint-2" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    words = r"checkpoint-2: adapter_config.json was added, as its manifest.json does not name it: remove it"
+    with pytest.raises(ConfigError, match=words):
+        resumed(folder, str(folder / "checkpoint-2"))
+
+
 def test_without_a_whole_checkpoint_nothing_begins(folder, tmp_path):
     for step in (1, 2):
         (folder / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"")

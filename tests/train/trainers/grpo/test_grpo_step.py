@@ -99,8 +99,10 @@ def test_families_that_count_their_experts_otherwise_train_with_the_auxiliary_lo
     family, changes, has_experts, tmp_path
 ):
     model = tiny.model(family, **changes)
-    if has_experts and "router_logits" not in model._can_record_outputs:
-        pytest.skip("this transformers returns no router logits of this family; the next test is about that")
+    if has_experts and "router_logits" not in model._can_record_outputs:  # as Granite 4 under transformers 5.17
+        with pytest.raises(SupportError, match="no router logits"):
+            trained(tmp_path, model=model, max_steps=1)
+        return
     ours = trained(tmp_path, model=model, max_steps=1)
     learned(ours)
     assert ("aux_loss" in steps_of(ours)[0]) == has_experts

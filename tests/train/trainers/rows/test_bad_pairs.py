@@ -63,6 +63,10 @@ CHATS = {
     "a chosen side that equals": [chat("w7")],
     "a message without content in its chosen side": [{"chosen": turns(None, "w6"), "rejected": turns("w5", "w7")}],
     "a message without role": [{"chosen": user("w5", None), "rejected": user("w6")}],
+    "sides with different user turns. Drop such pairs: pairs, report = trl_ext.filter_pairs": [
+        {"chosen": turns("w5", "w6"), "rejected": turns("w8", "w7")},
+        {"chosen": turns("w5", "w6", "w9", "w6"), "rejected": turns("w5", "w6", "w8", "w7")},
+    ],
     "a message in its chosen side with the role 'wizard'": [both("w5", "w6", "wizard")],
 }
 TOKENS = {
@@ -84,6 +88,7 @@ KINDS = {
     "whose content is of type int": both(5, 6),
     "row 0 has a margin that is no finite number": text(margin="1.0"),
     "1 of 1 pairs have a side longer than max_length": text(chosen="w5 " * 600),
+    "all pairs have the same tokens on both sides": text(chosen="unknown", rejected="words"),
 }
 SOMETIMES = text(user("w5"), user("w6"), user("w7"))
 WHOLE = {

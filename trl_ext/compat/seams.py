@@ -173,6 +173,16 @@ transformers
     AttentionInterface.register(key, value): an implementation registered again under its own name, which
         flash-attention and continuous batching read
     AttentionMaskInterface.register(key, value): its masks; a packed row needs the window
+transformers:GenerationMixin
+    generate(generation_config, custom_generate): calls our loop instead of `_sample`, with all that it has prepared
+    _sample(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs): samples where our loop
+        does not; tests compare our loop's tokens and random numbers with it
+    _pad_token_tensor: which it sets in the config: what follows after the end of a row
+    _prefill(input_ids, generation_config, model_kwargs, is_first_iteration): reads the prompts, or what a cache lacks
+        of them
+    _update_model_kwargs_for_generation(outputs, model_kwargs): adds a token to mask and positions
+    _optimize_model_for_decode(): how mixtures of experts are multiplied for a token on a card
+    prepare_inputs_for_generation(input_ids, next_sequence_length): what a forward gets for a token
 transformers.training_args
     TrainingArguments.to_dict(): what trackers get loses its secrets
 transformers.trainer

@@ -14,11 +14,12 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from trl_ext.compat.generate import known_rows_skipped
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
+from trl_ext.packing.families.rope import kinds_of
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
@@ -37,7 +38,8 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    On a CPU, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
+    transformers' `generate` reads a group's prompt once and forwards only rows that have not ended, unless packing is
+    off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
@@ -45,7 +47,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
         _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
-        prompts_read_once(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
+        known_rows_skipped(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
     ):
         yield
 
@@ -62,10 +64,13 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """Return True if `generate` of transformers runs with unsharded weights on a CPU."""
+    """Return True if `generate` of transformers runs with unsharded weights, and no row depends on others' lengths.
+
+    With sharded weights all processes must run the same number of forwards.
+    """
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    is_whole = not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled)
-    return trainer.args.device.type == "cpu" and is_whole and not by_others
+    is_sharded = is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled
+    return not (by_others or is_sharded or kinds_of(base_model(trainer.model).config.get_text_config()))
 
 
 def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:

@@ -124,7 +124,7 @@ def _sample_living_rows(
     if not (has_ends and is_text and _holds_all_tokens(_cache_in(inputs))):
         return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **inputs)
 
-    num_rows, is_by_row = len(input_ids), all(type(processor) in _BY_ROW for processor in logits_processor)
+    num_rows, is_by_row = len(input_ids), all(isinstance(processor, _BY_ROW) for processor in logits_processor)
     is_living = torch.ones_like(input_ids[:, 0], dtype=torch.bool)  # [R]
     rows = is_living.nonzero()[:, 0]  # [R]
     ids = whole = input_ids

@@ -177,7 +177,7 @@ cluster-files: .venv-cluster/.installed
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fuzz
 
-# Runs that are stopped at every step and resumed, with every pair of settings.
+# Runs that are stopped at every step and resumed, with every pair of settings. KILLS_MINUTES bounds each trainer's.
 kills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/kills
 

@@ -71,7 +71,7 @@ SWIFT_ROWS: list[tuple[str, str, int, int, float, float | None]] = [
     ("Qwen/Qwen2.5-14B", "8xA800-80GB", 8192, 3, 10.56, None),
 ]
 # Whole steps: NeMo-RL's performance summary v0.4, mean lengths, and open-r1's issue 100, with transformers' generate.
-# (model, cards, prompt, completion, completions, seconds)
+# (model, cards, prompt, mean completion, completions, seconds); a sequence has at most 4,096 tokens
 STEPS = [
     ("8B", "2x8xH100-80GB", 160, 900, 2048, 97.7),
     ("Qwen/Qwen3-32B", "4x8xH100-80GB", 160, 3046, 2048, 393.0),
@@ -151,7 +151,8 @@ def rows() -> Iterator[Row]:
 
 def _steps() -> Iterator[Row]:
     for model, gpus, prompt, completion, batch, taken in STEPS:
-        lengths = {"max_prompt_length": prompt, "max_completion_length": completion, "global_batch": batch}
+        lengths = {"max_prompt_length": prompt, "max_completion_length": 4096 - prompt, "global_batch": batch}
+        lengths["mean_completion_length"] = completion
         settings = {"num_generations": 32, "use_vllm": True, "beta": 0.01, "packing": False}
         best = plan("grpo", model, gpus, **lengths, **settings).best
         yield Row("whole steps", f"{model}, {gpus}", best.estimate, taken)

@@ -1,4 +1,4 @@
-"""All that a card is to measure, over all parts: one row of bytes and one of seconds, to look at, then the rest.
+"""All that a card is to measure, over all parts: whole steps by every engine first, a row of bytes, then the rest.
 
     make gpu-all GPU_OPTIONS="--minutes 25"             # again and again, until no row is left
 
@@ -17,6 +17,7 @@ from benchmarks.gpu.runner import ROOT
 # Part and rows, in the order of their worth. `together` is exactness and memory side by side; what measures seconds
 # has the card for itself.
 ORDER = (
+    ("speed", ["step/dualkv", "step/tail"]),
     ("memory", ["grpo/lora/zero3/7B"]),
     ("speed", ["update/dualkv/trl_ext"]),
     ("together", ["varlen", "merged_prefixes", "updates", "reward", "/zero3/", "ppo-separate", "native/", "qlora/"]),

@@ -37,7 +37,9 @@ ON_THE_MACHINE = ("torch", "transformers", "accelerate", "numpy", "tokenizers", 
 # What rows import, down to the last package.
 OURS = ("benchmarks.gpu.memory_worker", "benchmarks.gpu.speed_worker", "trl_ext.trainers.ppo.trainer")
 # A row of each kind, by its name or a part of it.
-SPEED = ("update/dualkv/trl", "update/dualkv/trl_ext", "step/dualkv/trl_ext", "step/vllm")
+STEPS = [f"step/{shape}{engine}" for shape in ("dualkv", "tail") for engine in ("", "-static", "-continuous")]
+SPEED = (*(f"{step}/{library}" for step in STEPS for library in ("trl", "trl_ext")), "step/vllm")
+SPEED += ("update/dualkv/trl", "update/dualkv/trl_ext")
 SPEED += ("peers/trl-1.7B/trl_ext", "reward/hh/trl_ext")
 SPEED += ("clock/lora-256", "clock/full", "clock/overhead-2", "clock/generate")
 MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "grpo/full/zero0", "ppo-separate/lora/zero0", "native/", "qlora/")

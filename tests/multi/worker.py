@@ -24,6 +24,7 @@ JOBS = {
     "environment": "groups.play",
     "evaluation": "groups.evaluate",
     "exchange": "exchange.change_ranks",
+    "exchange by rows": "exchange.change_ranks_by_rows",
     "failing": "failing.train",
     "failing environment": "failing.play",
     "gather": "exchange.gather",

@@ -3,9 +3,10 @@
 B rows of the batch, R of them in the cache, T tokens, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,8 +164,7 @@ def _next_tokens(scores: torch.Tensor, rows: torch.Tensor, num_drawn: int) -> to
     """Return a token for each row [R]: the likeliest, or one drawn as `torch.multinomial` draws it in a whole batch.
 
     Args:
-        scores: [R, V].
-        rows: [R] places of the rows in the batch.
+        scores, rows: [R, V], and [R] places of the rows in the batch.
         num_drawn: Rows of the batch for which random numbers are drawn; 0 takes the likeliest tokens.
     """
     if not num_drawn:
@@ -173,3 +173,61 @@ def _next_tokens(scores: torch.Tensor, rows: torch.Tensor, num_drawn: int) -> to
         return torch.multinomial(scores.softmax(-1), 1)[:, 0]
     noise = scores.new_empty(num_drawn, scores.shape[1]).exponential_()
     return (scores.softmax(-1) / noise[rows]).argmax(-1)
+
+
+# Other engines -----------------------------------------------------------------------------------------------------
+
+
+def prompts_forked(model: Any) -> AbstractContextManager[None]:
+    """Let the model's `generate_batch` read equal prompts of a batch once in the block, not for each completion."""
+    initialize = model.init_continuous_batching
+
+    def initialize_forking(*args: Any, **kwargs: Any) -> Any:
+        manager = initialize(*args, **kwargs)
+        manager.add_requests = partial(_add_forking_requests, manager)
+        return manager
+
+    return swapped(model, init_continuous_batching=initialize_forking)
+
+
+def _add_forking_requests(manager: Any, inputs: Sequence[Sequence[int]], **options: Any) -> list[str]:
+    """Add one request for equal prompts, which is forked once they are read; return the names of the rows' requests.
+
+    Forks share the prompt's part of the cache. transformers reads a prompt's last token after the fork, and fails at a
+    forward without tokens. A prompt is therefore not forked if all tokens but its last one fill whole pages of the
+    cache, which other prompts with the same beginning may have filled already.
+    """
+    config = manager.continuous_batching_config
+    page_size = getattr(config, "page_size", None) or config.block_size  # before transformers 5.2x renamed it
+    rows_of_prompt: dict[tuple[int, ...], list[int]] = {}
+    for row, ids in enumerate(inputs):
+        rows_of_prompt.setdefault(tuple(ids), []).append(row)
+    names = [""] * len(inputs)
+    for prompt, rows in sorted(rows_of_prompt.items(), reverse=True):  # in transformers' order
+        size = 1 if len(prompt) % page_size == 1 else len(rows)
+        manager.num_return_sequences = size
+        parents = type(manager).add_requests(manager, [list(prompt)] * (len(rows) // size), **options)
+        for place, row in enumerate(rows):
+            parent, fork = parents[place // size], place % size
+            names[row] = f"{parent}__child#{fork - 1}" if fork else parent
+    return names
+
+
+def compiled_decoding(model: Any, step_tokens: int) -> AbstractContextManager[None]:
+    """Let the model's `generate` compile decoding in the block, for caches of few lengths.
+
+    transformers compiles it on cards if the cache is static, whose length becomes a multiple of `step_tokens`.
+
+    Issue: TRL sets disable_compile=True, with which a static cache only takes memory.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: TRL compiles decoding if the cache is static.
+    """
+    generate = model.generate
+
+    def in_steps(input_ids: Any, generation_config: Any, **others: Any) -> Any:
+        longest = input_ids.shape[1] + (generation_config.max_new_tokens or 0)
+        length = -(-longest // step_tokens) * step_tokens
+        with swapped(generation_config, disable_compile=False, max_cache_len=length):
+            return generate(input_ids=input_ids, generation_config=generation_config, **others)
+
+    return swapped(model, generate=in_steps)

@@ -169,11 +169,16 @@ transformers:Trainer
 transformers
     PreTrainedModel.gradient_checkpointing_enable(gradient_checkpointing_kwargs): the one way by which trainers
         switch checkpointing on; roles are pinned in its kwargs
+    PreTrainedModel.enable_input_require_grads(): adds its hooks to the embeddings, and names them
+    PreTrainedModel._require_grads_hook: there while its hooks are; a second set is not added
     PreTrainedConfig._name_or_path: names the model in outputs, messages and recipes
     AttentionInterface.register(key, value): an implementation registered again under its own name, which
         flash-attention and continuous batching read
     AttentionMaskInterface.register(key, value): its masks; a packed row needs the window
+    GenerationConfig.disable_compile: TRL's True keeps decoding from being compiled
+    GenerationConfig.max_cache_len: the least length of a static cache
 transformers:GenerationMixin
+    init_continuous_batching(): `generate_batch` makes its manager by it
     generate(generation_config, custom_generate): calls our loop instead of `_sample`, with all that it has prepared
     _sample(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs): samples where our loop
         does not; tests compare our loop's tokens and random numbers with it
@@ -202,6 +207,10 @@ transformers.utils.generic
     is_flash_attention_requested(requested_attention_implementation): flash-attention takes windows, no mask
 transformers.generation.continuous_batching.utils
     attn_mask_is_needed(config): continuous batching tests attention implementations by name, which packing keeps
+transformers.generation.continuous_batching.continuous_api:ContinuousBatchingManager
+    add_requests(inputs): called by `generate_batch` with all rows; the names that it returns order the results
+    add_request(input_ids, request_id): reads `num_return_sequences` of the manager at each request, and the forks of a
+        request are named after it with `__child#0`, `__child#1`, ...
 transformers.integrations.flash_attention
     flash_attention_forward(module, query, key, value, attention_mask, dropout, scaling, sliding_window): the
         arguments of every attention function; looks the name in the config up

@@ -79,6 +79,21 @@ class RunRecord:
         is_score = best not in (None, "loss") and self.recipe.get("greater_is_better") is not False
         return [*keys, str(best).removeprefix("eval_")] if is_score else keys
 
+    @property
+    def faster_generation(self) -> str:
+        """A sentence: which setting shortens generation on the run's machine; empty if samples come ahead."""
+        keys = self.recipe
+        if keys.get("use_cpu") or not self.cards:
+            return "On a processor shorter completions help most: a lower max_completion_length."
+        if keys.get("use_vllm"):
+            ahead = "vLLM servers that generate during training hide it: --vllm_servers, generation_ahead: 1."
+            return "" if keys.get("generation_ahead") else ahead
+        if "vllm" in self.versions.get("packages", ()):
+            return "vLLM is installed: set use_vllm: true."
+        has_other = keys.get("use_transformers_continuous_batching") or keys.get("cache_implementation") == "static"
+        static = "" if has_other else "cache_implementation: static compiles decoding. "
+        return f"{static}vLLM gains more: pip install vllm, use_vllm: true."
+
     def settings(self) -> dict[str, str]:
         """Return the recipe without its rules, as text by name."""
         return {str(name): _in_words(value) for name, value in self.recipe.items() if name != "rules"}

@@ -130,6 +130,7 @@ def run_facts(
         launch=str(versions.get("launch") or ""),
         max_steps=max_steps,
         measures=record.measures,
+        faster_generation=record.faster_generation,
         samples=samples,
     )
 
@@ -178,8 +179,9 @@ def summary_table(summary: RunSummary, log_history: Sequence[Entry] = (), folder
     parts: list[Any] = [table, *(Text(fact) for fact in facts if fact)]
     parts += [table_of(summary.memory)] if summary.memory else []
     if log_history:
-        measures = record.measures if folder and (record := read_record(folder)) else ()
-        verdict = judge_run(log_history, read_series(log_history), summary, None, measures)
+        record = read_record(folder) if folder else None
+        known = (record.measures, record.faster_generation) if record else ()
+        verdict = judge_run(log_history, read_series(log_history), summary, None, *known)
         parts.append(Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"))
         parts += [Text(f"* {warning}", "yellow") for warning in verdict.warnings]
         parts += [Text(verdict.help)] if verdict.help else []

@@ -73,7 +73,7 @@ class MaskDispatch:
     plain: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _num_packed and (torch.compiler.is_compiling() or _packed.get()):
+        if in_packed_forward():
             return window_of_mask(self.base, **kwargs)
         return None if self.plain is None else self.plain(*args, **kwargs)
 
@@ -210,7 +210,7 @@ def _fit(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def in_packed_forward() -> bool:
     """Return True inside `packed_forward`."""
-    return _packed.get()
+    return _num_packed > 0 and (torch.compiler.is_compiling() or _packed.get())
 
 
 def _window(

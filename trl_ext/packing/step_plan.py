@@ -261,22 +261,28 @@ def _cut(rows: Sequence[RowSize], group: Sequence[int], max_tokens: int) -> list
 
 
 def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[list[RowBlock]]:
-    """Distribute the blocks over as few forwards as this method needs, `at_least` as many as given."""
+    """Distribute the blocks over as few forwards as this method needs, `at_least` as many as given.
+
+    Where blocks are left over, the next try has as many more forwards as their tokens fill: a try more for each
+    forward would make the time of a large step grow with the square of its rows.
+    """
     num = max(at_least, 1, -(-sum(block.tokens for block in blocks) // max_tokens))
     ordered = sorted(blocks, key=lambda b: (-b.cost, b.rows))
     while True:
         forwards: list[list[RowBlock]] = [[] for _ in range(num)]
         room, load = np.full(num, max_tokens), np.zeros(num)
+        left_tokens = 0
         for block in ordered:
-            place = int(np.argmin(np.where(room >= block.tokens, load, np.inf)))
+            place = int(np.where(room >= block.tokens, load, np.inf).argmin())
             if room[place] < block.tokens:
-                break
+                left_tokens += block.tokens
+                continue
             forwards[place].append(block)
             room[place] -= block.tokens
             load[place] += block.cost
-        else:
+        if not left_tokens:
             return forwards
-        num += 1
+        num += max(left_tokens // max_tokens, 1)
 
 
 def _behind_prefixes(

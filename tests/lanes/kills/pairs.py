@@ -1,6 +1,7 @@
 """`python -m tests.lanes.kills.pairs KIND FOLDER`: resume a trainer with every pair of its settings.
 
-Writes `pairs.json` into the folder as it goes on: what ran, what was refused, and what differed.
+Writes `pairs.json` into the folder as it goes on: what ran, what was refused, and what differed. It starts no run
+after `KILLS_MINUTES` minutes, 180 unless given.
 """
 
 import gc
@@ -22,6 +23,7 @@ from tests.lanes.kills import settings
 from trl_ext.errors import TrlExtError
 
 FILE = "pairs.json"
+LIMIT_S = 60 * float(os.environ.get("KILLS_MINUTES", "180"))
 _MANY = 20  # values of a setting that are tried by themselves first
 NUM_RESUMED = 2  # a row, from steps that change from row to row
 _REFUSALS = (TrlExtError, ValueError, TypeError, OSError, ImportError, NotImplementedError, AssertionError)
@@ -38,7 +40,7 @@ class Found:
         covered: Pairs of them that a resumed run had.
         num_runs: Runs that were resumed, at several steps each.
         refused: By settings, as text, the sentence.
-        broken: By settings, the end of a run that failed before it was stopped, in no sentence of ours.
+        broken: By settings, the end of a run that failed before it was stopped, with no error of `_REFUSALS`.
         different: By settings and step, what the resumed run had otherwise.
         seconds: Of the whole search.
     """
@@ -79,6 +81,8 @@ def attempt(
             trainer = settings.trainer(kind, row, **more)
         except _REFUSALS as error:
             return {"refused": f"{type(error).__name__}: {error}", "when": "built"}
+        except Exception as error:  # a library's, such as TRL's activation_offloading without a card
+            return {"broken": f"{type(error).__name__}: {error}", "when": "built"}
         if is_built_only:
             return {"different": {}}
         logs = Path(OUTPUT_DIR, "completions")  # made where the trainer is built
@@ -197,7 +201,8 @@ class Search:
             if others and name not in settings.ALONE:
                 values[name] = others
         pairs = Pairs(values, random.Random(self.kind))
-        while pairs.left:
+        self.found.num_pairs = pairs.number
+        while pairs.left and not self._is_over():
             row = pairs.row()
             if self._take(row):
                 self.found.covered += pairs.cover(row)
@@ -212,6 +217,8 @@ class Search:
         """Return the values with which a run comes to its end and is resumed, the others being the job's."""
         ran = []
         for value in values:
+            if self._is_over():
+                break
             if self._take({name: value}, **more):
                 ran.append(value)
             else:
@@ -259,6 +266,9 @@ class Search:
             size //= 2
         self._note(left, self._reason)
         return left
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._began_s > LIMIT_S
 
     def _write(self) -> None:
         self.found.seconds = round(time.monotonic() - self._began_s, 1)

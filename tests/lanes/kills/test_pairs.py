@@ -2,19 +2,24 @@
 
 The settings are those of `settings.py`: all booleans and all choices, a stream instead of rows, adapters. A value that
 no run takes, and two that do not go together, are printed with the sentence that says so.
+
+    KILLS_MINUTES=30 pytest tests/lanes/kills
+
+starts no run of a trainer after 30 minutes: the pairs that it covered are equal, and it prints how many they were.
 """
 
 import json
+import os
 import subprocess
 
 import pytest
 
 from tests.lanes.kills import settings
-from tests.lanes.kills.pairs import FILE, Found
+from tests.lanes.kills.pairs import FILE, LIMIT_S, Found
 from tests.multi.launching import environment
 from tests.multi.warm import warm_python
 
-TIMEOUT_S = 3 * 3600
+ENDING_S = 1800  # for the run during which the limit passes, and for what in it does not come to its end
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def found(tmp_path_factory):
         with (folder / f"{kind}.log").open("w") as log:
             searches[kind] = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
     for kind, search in searches.items():
-        assert search.wait(TIMEOUT_S) == 0, (folder / f"{kind}.log").read_text()[-3000:]
+        assert search.wait(LIMIT_S + ENDING_S) == 0, (folder / f"{kind}.log").read_text()[-3000:]
     return {kind: Found(**json.loads((folder / kind / FILE).read_text())) for kind in settings.CONFIGS}
 
 
@@ -38,7 +43,9 @@ def test_every_pair_of_settings_resumes_exactly(kind, found, capsys):
         for name, sentence in (one.refused | one.broken).items():
             print(f"  {name}: {sentence}")
     assert one.different == {}
-    assert one.covered == one.num_pairs > 1000
+    assert one.covered > 0
+    if "KILLS_MINUTES" not in os.environ:
+        assert one.covered == one.num_pairs > 1000
 
 
 def test_the_settings_that_once_differed_are_among_them():

@@ -186,3 +186,42 @@ def test_who_waits_for_whom_is_told_where_samples_are_generated_ahead():
         phases = {"phase/update_s": 10.0 - waited_s, "phase/generate_wait_s": waited_s}
         log = rewards([0.1, 0.5, 0.9], **phases, **{"sampling/generation_s": generation_s})
         assert words in warned(log) and bool(words) == ("vLLM" in warned(log))
+
+
+CARDS = {"cards": ["NVIDIA A40"], "packages": {"torch": "2.13.0"}}
+WITH_VLLM = {"cards": ["NVIDIA A40"], "packages": {"vllm": "0.31.0"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "versions", "names"),
+    [
+        ({}, {}, ["max_completion_length"]),
+        ({"use_cpu": True}, CARDS, ["max_completion_length"]),
+        ({}, CARDS, ["cache_implementation: static", "pip install vllm"]),
+        ({"cache_implementation": "static"}, CARDS, ["pip install vllm"]),
+        ({"use_transformers_continuous_batching": True}, CARDS, ["pip install vllm"]),
+        ({}, WITH_VLLM, ["use_vllm: true"]),
+        ({"use_vllm": True}, WITH_VLLM, ["generation_ahead: 1"]),
+    ],
+)
+def test_where_generation_takes_most_of_the_step_a_setting_shortens_it(recipe, versions, names, tmp_path):
+    versions = {"trainer": "grpo", "cards": [], "packages": {}, **versions}
+    record = RunRecord(recipe, versions)
+    write_record(tmp_path, recipe, versions)
+    seconds = {"phase/generate_s": 6.1, "phase/update_s": 3.9, "phase/evaluate_s": 90.0}
+    log = rewards([0.5] * 8, **seconds)
+    write_report(tmp_path, log)
+    page, out = (tmp_path / "report.html").read_text(), io.StringIO()
+    Console(file=out, width=500).print(summary_table(summarize(log), log, tmp_path))
+    for text in (page, out.getvalue()):
+        assert "Generation took 61% of the time." in text and all(name in text for name in names)
+    advised = {"cache_implementation: static", "use_vllm: true", "max_completion_length", "generation_ahead: 1"}
+    others = advised.difference(names) - ({"use_vllm: true"} if "pip install vllm" in names else set())
+    assert not any(name in record.faster_generation for name in others)
+    shorter = rewards([0.5] * 8, **seconds | {"phase/update_s": 6.2})
+    write_report(tmp_path, shorter)
+    assert "Generation took" not in (tmp_path / "report.html").read_text()
+
+
+def test_samples_that_come_ahead_need_no_faster_generation():
+    assert not RunRecord({"use_vllm": True, "generation_ahead": 1}, WITH_VLLM).faster_generation

@@ -4,11 +4,13 @@ import random
 from itertools import chain, pairwise
 from statistics import mean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.errors import PackingError
+from trl_ext.packing import step_plan
 from trl_ext.packing.step_plan import (
     RowBlock,
     RowSize,
@@ -206,3 +208,21 @@ def test_a_token_costs_itself_and_its_looks_and_sharing_saves_both():
     apart = sum(forward_cost([RowSize(0, 0, own)], HIDDEN_SIZE) for own in (40, 35))
     assert shared == pytest.approx(apart - forward_cost([RowSize(0, 0, 30)], HIDDEN_SIZE))
     assert forward_cost([RowSize(0, 0, 2000)], HIDDEN_SIZE) > 2 * forward_cost([RowSize(0, 0, 1000)], HIDDEN_SIZE)
+
+
+def test_the_work_of_a_large_step_grows_with_its_rows(monkeypatch):
+    tries = []
+
+    def full(shape, value):
+        tries.append(shape)
+        return np.array([value] * shape)
+
+    monkeypatch.setattr(step_plan.np, "full", full)
+    draw = random.Random(3)
+    for num_groups in (256, 4096):
+        groups = [(group, draw.randint(50, 500)) for group in range(num_groups)]
+        rows = [RowSize(*of, min(8192, int(draw.lognormvariate(6.5, 0.8)) + 1)) for of in groups for _ in range(8)]
+        tries.clear()
+        plan_step(rows, 64, 16384, 4096)
+        # One more forward a try took 222 tries of 4,096 groups.
+        assert len(tries) <= 20

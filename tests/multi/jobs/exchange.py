@@ -4,6 +4,7 @@ import torch
 from accelerate import Accelerator
 from torch.nn.functional import pad
 
+from trl_ext.trainers.step import exchange
 from trl_ext.trainers.step.exchange import redistribute
 
 ROWS = 3  # of a rank
@@ -67,6 +68,12 @@ def change_ranks(folder) -> dict:
     rank = accelerator.process_index
     mine = padded(list(range(rank * ROWS, (rank + 1) * ROWS)))
     return {name: redistribute(mine, wanted, accelerator) for name, wanted in plans(accelerator.num_processes).items()}
+
+
+def change_ranks_by_rows(folder) -> dict:
+    """By plan, what this rank got, where no key's rows are gathered together."""
+    exchange.GATHERED_BYTES = 1
+    return change_ranks(folder)
 
 
 def gather(folder) -> dict:

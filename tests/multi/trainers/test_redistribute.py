@@ -6,18 +6,20 @@ from accelerate import Accelerator
 
 from tests.multi.jobs.exchange import ROWS, padded, plans
 from tests.multi.launching import run_job
+from trl_ext.trainers.step import exchange
 from trl_ext.trainers.step.exchange import redistribute
 
 PLANS = list(plans(1))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda count: f"{count} ranks")
+@pytest.fixture(scope="module", params=[(1, ""), (2, "exchange"), (3, "exchange"), (2, "exchange by rows")])
 def got(request, tmp_path_factory) -> list[dict]:
     """Of each rank, by plan, what it got."""
-    if request.param == 1:
+    num_ranks, job = request.param
+    if num_ranks == 1:
         batch = padded(list(range(ROWS)))
         return [{name: redistribute(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
-    return run_job("exchange", "cpu", tmp_path_factory.mktemp("exchange"), request.param).ranks
+    return run_job(job, "cpu", tmp_path_factory.mktemp("exchange"), num_ranks).ranks
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -56,3 +58,19 @@ def test_rows_without_a_scored_token_keep_one_column():
 def test_keys_that_differ_between_tensors_and_lists_of_other_lengths_are_refused():
     with pytest.raises(AssertionError, match="other numbers of rows"):
         redistribute(padded([0, 1, 2]) | {"notes": [1]}, [[0]], Accelerator(cpu=True))
+
+
+def test_no_rank_holds_more_than_the_limit_of_all_rows_at_once(monkeypatch):
+    held = []
+
+    class Recorded(Accelerator):
+        def gather(self, tensor):
+            held.append(tensor.nbytes)
+            return super().gather(tensor)
+
+    batch = {"prompt_mask": torch.ones(100, 50, dtype=torch.long), "prompt_ids": torch.arange(5000).view(100, 50)}
+    wanted = list(range(99, -1, -3))
+    monkeypatch.setattr(exchange, "GATHERED_BYTES", 4000)
+    got = redistribute(batch, [wanted], Recorded(cpu=True))
+    assert torch.equal(got["prompt_ids"], batch["prompt_ids"][wanted])
+    assert max(held) <= 4000 and sum(held) == 2 * 100 * 50 * 8

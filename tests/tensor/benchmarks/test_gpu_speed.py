@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from benchmarks.gpu import beside, exact, flops, runner, speed, speed_worker
-from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, needed_flops, rows
+from benchmarks.gpu.speed_rows import CONFIG, ENGINES, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, needed_flops, rows
 from tests.fake_card import FakeCard
 from trl_ext.memory.units import GIB
 from trl_ext.trainers.fit.rehearsal import rehearsal
@@ -43,7 +43,8 @@ def test_a_shared_prompt_counts_once():
 def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
     for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
         made = {row.name: row for row in rows("full", gib * GIB, peak)}
-        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *OWN_ROWS, *PEER_ROWS}
+        steps = {f"step/{shape}-{engine}" for shape in ("dualkv", "tail") for engine in ENGINES if engine}
+        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *steps, *OWN_ROWS, *PEER_ROWS}
         one = made["update/dualkv/trl"]
         assert one.config["hidden_size"] == 4096 and 1 < one.config["num_hidden_layers"] < 36
         assert one.scale.startswith(f"{one.config['num_hidden_layers']} of 36 layers, ")
@@ -102,7 +103,7 @@ def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
 @pytest.mark.parametrize("kind", ["update/tail", "step/dualkv"])
 def test_tiny_rows_of_trl_and_ours_go_through_the_whole_benchmark(kind, tmp_path, monkeypatch, capsys):
     path = tmp_path / "out.json"
-    words = ["--device", "cpu", "--scale", "tiny", "--rows", kind, "--output", str(path)]
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", f"{kind}/", "--output", str(path)]
     monkeypatch.setattr(sys, "argv", ["speed.py", *words])
     monkeypatch.setattr(speed.runner, "ask", in_this_process)
     assert speed.main() == 0, capsys.readouterr().out

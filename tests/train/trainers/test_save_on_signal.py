@@ -95,16 +95,18 @@ def test_one_ctrl_c_that_arrives_twice_is_one(tmp_path, monkeypatch, capfd):
     assert f"checkpoint-{AT} after SIGINT" in capfd.readouterr().err
 
 
-def test_a_ctrl_c_that_arrives_again_a_moment_later_does_not_end_what_comes_after_training(tmp_path):
+# The launcher of a busy machine passes Ctrl-C on late.
+@pytest.mark.parametrize("later_s", [0.2, 1.2])
+def test_a_ctrl_c_that_arrives_again_a_moment_later_does_not_end_what_comes_after_training(tmp_path, later_s):
     class Again(TrainerCallback):
         def on_train_end(self, args, state, control, **kwargs):
             signal.raise_signal(signal.SIGINT)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(later_s, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     trained = run(tmp_path, Again())
     trained.train()
     trained.save_model()
-    time.sleep(0.3)
+    time.sleep(later_s)
     assert (tmp_path / "model.safetensors").is_file()
 
 

@@ -8,9 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from trl_ext.memory.files.settings import launch_lines
+from trl_ext.memory.formulas import generation
 from trl_ext.memory.formulas.activations import LOGIT_BYTES, head_forward_bytes
-from trl_ext.memory.formulas.estimate import Estimate
-from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
+from trl_ext.memory.formulas.estimate import TIGHT_FRAC, Estimate
+from trl_ext.memory.formulas.peak import room_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
 from trl_ext.memory.planner.planner import Plans
@@ -19,7 +20,7 @@ from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push", "load": "load"}
-TIGHT_FRAC = 0.01  # a plan is marked if it leaves no more than this share of the GiB that it may fill
+BATCHED = 1.25  # most that continuous batching gains over plain generate (huggingface/trl, pull request 5765)
 BALANCED = 0.3  # sides that differ by a smaller share are balanced, because seconds are rough
 
 
@@ -100,8 +101,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
-    is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
-    tight = f" Tight: within {TIGHT_FRAC:.0%} of the room that a plan may fill." if is_tight else ""
+    tight = f" Tight: within {TIGHT_FRAC:.0%} of the room that a plan may fill." if estimate.is_tight else ""
     step = f"Step of about {estimate.in_seconds()} s, rough"
     yield f"peak: {peak.what}. {step}: {estimate.parts()}.{ending}{tight}"
     if job.generates and not job.mean_completion_length:
@@ -112,6 +112,7 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
         logits = LOGIT_BYTES * estimate.shape.vocab * num_scored
         more = logits - head_forward_bytes(estimate.shape, job, num_scored)
         yield f"Full logits, as in TRL or verl without a fused head, would need {gib(max(more, 0)):.1f} GiB more."
+    yield from _other_engines(estimate)
     if not job.vllm_servers:
         return
     if job.generation_ahead:
@@ -124,14 +125,31 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
         sides = f"{estimate.in_seconds(generates)} s of generation next to {estimate.in_seconds(trains)} s of training"
         yield f"Generated ahead: {sides}; {advice}."
     shape, card = estimate.shape, estimate.hardware.card
-    weights = vllm_weight_bytes(shape, job)
-    tokens = vllm_cache_tokens(shape, card, job)
+    weights = generation.vllm_weight_bytes(shape, job)
+    tokens = generation.vllm_cache_tokens(shape, card, job)
     at_once = min(tokens // job.sequence_tokens, -(-job.global_batch // job.vllm_servers))
     each = "" if job.vllm_tensor_parallel_size == 1 else " of each"
+    share_gib = gib(generation.vllm_bytes(card, job))
     yield (
         f"{estimate.num_gpus} GPUs train, {servers_of(job)}: {in_gib(weights)} of weights{each} in "
-        f"{gib(vllm_bytes(card, job)):.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
+        f"{share_gib:.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
     )
+
+
+def _other_engines(estimate: Estimate) -> Iterator[str]:
+    """Yield a sentence with the seconds of transformers' other ways to generate, if it generates and they fit."""
+    job, setup = estimate.job, estimate.setup
+    if not job.generates or job.use_vllm or job.vllm_mode == "server":
+        return
+    plain_s, compiled_s = generation_seconds(setup), generation_seconds(setup, is_compiled=True)
+    found = [f"{estimate.in_seconds(plain_s)} s by plain generate"]
+    more = generation.static_cache_bytes(estimate.shape, job, estimate.num_gpus)
+    more -= generation.cache_bytes(estimate.shape, job, estimate.num_gpus)
+    room = room_bytes(estimate.hardware, job, estimate.worst["generate"].num_bytes + more)
+    if room >= 0 and job.zero_stage < 3 and not job.fsdp:
+        found.append(f"{estimate.in_seconds(compiled_s)} s with cache_implementation: static")
+    found.append(f"{estimate.in_seconds(plain_s / BATCHED)} s at best by continuous batching")
+    yield f"Generation, rough: {', '.join(found)}; --use_vllm plans vLLM (docs/running/vllm.md compares them)."
 
 
 def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any]) -> None:

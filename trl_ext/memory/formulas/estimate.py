@@ -25,6 +25,7 @@ from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 
 NEAR_FRAC = 0.04  # of a card: the difference between formulas and measurements
+TIGHT_FRAC = 0.01  # a job is tight if it leaves no more than this share of the GiB that it may fill
 SHARD_BYTES = 5e9  # largest weights file of save_pretrained and the hub's models
 
 
@@ -96,6 +97,11 @@ class Estimate:
         host_gib = self.hardware.host_gib
         in_host = host_gib is None or gib(self.host_bytes) <= host_gib
         return in_host and self.room_bytes >= 0
+
+    @property
+    def is_tight(self) -> bool:
+        """True if hardly any of the memory that the job may fill is left."""
+        return gib(self.room_bytes) < TIGHT_FRAC * self.hardware.fill_gib
 
     @property
     def step_s(self) -> float:

@@ -10,6 +10,8 @@ from trl_ext.memory.job import Job, servers_of
 from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token, lm_params
 from trl_ext.memory.units import GIB, gib, in_gib
 
+# A static cache has a multiple of so many tokens: decoding is compiled for each length, which takes half a minute.
+CACHE_STEP_TOKENS = 256
 RESIDUE_BYTES = 1.5 * GIB  # of a sleeping vLLM (estimated: 1 to 3 GiB for small engines)
 WORKSPACE_BYTES = 1.5 * GIB  # vLLM's activations and CUDA graphs within its share (estimated)
 
@@ -22,6 +24,12 @@ def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
     """
     tokens = job.generated_at_once(num_gpus) * job.sequence_tokens
     return tokens * kv_bytes_per_token(shape) * (1 + 1 / shape.num_layers)
+
+
+def static_cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
+    """Bytes of the same completions in a static cache, whose length is a multiple of CACHE_STEP_TOKENS."""
+    length = -(-job.sequence_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+    return job.generated_at_once(num_gpus) * length * kv_bytes_per_token(shape)
 
 
 def vllm_bytes(card: Card, job: Job) -> float:

@@ -34,7 +34,9 @@ LARGEST_MICRO_BATCH = 64
 
 def techniques(search: Search) -> Iterator[Job]:
     """Yield the job under each ZeRO stage and offload that the user leaves open and that can work."""
-    for zero_stage, offload in TECHNIQUES if search.num_gpus > 1 else ON_ONE_GPU:
+    # One GPU has nothing to shard, but a launch with a given stage is planned as it runs.
+    shards = search.num_gpus > 1 or not search.may("zero_stage")
+    for zero_stage, offload in TECHNIQUES if shards else ON_ONE_GPU:
         if zero_stage not in search.choices("zero_stage", (zero_stage,)):
             continue
         if offload not in search.choices("offload", (offload,)):

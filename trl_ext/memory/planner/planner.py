@@ -265,9 +265,18 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
         kept.insert(0, plans[0])  # the plans that beat it were beaten themselves, by slower ones or in a circle
     if kept:  # the clock is not more precise: the simplest of the fast plans comes first
         fast = [one for one in kept if one.estimate.step_s <= kept[0].estimate.step_s * (1 + CLOCK)]
-        first = min(fast, key=lambda one: choices.TECHNIQUES.index((one.job.zero_stage, one.job.offload)))
+        first = min(fast, key=_rank)
+        if first.estimate.is_tight:  # unless a roomier plan is no slower
+            slowest_s = first.estimate.step_s * (1 + ALIKE)
+            roomier = [one for one in fast if not one.estimate.is_tight and one.estimate.step_s <= slowest_s]
+            first = min(roomier, key=_rank, default=first)
         kept = [first, *(one for one in kept if one is not first)]
     return tuple(kept[:NUM_PLANS]), tuple(refused)
+
+
+def _rank(found: Plan) -> int:
+    """Return the place of a plan's technique among all, the simplest first."""
+    return choices.TECHNIQUES.index((found.job.zero_stage, found.job.offload))
 
 
 def _beats(one: Plan, other: Plan) -> bool:
@@ -279,10 +288,7 @@ def _beats(one: Plan, other: Plan) -> bool:
     if not (faster and smaller):
         return False
     is_alike = right.step_s <= left.step_s * (1 + ALIKE) and right.need_bytes <= left.need_bytes * (1 + ALIKE)
-    mine, theirs = (
-        (choices.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every)
-        for job in (one.job, other.job)
-    )
+    mine, theirs = ((_rank(own), own.job.activation_offloading, -own.job.checkpoint_every) for own in (one, other))
     return not is_alike or mine < theirs
 
 

@@ -52,7 +52,7 @@ class RunFacts:
         rules, plan: Text of the files.
         planned: The plan's figures by name.
         launch: The command that launched the run.
-        max_steps, measures: See `judge_run`.
+        max_steps, measures, faster_generation: See `judge_run`.
     """
 
     title: str = "trl_ext report"
@@ -65,6 +65,7 @@ class RunFacts:
     launch: str = ""
     max_steps: int | None = None
     measures: Sequence[str] = ()
+    faster_generation: str = ""
     samples: Samples = field(default_factory=lambda: Samples({}))
 
 
@@ -78,7 +79,7 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         "report.html.jinja",
         run=facts,
         kind=kind,
-        verdict=judge_run(log_history, series, summary, facts.max_steps, facts.measures),
+        verdict=judge_run(log_history, series, summary, facts.max_steps, facts.measures, facts.faster_generation),
         tiles=_tiles(series, summary),
         curves=curve_rows(summary),
         pictures=[picture for axis in kind.axes if (picture := axis_chart(kind, axis, series))],

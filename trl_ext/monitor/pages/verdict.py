@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series
+from trl_ext.monitor.log_keys import ERROR, EVALUATE, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
 
@@ -21,6 +21,7 @@ LENGTH_CORRELATION = 0.5
 OVERFIT_GAP = 0.15
 OUTBID = 0.05
 IDLE_FRAC = 0.3
+GENERATION_FRAC = 0.5
 MOST_WARNINGS = 8
 MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
@@ -59,12 +60,14 @@ def judge_run(
     summary: RunSummary,
     max_steps: int | None,
     measures: Sequence[str] = (),
+    faster_generation: str = "",
 ) -> RunVerdict:
     """Judge a run.
 
     Args:
         max_steps: Its planned steps, None if not known.
         measures: Keys of evaluation that training does not reward, without prefix.
+        faster_generation: A sentence with the setting that shortens generation; may be empty.
     """
     headline, mood = _learning(series, summary)
     norms = [entry for entry in log_history if "grad_norm" in entry]
@@ -85,6 +88,10 @@ def judge_run(
     state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
     ending = f"{'failed' if failure or error else state}: {steps}{time}"
     warnings = [*([failure] if failure else []), *_overfit(series, summary, measures), *_warnings(series, summary)]
+    seconds = {name: took for name, took in (summary.phase_s or {}).items() if name != EVALUATE}
+    share = seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
+    if faster_generation and share > GENERATION_FRAC:
+        warnings.append(f"Generation took {share:.0%} of the time. {faster_generation}")
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
     return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))

@@ -36,10 +36,14 @@ def begin_anew(model: Any) -> None:
             module.forward = partial(_by_sequence, module.forward)
 
 
-@torch.compiler.disable
 def _by_sequence(forward: Any, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if not in_packed_forward():
         return forward(x, position_ids, *args, **kwargs)
+    return _each_sequence(forward, x, position_ids, *args, **kwargs)
+
+
+@torch.compiler.disable
+def _each_sequence(forward: Any, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     starts = (position_ids[0] == 0).nonzero().flatten()
     parts = []
     for positions in position_ids.tensor_split(starts[1:].cpu(), dim=1):

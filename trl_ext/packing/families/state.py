@@ -69,24 +69,29 @@ def _goes_by_segment(layer: torch.nn.Module) -> bool:
     return all(any(hasattr(modeling, name) for name in names) for names in needed)
 
 
-# If compiled, it would be compiled again for every row.
-@torch.compiler.disable
 def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = kwargs.get("segments")
-    if isinstance(table, SegmentTable):
-        order = StateOrder(table)
-        kwargs |= {"state_order": order}
-        if not order.shares:
-            kwargs |= {"cu_seq_lens_q": table.cu_seqlens, "seq_idx": order.number_of_sequence}
-    return args, kwargs
+    return args, (kwargs | _order_of(table) if isinstance(table, SegmentTable) else kwargs)
 
 
+# If compiled, it would be compiled again for every row.
 @torch.compiler.disable
+def _order_of(table: SegmentTable) -> dict[str, Any]:
+    order = StateOrder(table)
+    own = {} if order.shares else {"cu_seq_lens_q": table.cu_seqlens, "seq_idx": order.number_of_sequence}
+    return {"state_order": order, **own}
+
+
 def _check_order(_backbone: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
     """Raise PackingError if the order reached no layer: a short convolution's leak may be too small to detect."""
     order = kwargs.get("state_order")
-    if isinstance(order, StateOrder) and not order.is_read:
+    if isinstance(order, StateOrder) and not _is_read(order):
         raise PackingError("Its layers with state do not pass on where sequences begin")
+
+
+@torch.compiler.disable
+def _is_read(order: StateOrder) -> bool:
+    return bool(order.is_read)
 
 
 class StateDispatch:

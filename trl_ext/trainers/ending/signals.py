@@ -20,8 +20,8 @@ from trl_ext.errors import LostProcessError
 from trl_ext.monitor.streams import write_at_once
 from trl_ext.rewards.rules.async_rule import end_calls
 
-# One Ctrl-C may arrive twice, from the terminal and from the launcher.
-SAME_PRESS_S = 0.5
+# One Ctrl-C may arrive twice, from the terminal and from the launcher, which is late on a busy machine.
+SAME_PRESS_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _guards_forks = False
 

@@ -45,7 +45,10 @@ def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[tuple[Any, ...], An
         handle.remove()
 
 
+# The variable separates this thread's forward from other threads'. PyTorch's compiler cannot read it, and would split
+# the graph of a decoding step in two; it reads the number instead, which is 0 during generation.
 _kept: ContextVar[torch.Tensor | None] = ContextVar("kept", default=None)
+_num_kept = 0
 _MARK = "_trl_ext_keeps_positions"
 
 
@@ -55,7 +58,7 @@ def let_positions_be_chosen(model: Any) -> None:
         setattr(model.base_model, _MARK, True)
 
         def choose(_backbone: Any, _args: Any, output: Any) -> Any:
-            index = _kept.get()
+            index = _kept.get() if _num_kept else None
             if index is not None:
                 output.last_hidden_state = output.last_hidden_state.index_select(1, index)
             return output
@@ -66,8 +69,11 @@ def let_positions_be_chosen(model: Any) -> None:
 @contextmanager
 def only_positions(index: torch.Tensor) -> Iterator[None]:
     """Make backbones return only these positions of their single row inside the block: [1, len(index), H]."""
+    global _num_kept
     token = _kept.set(index)
+    _num_kept += 1
     try:
         yield
     finally:
+        _num_kept -= 1
         _kept.reset(token)

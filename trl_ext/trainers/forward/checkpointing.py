@@ -1,10 +1,12 @@
 """Activation checkpointing that trainers switch off and on, with options for layers that torch does not accept."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.packing.recompute import checkpoint_contexts
@@ -31,7 +33,10 @@ def enable_checkpointing(
         if options.setdefault("use_reentrant", False):
             raise ConfigError("keep_attention of gradient_checkpointing_kwargs needs use_reentrant: false. Set it so.")
         options["context_fn"] = partial(checkpoint_contexts, options.get("context_fn"))
-    with old_names_unsaid():  # every supported version has the old name
+    # transformers would add its hooks to the embeddings again after each generation, and keep the earlier ones.
+    has_hooks = hasattr(model, "_require_grads_hook")
+    once = swapped(model, enable_input_require_grads=lambda: None) if has_hooks else nullcontext()
+    with old_names_unsaid(), once:  # every supported version has the old name
         type(model).gradient_checkpointing_enable(model, options or None, **others)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):

@@ -14,11 +14,12 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from trl_ext.compat.generate import known_rows_skipped
+from trl_ext.compat.generate import compiled_decoding, known_rows_skipped, prompts_forked
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
+from trl_ext.memory.formulas.generation import CACHE_STEP_TOKENS
 from trl_ext.packing.families.rope import kinds_of
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
@@ -38,16 +39,21 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    transformers' `generate` reads a group's prompt once and forwards only rows that have not ended, unless packing is
-    off.
+    A group's prompt is read once by continuous batching and by `generate`, which forwards only rows that have not
+    ended; not so if packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
+    is_whole = _generates_whole(trainer)
+    is_static = is_whole and trainer.generation_config.cache_implementation == "static"
+    by_length = kinds_of(base_model(trainer.model).config.get_text_config())  # positions depend on the longest row
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
-        _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
+        _model_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
-        known_rows_skipped(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
+        prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
+        known_rows_skipped(trainer.model) if is_whole and is_packed and not by_length else nullcontext(),
+        compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
     ):
         yield
 
@@ -64,13 +70,9 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """Return True if `generate` of transformers runs with unsharded weights, and no row depends on others' lengths.
-
-    With sharded weights all processes must run the same number of forwards.
-    """
+    """Return True if `generate` of transformers runs with unsharded weights; sharded ones need forwards in step."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    is_sharded = is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled
-    return not (by_others or is_sharded or kinds_of(base_model(trainer.model).config.get_text_config()))
+    return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or by_others)
 
 
 def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:
@@ -133,17 +135,20 @@ def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, need
 
 
 @contextmanager
-def _dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore parameters and buffers that were cast inside the block; until then both copies are in memory.
+def _model_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the mode, and parameters and buffers that were cast inside the block; until then both copies are held.
 
-    TRL casts the whole model to `bf16` or `fp16` for continuous batching and leaves it so: weights loaded in float32
-    would be trained in half precision from then on, and the frequencies of rotary embeddings would lose precision.
+    TRL leaves the model in training mode, which would end an evaluation with its first batch. It casts the whole model
+    to `bf16` or `fp16` for continuous batching and leaves it so: weights loaded in float32 would be trained in half
+    precision from then on, and the frequencies of rotary embeddings would lose precision.
     """
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    is_training = model.training
     try:
         yield
     finally:
+        model.train(is_training)
         for parameter, data in weights:
             if parameter.dtype != data.dtype:
                 parameter.data = data

@@ -12,6 +12,8 @@ from accelerate.utils import gather_object, send_to_device
 from torch.nn.functional import pad
 
 _MASKS = ("prompt_mask", "completion_mask")
+# Bytes of all ranks' rows that are gathered at once: a step of 32,768 rows of 8,192 columns has 2 GiB of ids alone.
+GATHERED_BYTES = 64 << 20
 
 
 def agreed_num_forwards(num_forwards: int, accelerator: Any) -> int:
@@ -23,7 +25,8 @@ def agreed_num_forwards(num_forwards: int, accelerator: Any) -> int:
 def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> dict[str, Any]:
     """Give every rank the rows assigned to it. Collective; with one process a plain selection.
 
-    Keys are exchanged in turn, so that no rank holds the rows of all ranks at once.
+    Keys are exchanged in turn, and large ones some rows at a time, so that no rank holds more than `GATHERED_BYTES` of
+    the rows of all ranks at once.
 
     Args:
         batch: This rank's rows: tensors [B, ...] and lists of `B` entries; tensors without dimensions and other values
@@ -57,9 +60,7 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             if is_padded:
                 missing = max(width for _, width in sizes) - value.size(1)
                 value = pad(value, (missing, 0) if mask == "prompt_mask" else (0, missing))
-            # Not every backend gathers bool, but all gather bytes.
-            whole = accelerator.gather(value.byte()).bool() if value.dtype == torch.bool else accelerator.gather(value)
-            found[key] = whole[torch.tensor(mine, dtype=torch.long, device=whole.device)]
+            found[key] = _rows_from(value, mine, accelerator)
             if key in _MASKS:
                 # From the first to the last column in which some row has a token; one column if there is no token.
                 columns = found[key].any(dim=0).nonzero().flatten().tolist() or [0]
@@ -70,6 +71,29 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             entries = gather_object(send_to_device(value, "cpu"))
             found[key] = send_to_device([entries[row] for row in mine], accelerator.device)
     return {key: found[key] for key in batch}
+
+
+def _rows_from(value: torch.Tensor, wanted: Sequence[int], accelerator: Any) -> torch.Tensor:
+    """Return the rows with the numbers `wanted` of all ranks' rows, in this order. Collective.
+
+    Args:
+        value: This rank's `B` rows, [B, ...], of one shape on all ranks.
+        wanted: Row `k` of rank `r` has the number `r * B + k`.
+        accelerator: The trainer's accelerator.
+    """
+    num_rows = len(value)
+    numbers = torch.tensor(wanted, dtype=torch.long, device=value.device)
+    found = value.new_zeros(len(wanted), *value.shape[1:])
+    row_bytes = accelerator.num_processes * value[:1].nbytes
+    at_once = max(GATHERED_BYTES // max(row_bytes, 1), 1)
+    for begin in range(0, num_rows, at_once):
+        some = value[begin : begin + at_once].contiguous()
+        # Not every backend gathers bool, but all gather bytes.
+        gathered = accelerator.gather(some.byte()).bool() if some.dtype == torch.bool else accelerator.gather(some)
+        rank, row = numbers // num_rows, numbers % num_rows - begin
+        is_here = (row >= 0) & (row < len(some))
+        found[is_here] = gathered[(rank * len(some) + row)[is_here]]
+    return found
 
 
 def _size(value: Any) -> tuple[int, ...]:

@@ -16,9 +16,12 @@ from tests.grpo_trainers import (
     prompts,
     steps_of,
     trained,
+    trainer,
+    weights,
     weights_after,
 )
 from tests.nightly import nightly
+from trl_ext.compat.generate import prompts_forked
 from trl_ext.errors import SupportError
 
 MIXTURE = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
@@ -74,7 +77,10 @@ CONTINUOUS = dict(use_transformers_continuous_batching=True, transformers_contin
 def test_what_continuous_batching_generates_is_trained_packed_and_as_trl_trains_it(tmp_path):
     """TRL casts the model for generation and leaves it so, which small updates under bf16 do not survive."""
     options = dict(max_completion_length=6, rollout_func=None, **CONTINUOUS)
-    ours, theirs = (trained(tmp_path, library, **options) for library in (trl_ext, trl))
+    ours, theirs = trained(tmp_path, **options), trainer(tmp_path, trl, **options)
+    theirs.before = weights(theirs)
+    with prompts_forked(theirs.model):  # so that the same tokens are drawn
+        theirs.train()
     assert ours._packs and ours.model.config._attn_implementation == "sdpa"
     assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
     cast = trained(tmp_path, bf16=True, **options).model

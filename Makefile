@@ -87,6 +87,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
 	$(BIN)/python benchmarks/images.py --output benchmarks/results/images_cpu.json
 	$(BIN)/python benchmarks/whole_step.py --output benchmarks/results/whole_step_cpu.json
+	$(BIN)/python benchmarks/generation.py --output benchmarks/results/generation_cpu.json
 	$(BIN)/python benchmarks/overlap.py --output benchmarks/results/overlap_cpu.json
 	$(BIN)/python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
 	$(BIN)/python benchmarks/ppo.py --output benchmarks/results/ppo_cpu.json

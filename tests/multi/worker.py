@@ -28,6 +28,7 @@ JOBS = {
     "failing": "failing.train",
     "failing environment": "failing.play",
     "gather": "exchange.gather",
+    "generation": "grpo.generate",
     "grpo": "grpo.train",
     "hostile rules": "rules.train_with_hostile_rules",
     "image": "image.train",

@@ -53,6 +53,13 @@ def test_curriculum(run):
     assert script.steps_to(0.5, {0: 0.1, 5: 0.4, 10: 0.6}) == 7.5 and script.steps_to(0.7, {0: 0.1, 5: 0.4}) is None
 
 
+@pytest.mark.nightly  # it prepares the quickstart's model
+def test_generation(run):
+    case = replace(import_module("generation").CASES[0], prompt_tokens=9, lengths=(2, 5, 3, 9) * 8)
+    (result,) = run("generation", "--layers", "1", "--rounds", "1", CASES=(case,))["results"].values()
+    assert 0 < result["trl_ext"] and 0 < result["trl"]
+
+
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "reward"])
 def test_activations(trainer, run):
     small = replace(import_module("activations").SHAPE, prompt=5, mean=6, longest=6)

@@ -177,6 +177,17 @@ transformers
     AttentionMaskInterface.register(key, value): its masks; a packed row needs the window
     GenerationConfig.disable_compile: TRL's True keeps decoding from being compiled
     GenerationConfig.max_cache_len: the least length of a static cache
+transformers:GenerationMixin
+    init_continuous_batching(): `generate_batch` makes its manager by it
+    generate(generation_config, custom_generate): calls our loop instead of `_sample`, with all that it has prepared
+    _sample(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs): samples where our loop
+        does not; tests compare our loop's tokens and random numbers with it
+    _pad_token_tensor: which it sets in the config: what follows after the end of a row
+    _prefill(input_ids, generation_config, model_kwargs, is_first_iteration): reads the prompts, or what a cache lacks
+        of them
+    _update_model_kwargs_for_generation(outputs, model_kwargs): adds a token to mask and positions
+    _optimize_model_for_decode(): how mixtures of experts are multiplied for a token on a card
+    prepare_inputs_for_generation(input_ids, next_sequence_length): what a forward gets for a token
 transformers.training_args
     TrainingArguments.to_dict(): what trackers get loses its secrets
 transformers.trainer
@@ -196,8 +207,6 @@ transformers.utils.generic
     is_flash_attention_requested(requested_attention_implementation): flash-attention takes windows, no mask
 transformers.generation.continuous_batching.utils
     attn_mask_is_needed(config): continuous batching tests attention implementations by name, which packing keeps
-transformers:GenerationMixin
-    init_continuous_batching(): `generate_batch` makes its manager by it
 transformers.generation.continuous_batching.continuous_api:ContinuousBatchingManager
     add_requests(inputs): called by `generate_batch` with all rows; the names that it returns order the results
     add_request(input_ids, request_id): reads `num_return_sequences` of the manager at each request, and the forks of a

@@ -1,8 +1,13 @@
 """GRPO for three optimizer steps, from which weights may differ only by the order in which numbers were added."""
 
-import torch
-from safetensors.torch import load_file
+import os
 
+import torch
+import trl
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+import trl_ext
 from tests.multi.jobs.shared import (
     GRADIENT_ACCUMULATION_STEPS,
     NUM_GENERATIONS,
@@ -58,6 +63,26 @@ def train(folder, model, forked=False, **options) -> dict:
         "skipped_rows_frac": [log.get("packing/skipped_rows_frac", 0.0) for log in steps],
         "padded_over_forwarded": [log["packing/padded_over_forwarded"] for log in steps],
     }
+
+
+def generate(folder, model) -> dict:
+    """This process's completions by TRL's trainer and by ours, which transformers' `generate` gives."""
+    found = {}
+    for library in (trl, trl_ext):
+        seen = found[library.__name__] = []
+
+        def reward(completion_ids, *, seen=seen, **_):
+            seen.append([list(ids) for ids in completion_ids])
+            return token_reward(completion_ids)
+
+        set_seed(3 + int(os.environ["RANK"]))
+        policy = AutoModelForCausalLM.from_pretrained(model)
+        policy.generation_config.eos_token_id = list(range(10, 30))
+        settings = dict(num_generations=NUM_GENERATIONS, per_device_train_batch_size=6, max_completion_length=24)
+        args = library.GRPOConfig(str(folder), **SETTINGS | settings)
+        processing_class = AutoTokenizer.from_pretrained(model, padding_side="left")
+        library.GRPOTrainer(policy, reward, args, prompts(12), processing_class=processing_class).train()
+    return found
 
 
 class Diverges(GRPOTrainer):

@@ -104,3 +104,10 @@ def test_processes_share_out_the_rows_that_have_a_gradient(num_processes, loss_t
     assert all(0.3 < skipped < 0.7 for skipped in run.facts["skipped_rows_frac"])
     assert run.facts["prompts_of_steps"] == plain.facts["prompts_of_steps"]
     assert run.distance(plain) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", daily(["cpu", "zero2", "zero3"], "cpu"))
+def test_completions_of_two_processes_whose_rows_end_at_different_tokens_are_trls(name, tiny_model, tmp_path):
+    ranks = run_job("generation", name, tmp_path, model=tiny_model).ranks
+    assert all(said["trl_ext"] == said["trl"] and len(said["trl"]) == 3 for said in ranks)
+    assert ranks[0] != ranks[1]

@@ -14,12 +14,13 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from trl_ext.compat.generate import compiled_decoding, known_rows_skipped, prompts_forked
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import compiled_decoding, prompts_forked, prompts_read_once
 from trl_ext.compat.trl import sampling_temperature
 from trl_ext.errors import DataError
 from trl_ext.memory.formulas.generation import CACHE_STEP_TOKENS
+from trl_ext.packing.families.rope import kinds_of
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
@@ -38,20 +39,20 @@ _EXPERTS = (
 def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
-    A group's prompt is read once by continuous batching, and by `generate` on a CPU, where prompts are most of the
-    work; not so if packing is off.
+    A group's prompt is read once by continuous batching and by `generate`, which forwards only rows that have not
+    ended; not so if packing is off.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
     is_whole = _generates_whole(trainer)
     is_static = is_whole and trainer.generation_config.cache_implementation == "static"
-    reads_once = is_whole and is_packed and trainer.args.device.type == "cpu"
+    by_length = kinds_of(base_model(trainer.model).config.get_text_config())  # positions depend on the longest row
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
         _model_kept(trainer.model) if is_continuous else nullcontext(),
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
         prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
-        prompts_read_once(trainer.model) if reads_once else nullcontext(),
+        known_rows_skipped(trainer.model) if is_whole and is_packed and not by_length else nullcontext(),
         compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
     ):
         yield
@@ -69,7 +70,7 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
 
 
 def _generates_whole(trainer: Any) -> bool:
-    """Return True if `generate` of transformers runs with unsharded weights."""
+    """Return True if `generate` of transformers runs with unsharded weights; sharded ones need forwards in step."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
     return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or by_others)
 

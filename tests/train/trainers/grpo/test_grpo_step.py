@@ -21,7 +21,7 @@ from tests.grpo_trainers import (
     weights_after,
 )
 from tests.nightly import nightly
-from trl_ext.compat.transformers import prompts_forked
+from trl_ext.compat.generate import prompts_forked
 from trl_ext.errors import SupportError
 
 MIXTURE = dict(family="qwen3_moe", router_aux_loss_coef=0.0)

@@ -11,7 +11,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +45,12 @@ class Case:
     asked: float
 
 
-def long_tail(longest: int = 256, median: int = 24) -> tuple[int, ...]:
+def long_tail(rows: int = ROWS, longest: int = 256, median: int = 24) -> tuple[int, ...]:
     """Quantiles of a log-normal distribution, of which the last is `longest`, in a fixed random order."""
     normal = statistics.NormalDist()
-    places = [normal.inv_cdf((i + 0.5) / ROWS) for i in range(ROWS)]
+    places = [normal.inv_cdf((i + 0.5) / rows) for i in range(rows)]
     found = [round(median * (longest / median) ** (place / places[-1])) for place in places]
-    return tuple(found[i] for i in torch.randperm(ROWS, generator=torch.Generator().manual_seed(0)))
+    return tuple(found[i] for i in torch.randperm(rows, generator=torch.Generator().manual_seed(0)))
 
 
 CASES = (
@@ -72,9 +72,9 @@ class Lengths(SuppressTokensLogitsProcessor):
     It reads each row alone, as its base does, so that ours need not give it the whole batch.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, prompt_tokens: int, lengths: Sequence[int]) -> None:
         super().__init__([])
-        self._prompt_tokens, self._lengths = case.prompt_tokens, torch.tensor(case.lengths)
+        self._prompt_tokens, self._lengths = prompt_tokens, torch.tensor(lengths)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         written = input_ids.shape[1] - self._prompt_tokens
@@ -97,7 +97,7 @@ def generated(model: Any, case: Case, way: str, seed: int) -> tuple[float, torch
         eos_token_id=END, pad_token_id=PAD, disable_compile=True,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model.ends = Lengths(case)
+    model.lengths = case.lengths
     with torch.no_grad(), WAYS[way](model):
         start = time.process_time()
         found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
@@ -106,16 +106,22 @@ def generated(model: Any, case: Case, way: str, seed: int) -> tuple[float, torch
 
 
 def policy(layers: int | None) -> Any:
-    """SmolLM2-135M, or its first layers, whose `generate` also applies the logits processor `ends`."""
+    """SmolLM2-135M, or its first layers, whose completions have `lengths`."""
     changes = {} if layers is None else {"num_hidden_layers": layers}
     model = AutoModelForCausalLM.from_pretrained(prepare() / "model", dtype=torch.float32, **changes).eval()
-    prepared = model._get_logits_processor
-
-    def with_ends(*args: Any, **kwargs: Any) -> Any:  # as an argument of `generate`, ours would leave it alone
-        return type(found := prepared(*args, **kwargs))([*found, model.ends])
-
-    model._get_logits_processor = with_ends
+    set_lengths(model, ())
     return model
+
+
+def set_lengths(model: Any, lengths: Sequence[int]) -> None:
+    """Let the model's `generate` end row i at `lengths[i]`, which is an attribute of the model from then on."""
+    model.lengths, prepared = lengths, model._get_logits_processor
+
+    def with_lengths(*args: Any, **kwargs: Any) -> Any:  # as an argument of `generate`, ours would leave it alone
+        found = prepared(*args, **kwargs)
+        return type(found)([*found, Lengths(kwargs["input_ids_seq_length"], model.lengths)])
+
+    model._get_logits_processor = with_lengths
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:

@@ -1,9 +1,10 @@
 """How much faster is a whole step of GRPO, generation included? Ours against trl.GRPOTrainer, by phase.
 
-SmolLM2-135M on the quickstart's task, prompts and lengths: one-digit sums, 8 completions of at most 16 tokens a
-prompt, 64 in a step, bf16, one process. Both trainers generate for themselves, from one seed, with the settings that
-each has by default. TRL's methods are timed around, in either library alike. Rounds alternate between the trainers,
-so that a busy machine hits both; the first step of each warms up.
+SmolLM2-135M on the quickstart's task and prompts: one-digit sums, 8 completions a prompt, 64 in a step, bf16, one
+process. "answers" are the quickstart's, of at most 16 tokens; in "tail" lengths are set, median 24, longest 256. Both
+trainers generate for themselves, from one seed, with the settings that each has by default. TRL's methods are timed
+around, in either library alike. Rounds alternate between the trainers, so that a busy machine hits both; the first
+step of each warms up.
 
     python benchmarks/whole_step.py --output benchmarks/results/whole_step_cpu.json
 """
@@ -23,6 +24,7 @@ import datasets
 import torch
 import transformers
 import trl
+from generation import long_tail, set_lengths
 from grpo_task import PHASES, PhasesOfSteps, reward
 from machine import save
 from quickstart.assets import prepare
@@ -32,7 +34,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trl_ext
 
-ASKED = 1.8
+ROWS = 64
+# By name: lengths of the completions, the model's own without any; the longest; and the ratio that is asked.
+SHAPES: dict[str, tuple[tuple[int, ...], int, float]] = {"answers": ((), 16, 4.8), "tail": (long_tail(ROWS), 256, 5.0)}
 # Name of a variant: library and settings.
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {"trl": (trl, {}), "trl_ext": (trl_ext, {})}
 
@@ -54,15 +58,21 @@ class Result:
     generated: int = 0
 
 
-def trainer(variant: str, options: argparse.Namespace, seed: int, folder: str) -> tuple[PhasesOfSteps, Any]:
+def trainer(
+    variant: str, shape: str, options: argparse.Namespace, seed: int, folder: str
+) -> tuple[PhasesOfSteps, Any]:
     library, own = VARIANTS[variant]
     assets = prepare()
+    lengths, longest, _ = SHAPES[shape]
+    model = policy(assets / "model", options.layers)
+    if lengths:
+        set_lengths(model, lengths)
     args = library.GRPOConfig(
         output_dir=folder,
         per_device_train_batch_size=32,
         gradient_accumulation_steps=2,
         num_generations=8,
-        max_completion_length=16,
+        max_completion_length=longest,
         max_steps=options.steps + 1,
         use_cpu=not torch.cuda.is_available(),
         bf16=True,
@@ -76,7 +86,7 @@ def trainer(variant: str, options: argparse.Namespace, seed: int, folder: str) -
     )
     clock = PhasesOfSteps()
     subject = library.GRPOTrainer(
-        model=policy(assets / "model", options.layers),
+        model=model,
         reward_funcs=reward,
         args=args,
         train_dataset=datasets.load_dataset(str(assets / "data"), split="train"),
@@ -94,10 +104,10 @@ def policy(folder: Path, layers: int | None) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **changes)
 
 
-def add(result: Result, options: argparse.Namespace, seed: int) -> None:
+def add(result: Result, shape: str, options: argparse.Namespace, seed: int) -> None:
     """Train one of the trainers, and add what it took without its first step."""
     with tempfile.TemporaryDirectory() as folder:
-        clock, subject = trainer(result.variant, options, seed, folder)
+        clock, subject = trainer(result.variant, shape, options, seed, folder)
         subject.train()
     result.steps += options.steps
     result.seconds += sum(clock.seconds[1:])
@@ -105,17 +115,17 @@ def add(result: Result, options: argparse.Namespace, seed: int) -> None:
         for phase in PHASES:
             result.phases[phase] += found[phase]
     lengths = [entry["completions/mean_length"] for entry in subject.state.log_history if "loss" in entry]
-    result.generated += round(64 * sum(lengths[1:]))
+    result.generated += round(ROWS * sum(lengths[1:]))
 
 
-def show(results: list[Result], ratios: dict[str, float]) -> None:
-    table = Table(title="A whole step of GRPO, seconds; trl / trl_ext")
+def show(shape: str, results: list[Result], ratios: dict[str, float]) -> None:
+    table = Table(title=f"A whole step of GRPO, {shape}, seconds; trl / trl_ext")
     for column in ("", "step", *PHASES, "tokens generated"):
         table.add_column(column, justify="right" if column else "left")
     for r in results:
         values = [r.seconds, *(r.phases[phase] for phase in PHASES)]
         table.add_row(r.variant, *(f"{value / max(r.steps, 1):.2f}" for value in values), str(r.generated))
-    table.add_row("ratio", *(str(ratios.get(name, "")) for name in ("step", *PHASES)), f"asked {ASKED}")
+    table.add_row("ratio", *(str(ratios.get(name, "")) for name in ("step", *PHASES)), f"asked {SHAPES[shape][2]}")
     Console().print(table)
 
 
@@ -139,15 +149,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     datasets.disable_progress_bars()
-    results = {variant: Result(variant) for variant in VARIANTS}
-    for round_ in range(options.rounds):
-        for result in results.values():
-            add(result, options, seed=round_)
-            print(f"round {round_ + 1} of {options.rounds}: {result.variant}", flush=True)
-        ratios = ratios_of(results["trl"], results["trl_ext"])
-        show(list(results.values()), ratios)
-        found = {"ratios": ratios, "asked": ASKED, "results": [rounded(r) for r in results.values()]}
-        save(options.output, "whole_step", model="SmolLM2-135M-Instruct", **found)
+    found: dict[str, Any] = {}
+    for shape, (_, _, asked) in SHAPES.items():
+        results = {variant: Result(variant) for variant in VARIANTS}
+        for round_ in range(options.rounds):
+            for result in results.values():
+                add(result, shape, options, seed=round_)
+                print(f"{shape}, round {round_ + 1} of {options.rounds}: {result.variant}", flush=True)
+            ratios = ratios_of(results["trl"], results["trl_ext"])
+            show(shape, list(results.values()), ratios)
+            found[shape] = {"ratios": ratios, "asked": asked, "results": [rounded(r) for r in results.values()]}
+            save(options.output, "whole_step", model="SmolLM2-135M-Instruct", **found)
 
 
 if __name__ == "__main__":

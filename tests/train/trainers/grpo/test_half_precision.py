@@ -138,7 +138,7 @@ UPDATES = {
     "one of two": dict(steps_per_generation=2, gradient_accumulation_steps=2, max_steps=1),
     "one of two, KL": dict(steps_per_generation=2, gradient_accumulation_steps=2, max_steps=1, beta=0.1),
 }
-# Of one case both errors are rounding, so it has room; the cases of every run were measured at 0.60 to 0.86.
+# Of one case both errors are rounding, so it has room.
 MOST_OF_MEAN, MOST_OF_ONE = 1.1, 1.3
 
 
@@ -205,7 +205,8 @@ def check_errors(folder, cases) -> None:
 
 
 def test_gradients_of_the_trained_model_are_as_near_to_float32_as_trls(tmp_path):
-    check_errors(tmp_path, [("grpo", "one of two, KL", "bf16 weights under autocast")])
+    # Of one case the ratio is luck: 0.76 and 1.12 here on a processor with bf16 instructions, 0.87 the mean of all ten.
+    check_errors(tmp_path, [("grpo", "one of two, KL", of) for of in ("autocast", "bf16 weights under autocast")])
 
 
 @pytest.mark.nightly

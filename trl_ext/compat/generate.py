@@ -3,7 +3,7 @@
 B rows of the batch, R of them in the cache, T tokens, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
@@ -52,6 +52,24 @@ def known_rows_skipped(model: Any) -> AbstractContextManager[None]:
         return generate(**inputs, generation_config=generation_config, **others)
 
     return swapped(model, generate=without_known_rows)
+
+
+def weights_cast_once(model: Any, autocast: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[None]:
+    """Let the model's `generate` cast float32 weights once in the block, not in each forward, and hold the copies.
+
+    PyTorch keeps weights that autocast has cast until the outermost autocast ends, which is a forward's without this.
+
+    Args:
+        model: Its forward is autocast.
+        autocast: Returns the same autocast.
+    """
+    generate = model.generate
+
+    def casting_once(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            return generate(*args, **kwargs)
+
+    return swapped(model, generate=casting_once)
 
 
 def _is_plain(config: GenerationConfig, defaults: GenerationConfig) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from trl_ext.compat.generate import compiled_decoding, known_rows_skipped, prompts_forked
+from trl_ext.compat.generate import compiled_decoding, known_rows_skipped, prompts_forked, weights_cast_once
 from trl_ext.compat.peft import adapter_layers, base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import sampling_temperature
@@ -40,12 +40,13 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
     A group's prompt is read once by continuous batching and by `generate`, which forwards only rows that have not
-    ended; not so if packing is off.
+    ended; not so if packing is off. On a CPU `generate` casts float32 weights once, and holds both copies.
     """
     temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
     is_continuous = trainer.use_transformers_continuous_batching
     is_whole = _generates_whole(trainer)
     is_static = is_whole and trainer.generation_config.cache_implementation == "static"
+    casts_once = is_whole and trainer.args.device.type == "cpu"
     by_length = kinds_of(base_model(trainer.model).config.get_text_config())  # positions depend on the longest row
     with (
         sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
@@ -53,6 +54,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
         prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
         known_rows_skipped(trainer.model) if is_whole and is_packed and not by_length else nullcontext(),
+        weights_cast_once(trainer.model, trainer.accelerator.autocast) if casts_once else nullcontext(),
         compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
     ):
         yield

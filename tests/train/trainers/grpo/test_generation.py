@@ -1,9 +1,12 @@
 """Completions of `generate` are TRL's, though a prompt is read once and rows that have ended are dropped."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import trl
 from datasets import Dataset
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import set_seed
 
 import trl_ext
@@ -51,6 +54,50 @@ def run(library, folder, policy=None, trainer=grpo_trainers.trainer, **changes):
     rows = watched(subject)
     subject.train()
     return seen, sum(rows)
+
+
+class Casts(TorchDispatchMode):
+    """Counts casts of a model's weights."""
+
+    def __init__(self, subject):
+        super().__init__()
+        self._weights = {parameter.data_ptr() for parameter in subject.model.parameters()}
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._weights
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_weights_are_cast_once_for_all_tokens(packing, tmp_path):
+    made, most = {}, {}
+    for library, own in ((trl, {}), (trl_ext, {"packing": packing})):
+        numbers, seen = [], []
+
+        def reward(completion_ids, seen=seen, **_):
+            seen.extend(map(list, completion_ids))
+            return grpo_trainers.reward(completion_ids)
+
+        settings = dict(rollout_func=None, max_completion_length=12, per_device_train_batch_size=8, bf16=True)
+        set_seed(3)
+        subject = grpo_trainers.trainer(
+            tmp_path, library, rewards=reward, model=model(), max_steps=2, **settings, **own
+        )
+        generate = subject._generate
+
+        def counted(*args, subject=subject, generate=generate, numbers=numbers):
+            with Casts(subject) as casts:
+                found = generate(*args)
+            numbers.append(casts.number)
+            return found
+
+        subject._generate = counted
+        subject.train()
+        made[library], most[library] = seen, max(numbers)
+    weights = sum(parameter.dim() > 1 for parameter in model().parameters())
+    assert most[trl] > 3 * weights and most[trl_ext] <= weights
+    assert packing or made[trl_ext] == made[trl]
 
 
 SETTINGS = {
@@ -161,7 +208,12 @@ def test_generate_is_left_alone_where_others_generate_or_processes_run_in_step(n
         monkeypatch.setattr(subject, attribute, value)
     monkeypatch.setattr(sampling, "is_deepspeed_zero3_enabled", lambda: name == "ZeRO-3")
     with sampling.generating(subject, is_packed=name != "packing off"):
-        assert ("generate" in vars(subject.model)) == (name == "transformers")
+        # With packing off weights are still cast once.
+        assert ("generate" in vars(subject.model)) == (name in ("transformers", "packing off"))
+    skipped = []
+    monkeypatch.setattr(sampling, "known_rows_skipped", lambda model: skipped.append(model) or nullcontext())
+    with sampling.generating(subject, is_packed=name != "packing off"):
+        assert bool(skipped) == (name == "transformers")
     assert "generate" not in vars(subject.model)
 
 

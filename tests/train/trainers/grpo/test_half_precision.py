@@ -205,7 +205,7 @@ def check_errors(folder, cases) -> None:
 
 
 def test_gradients_of_the_trained_model_are_as_near_to_float32_as_trls(tmp_path):
-    # Of one case the ratio is luck: 0.76 and 1.12 here on a processor with bf16 instructions, 0.87 the mean of all ten.
+    # Of one case the ratio is luck: 0.76 and 1.12 on a processor with bf16 instructions, 0.87 the mean of all ten.
     check_errors(tmp_path, [("grpo", "one of two, KL", of) for of in ("autocast", "bf16 weights under autocast")])
 
 

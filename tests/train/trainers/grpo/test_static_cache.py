@@ -1,7 +1,7 @@
 """`cache_implementation: static`: transformers compiles decoding as one graph, and again for few lengths alone.
 
 transformers compiles on cards. The tests let it do so on a processor, by a backend that runs the captured graph as it
-is: graphs and recompilations are those of a card, seconds are not.
+is: graphs and recompilations are the same as on a card, seconds are not.
 """
 
 import random

@@ -5,6 +5,7 @@ from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Generator
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 KEPT = tuple(
@@ -28,6 +29,21 @@ def with_batch_sampler(loader: Any, dataset: Dataset, batch_sampler: Sampler) ->
         batch_sampler=batch_sampler,
         **{name: getattr(loader, name) for name in KEPT},
     )
+
+
+def begin_without_a_draw(loader: Any, seed: int) -> None:
+    """Let the workers of a data loader begin without a random number of the process, if they are persistent.
+
+    Persistent workers draw one where they begin, once in a run. A resumed run begins them again, and has the state of
+    the random generator after that draw from its checkpoint.
+
+    Args:
+        loader: As accelerate has prepared it.
+        seed: Of the workers, in place of the drawn number.
+    """
+    plain = getattr(loader, "base_dataloader", loader)
+    if plain.persistent_workers:
+        plain.generator = Generator().manual_seed(seed)
 
 
 def is_fsdp(args: Any) -> bool:

@@ -152,7 +152,9 @@ transformers:Trainer
     _get_grad_norm(model, grad_norm): called at every optimizer step, after it under DeepSpeed; ends runs with NaN
     _init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
         given by place; returns epochs and micro-batches to leave out: of a stream, ours
-    _run_epoch(): called once an epoch, and not at all when no step is left
+    _run_epoch(train_dataloader, resume_from_checkpoint): given by name, once an epoch, or not at all when no
+        step is left
+    get_eval_dataloader(eval_dataset): keeps persistent workers, which draw a number where they begin
     _get_output_dir(trial): names another folder while a checkpoint is written
     _push_from_checkpoint(checkpoint_folder): called when a checkpoint is complete
     _load_from_checkpoint(resume_from_checkpoint, model): what it gives the model's `load_state_dict` is dropped

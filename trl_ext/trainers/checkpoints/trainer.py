@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
+from trl_ext.compat.accelerate import begin_without_a_draw
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
@@ -37,6 +39,7 @@ class WholeCheckpoints(Trainer):
     doing = ""
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None
+    _was_evaluated = False  # before the checkpoint from which this run goes on
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -88,20 +91,32 @@ class WholeCheckpoints(Trainer):
         transformers takes a stream for endless, and would skip more rows than were trained since its start.
         """
         found: tuple[int, int] = super()._init_training_state(*args, **options)
+        self._was_evaluated = any(name.startswith("eval_") for log in self.state.log_history for name in log)
         if not self.state.global_step or has_length(self.train_dataset):
             return found
         times, steps = position_in_stream(args[3])
         return times, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
 
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        """Overrides transformers.Trainer.get_eval_dataloader: in a resumed run, persistent workers that evaluated
+        before the checkpoint begin without a random number."""
+        loader = super().get_eval_dataloader(eval_dataset)
+        if self._was_evaluated:
+            begin_without_a_draw(loader, self.args.seed)
+        return loader
+
     def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """Overrides transformers.Trainer._run_epoch: stops a run that has taken all its steps.
+        """Overrides transformers.Trainer._run_epoch: stops a run that has taken all its steps; in a resumed run,
+        persistent workers begin without a random number.
 
         transformers checks the number of steps after a step only: resumed at the end, it would take one too many.
         """
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **options)
+            return
+        if options["resume_from_checkpoint"] is not None:
+            begin_without_a_draw(options["train_dataloader"], self.args.seed)
+        super()._run_epoch(*args, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Overrides transformers.Trainer._save_checkpoint: writes a temporary folder and renames it when complete."""

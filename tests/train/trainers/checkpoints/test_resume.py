@@ -15,7 +15,7 @@ from peft import LoraConfig
 
 from tests import grpo_trainers, ppo_trainers, reward_trainers, sampling_servers, tiny
 from tests.faults import forks, jobs
-from tests.nightly import nightly
+from tests.nightly import daily, nightly
 from tests.ppo_trainers import distance, trained_weights
 from trl_ext import RuleSet
 from trl_ext.errors import ConfigError
@@ -332,3 +332,29 @@ def test_vllm_that_is_turned_on_or_off_between_rollouts_generates_again(before, 
     assert again.state.global_step == 4
     assert {("sampling_per_token_logps" in one) for one in read} == {after}
     assert not after or "generate" in dict(servers.last.events)
+
+
+# Persistent workers draw a number where they begin, once in a run: a resumed run begins them again.
+KEPT_WORKERS = dict(dataloader_num_workers=1, dataloader_persistent_workers=True, eval_strategy="steps", eval_steps=2)
+
+
+@pytest.mark.parametrize("kind", daily(["grpo", "reward", "ppo_head"], "grpo"))
+def test_persistent_workers_draw_no_number_a_second_time(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = jobs.pairs().select(range(12)) if kind == "reward" else jobs.prompts(4 if kind == "grpo" else 16)
+    own = dict(num_generations_eval=2) if kind == "grpo" else {}
+
+    def made():
+        settings = dict(max_steps=4, save_total_limit=None, rows=rows, eval_dataset=rows.select(range(2)))
+        return jobs.trainer(kind, per_device_eval_batch_size=2, **KEPT_WORKERS | settings | own)
+
+    whole = made()
+    whole.train()
+    expected = jobs.outcome(whole)
+    saved = shutil.copytree(jobs.OUTPUT_DIR, tmp_path / "saved")
+    for step in (1, 3):  # before the first evaluation, and after it
+        shutil.rmtree(jobs.OUTPUT_DIR)
+        point = shutil.copytree(saved / f"checkpoint-{step}", Path(jobs.OUTPUT_DIR, f"checkpoint-{step}"))
+        again = made()
+        again.train(resume_from_checkpoint=str(point))
+        assert jobs.differences(expected, jobs.outcome(again)) == [], f"from step {step}"

@@ -2,10 +2,10 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
+from tests.verdicts import read_lines
 from trl_ext import RuleSet
 from trl_ext.rewards import Math, Row
 
@@ -80,11 +80,10 @@ def mark(golds, answers, rng, count):
 @pytest.mark.parametrize("seed", range(8))
 def test_no_pair_of_made_golds_and_answers_raises_an_error(seed):
     made = [*WRITTEN]
-    with Path(__file__).parents[1].joinpath("answers.jsonl").open(encoding="utf-8") as lines:
-        for line in map(json.loads, lines):
-            if line["why"].startswith("A gold is paid in other spellings"):
-                made += [line["text"].removeprefix(r"So it is \boxed{").removesuffix("}.")]
-                made += [*line.get("paid", ()), *line.get("unpaid", ())]
+    for line in read_lines():
+        if line["why"].startswith("A gold is paid in other spellings"):
+            made += [line["text"].removeprefix(r"So it is \boxed{").removesuffix("}.")]
+            made += [*line.get("paid", ()), *line.get("unpaid", ())]
     mark(made, made, random.Random(seed), 2500)
 
 

@@ -36,7 +36,8 @@ QWEN = {
     "14B": (40, 5120, 13696, 40, 152064),
     "72B": (80, 8192, 24576, 64, 152064),
 }
-LORA, QLORA = {"method": "lora", "lora_r": 64}, {"method": "qlora", "lora_r": 64}
+LORA = {"method": "lora", "lora_r": 64, "layer_kernels": False}
+QLORA = {**LORA, "method": "qlora"}
 # Qwen's README (github.com/QwenLM/Qwen): 8 micro-batches of one sequence, at LENGTHS. GB are the sum over the cards.
 # (family, model, cards, settings, seconds an iteration, GB)
 QWEN_ROWS: list[tuple[str, str, str, dict[str, Any], tuple[float, ...], tuple[float, ...]]] = [
@@ -61,6 +62,22 @@ TORCHTUNE_ROWS: list[tuple[str, str, dict[str, Any], float, float]] = [
     ("8B", "1xRTX4090", {"method": "lora"}, 16.2, 3083),
     ("8B", "1xRTX4090", {"method": "qlora"}, 7.4, 2413),
     ("70B", "8xA100-80GB", {"method": "lora", "zero_stage": 3}, 27.6, 3497),
+]
+# fms-acceleration's benchmarks (github.com/foundation-model-stack, scripts/benchmarks/refs): LoRA of rank 16 on the
+# projections of attention, sequences of 4,096. (model, cards, sequences, layers are fused, tokens a second of a card)
+FMS_ROWS: list[tuple[str, str, int, bool, float]] = [
+    ("mistralai/Mistral-7B-v0.3", "1xA100-80GB", 4, False, 3324),
+    ("mistralai/Mistral-7B-v0.3", "1xA100-80GB", 8, False, 3354),
+    ("mistralai/Mistral-7B-v0.3", "1xA100-80GB", 4, True, 3905),
+    ("mistralai/Mistral-7B-v0.3", "1xA100-80GB", 16, True, 3951),
+    ("mistralai/Mistral-7B-v0.3", "2xA100-80GB", 4, True, 3671),
+    ("mistralai/Mistral-7B-v0.3", "4xA100-80GB", 16, True, 3827),
+    ("8B", "1xA100-80GB", 4, True, 3844),
+    ("8B", "1xA100-80GB", 16, True, 3892),
+    ("8B", "2xA100-80GB", 4, True, 3611),
+    ("8B", "2xA100-80GB", 16, True, 3736),
+    ("8B", "4xA100-80GB", 4, True, 3606),
+    ("8B", "4xA100-80GB", 16, True, 3766),
 ]
 # litgpt's tables: LoRA of rank 8 on q and v, 1,304 tokens, no checkpointing, allocated. (model, sequences, GiB)
 LITGPT_ROWS = [("Llama-2-7B", 1, 21.30), ("Llama-2-7B", 2, 29.07), ("Llama-2-13B", 1, 38.12)]
@@ -139,6 +156,13 @@ def rows() -> Iterator[Row]:
         ours = _update(find_shape(size), gpus, 2048, 2, 1, {"lora_r": 8, **settings}, False)
         taken = 2 * 2048 * ours.num_gpus / rate
         yield Row("torchtune", f"{size}, {gpus}, {ours.job.method}", ours, taken, gib)
+    for model, gpus, num, is_fused, rate in FMS_ROWS:
+        settings = {"method": "lora", "lora_r": 16, "lora_target_modules": ("q_proj", "k_proj", "v_proj", "o_proj")}
+        settings |= {"zero_stage": 0 if gpus.startswith("1x") else 3, "layer_kernels": is_fused}
+        ours = _update(find_shape(model), gpus, 4096, num, 1, settings, False)
+        yield Row(
+            f"fms, LoRA, {'fused' if is_fused else 'eager'} layers", f"{model}, {gpus}, {num}", ours, 4096 * num / rate
+        )
     for model, num, gib in LITGPT_ROWS:
         settings = {"method": "lora", "lora_r": 8, "lora_target_modules": ("q_proj", "v_proj"), "checkpoint_every": 0}
         ours = _update(find_shape(model), "1xA100-40GB", 1304, num, 1, settings)

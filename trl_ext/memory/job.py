@@ -61,6 +61,7 @@ class Job:
     max_tokens_per_forward: int = _option(0, "most tokens of a packed forward (default: no limit)")
     # Padded batches also need a mask and repeated keys.
     packing: bool = _option(True, "flat rows without padding (default)")
+    layer_kernels: bool = _option(True, "packed rows have Liger's norms, positions and MLPs (default), if installed")
     # GPUs of a group are neighbours; each forwards a part of the row's tokens.
     sequence_parallel: int = _option(1, "GPUs that share each row, for rows that are too long for one GPU (default 1)")
     num_generations: int = _option(8, "completions per prompt (default 8; PPO 1)")

@@ -15,6 +15,7 @@ from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_p
 TOP_SHARE = 0.8  # of an A100's bf16 rate that multiplications of very wide matrices reach
 WIDTH_OF_HALF = 700  # width of a model that reaches half of that: the rest of the time waits for memory
 LORA_WIDTH_OF_HALF = 2450  # the same with adapters, whose many small operations wait most
+FUSED_LORA_WIDTH_OF_HALF = 1500  # with Liger's layer kernels, which fuse many of them
 # The share falls with this power of the card's rate: fast cards wait more. For cards slower than an A100, and faster:
 # the second is fitted to four updates of a Qwen3-8B on an H100.
 FALL, FAST_FALL = 0.6, 0.437
@@ -110,7 +111,9 @@ def update_seconds(setup: Setup) -> float:
     """Seconds of forward, backward (two forwards; one under LoRA, without weight gradients) and recomputation."""
     job = setup.job
     linear, attention, head = _flops(setup)
-    half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
+    half = WIDTH_OF_HALF
+    if job.uses_lora:
+        half = FUSED_LORA_WIDTH_OF_HALF if job.packing and job.layer_kernels else LORA_WIDTH_OF_HALF
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     backward = 1 if job.uses_lora else 2
     layers = linear * (1 + backward + recompute) + attention * (

@@ -241,6 +241,15 @@ def test_a_first_plan_at_its_limit_is_marked(capsys):
         assert ("Tight: within 1% of the room that a plan may fill." in capsys.readouterr().out) is is_marked
 
 
+def test_adapters_follow_a_plan_at_its_limit_and_host_memory_is_compared_or_said_not_to_be(capsys):
+    for memory, is_unknown in (((), True), (("--host_memory_gib", "512"), False)):
+        assert plan([*"--trainer ppo --model 8B --gpus 6x4090".split(), *memory]) == 0
+        before, after = capsys.readouterr().out.split("\nrefused\n")
+        assert "Tight: within" in before and "Roomier: --allow lora: " in before and "--allow lora" not in after
+        assert ("Host GiB are not compared with the machine's memory: give --host_memory_gib." in before) is is_unknown
+    assert plan("--trainer ppo --model 8B --gpus 6x4090 --host_memory_gib 200".split()) == 1
+
+
 def test_a_name_that_nobody_knows_is_one_sentence_at_once_where_the_hub_is_away(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens

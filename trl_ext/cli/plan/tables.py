@@ -43,6 +43,7 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
     if stands_for := search.shape.stands_for:
         instead = f"A '{stands_for}' has no formula: activations and times use the nearest, {search.shape.family}'s."
         console.print(f"{instead} Parameters are counted.", soft_wrap=True)
+    advice = list(plans.advice)
     if plans.plans:
         table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
         for one in plans.plans:
@@ -53,8 +54,14 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
             table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
         console.print(table)
         console.print(terms_table(plans.best.estimate))
+        if hardware.host_gib is None:
+            console.print("Host GiB are not compared with the machine's memory: give --host_memory_gib.")
         for sentence in _best_in_words(plans.best.estimate):
             console.print(sentence, soft_wrap=True)
+        if plans.best.estimate.is_tight:
+            for sentence in [one for one in advice if one.startswith("--allow lora")]:
+                console.print(f"Roomier: {sentence}", soft_wrap=True)
+                advice.remove(sentence)
         if rows:
             best = plans.best.estimate
             steps, hours = best.num_steps(rows), float(f"{best.hours(rows):.2g}")
@@ -65,7 +72,7 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
         console.print("\nrefused")
         for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
             console.print(f"  {reason}", soft_wrap=True)
-    for sentence in (*plans.advice, *filter(None, [plans.dead_end])):
+    for sentence in (*advice, *filter(None, [plans.dead_end])):
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"

@@ -6,7 +6,7 @@ their common prefix is forwarded once; the layout decides how they share it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -167,10 +167,8 @@ def _balance(
 ) -> StepPlan:
     """Return the plan without cached prefixes."""
     if homes is not None:
-        of_ranks = [
-            _blocks(rows, [i for i, home in enumerate(homes) if home == rank], max_tokens, hidden_size)
-            for rank in range(num_ranks)
-        ]
+        members = [_at_home(homes, rank) for rank in range(num_ranks)]
+        of_ranks = [_blocks(rows, own, max_tokens, hidden_size) for own in members]
         num = max(len(_fill(part, 1, max_tokens)) for part in of_ranks)
         return _plan([_by_cost(_fill(part, num, max_tokens)) for part in of_ranks], max_tokens)
     blocks = _blocks(rows, range(len(rows)), max_tokens, hidden_size)
@@ -285,6 +283,47 @@ def _fill(blocks: Sequence[RowBlock], at_least: int, max_tokens: int) -> list[li
         num += max(left_tokens // max_tokens, 1)
 
 
+@dataclass(slots=True)
+class _RankPlan:
+    """The forwards of one rank while a plan with cached prefixes is made; a forward is a list of row numbers.
+
+    Args:
+        split: Groups that no forward can hold, each in parts, the one with most parts first.
+        others: Forwards of all other rows, the costliest first.
+        forwards: What is planned so far.
+    """
+
+    split: list[list[list[int]]]
+    others: list[list[int]]
+    forwards: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> "_RankPlan":
+        """Cut the groups of a rank's rows that do not fit, and put the others into forwards."""
+        split, blocks = [], []
+        for group in _groups(rows, members):
+            parts = _cut(rows, group, max_tokens)
+            if len(parts) > 1:
+                split.append(parts)
+            else:
+                blocks.append(_block(rows, parts[0], hidden_size))
+        split.sort(key=lambda parts: -len(parts))
+        filled = _by_cost(_fill(blocks, 1, max_tokens)) if blocks else []
+        return cls(split, [list(_rows_of(forward)) for forward in filled])
+
+    def parts(self, place: int) -> list[list[int]]:
+        """Return the parts of a group that is split; empty if this rank has fewer such groups."""
+        return self.split[place] if place < len(self.split) else []
+
+    def add(self, parts: list[list[int]], num_forwards: int) -> None:
+        """Plan as many forwards: these parts, or others that wait if there are none, and empty ones for the rest."""
+        if not parts:
+            parts, self.others = self.others[:num_forwards], self.others[num_forwards:]
+        self.forwards += parts
+        for _ in range(num_forwards - len(parts)):
+            self.forwards.append([])
+
+
 def _behind_prefixes(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan | None:
@@ -296,33 +335,40 @@ def _behind_prefixes(
         whole = _balance(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
         of_ranks = [forward for (forward,) in whole.forwards]
     else:
-        of_ranks = [tuple(i for i, home in enumerate(homes) if home == rank) for rank in range(num_ranks)]
-    cut: list[list[list[list[int]]]] = []  # for every rank its groups that do not fit, each in parts
-    others: list[list[list[int]]] = []
-    for members in of_ranks:
-        parts = [_cut(rows, group, max_tokens) for group in _groups(rows, members)]
-        cut.append(sorted((part for part in parts if len(part) > 1), key=lambda part: -len(part)))
-        rest = [_block(rows, one, hidden_size) for part in parts if len(part) == 1 for one in part]
-        filled = _by_cost(_fill(rest, 1, max_tokens)) if rest else []
-        others.append([[i for block in forward for i in block.rows] for forward in filled])
-    if not any(cut):
-        return None
-    forwards: list[list[list[int]]] = [[] for _ in of_ranks]
+        of_ranks = [_at_home(homes, rank) for rank in range(num_ranks)]
+    ranks = [_RankPlan.of(rows, members, max_tokens, hidden_size) for members in of_ranks]
     prefix_groups = []
-    for k in range(max(map(len, cut))):
-        length = max(len(of_rank[k]) for of_rank in cut if k < len(of_rank))
-        begin = len(forwards[0])
-        for of_rank, waiting, own in zip(cut, others, forwards, strict=True):
-            own += of_rank[k] if k < len(of_rank) else [waiting.pop(0) for _ in range(min(length, len(waiting)))]
-            own += [[] for _ in range(begin + length - len(own))]
-        groups = tuple(rows[of_rank[k][0][0]].group if k < len(of_rank) else None for of_rank in cut)
-        prefix_groups.append(PrefixGroup(begin, begin + length, groups))
-    length = max(map(len, others))
-    for own, waiting in zip(forwards, others, strict=True):
-        own += [*waiting, *([] for _ in range(length - len(waiting)))]
-    per_rank = tuple(tuple(tuple(sorted(forward)) for forward in own) for own in forwards)
-    plan = StepPlan(per_rank, max_tokens, (), tuple(prefix_groups))
+    for place in range(max(len(rank.split) for rank in ranks)):
+        num_forwards = max(len(rank.parts(place)) for rank in ranks)
+        begin = len(ranks[0].forwards)
+        groups = []
+        for rank in ranks:
+            parts = rank.parts(place)
+            rank.add(parts, num_forwards)
+            groups.append(rows[parts[0][0]].group if parts else None)
+        prefix_groups.append(PrefixGroup(begin, begin + num_forwards, tuple(groups)))
+    if not prefix_groups:
+        return None
+    num_left = max(len(rank.others) for rank in ranks)
+    for rank in ranks:
+        rank.add([], num_left)
+    forwards = tuple(tuple(map(_ascending, rank.forwards)) for rank in ranks)
+    plan = StepPlan(forwards, max_tokens, (), tuple(prefix_groups))
     return replace(plan, costs=tuple(sum(_costs(rows, plan, rank, hidden_size)) for rank in range(num_ranks)))
+
+
+def _at_home(homes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return the numbers of the rows that stay on a rank."""
+    return tuple(i for i, home in enumerate(homes) if home == rank)
+
+
+def _ascending(forward: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(forward))
+
+
+def _rows_of(forward: Iterable[RowBlock]) -> tuple[int, ...]:
+    """Return the ascending numbers of a forward's rows."""
+    return _ascending(i for block in forward for i in block.rows)
 
 
 def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: float) -> list[float]:
@@ -355,9 +401,7 @@ def _cost(forward: Iterable[RowBlock]) -> float:
 
 def _plan(per_rank: list[list[list[RowBlock]]], max_tokens: int) -> StepPlan:
     return StepPlan(
-        forwards=tuple(
-            tuple(tuple(sorted(i for block in forward for i in block.rows)) for forward in own) for own in per_rank
-        ),
+        forwards=tuple(tuple(map(_rows_of, own)) for own in per_rank),
         max_tokens=max_tokens,
         costs=tuple(sum(map(_cost, own)) for own in per_rank),
     )

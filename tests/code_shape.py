@@ -1,0 +1,168 @@
+"""Counts of a package's source that tell how hard it is to read: decisions, nesting, packed calls, knots of folders.
+
+python -m tests.code_shape             # the counts, and where the highest are
+"""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "trl_ext"
+DECISIONS = (ast.If, ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ExceptHandler, ast.match_case)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+Places = dict[str, int]  # "folder/file.py:12 name": count
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Each file's name within the package, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def decisions(tree: ast.AST) -> int:
+    """Number of `if`s, loops, conditional expressions, chains of `and` or `or`, comprehensions and handlers."""
+    return sum(isinstance(node, DECISIONS) for node in ast.walk(tree))
+
+
+def decisions_by_function() -> Places:
+    """Decisions of each function; those of inner functions count for the outer one, too."""
+    return {
+        f"{name}:{node.lineno} {node.name}": decisions(node)
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS)
+    }
+
+
+def nested_comprehensions() -> Places:
+    """Comprehensions in which another stands, by file."""
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, COMPREHENSIONS) and _holds_another(node):
+                found[name] += 1
+    return dict(found)
+
+
+def _holds_another(comprehension: ast.AST) -> bool:
+    inner = (node for child in ast.iter_child_nodes(comprehension) for node in ast.walk(child))
+    return any(isinstance(node, COMPREHENSIONS) for node in inner)
+
+
+def packed_calls() -> Places:
+    """Calls that splat a tuple of three or more values, or a dict, which the same function has packed, by file."""
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        for function in ast.walk(tree):
+            if not isinstance(function, FUNCTIONS):
+                continue
+            tuples, dicts = _packed(function)
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call):
+                    found[name] += any(
+                        isinstance(one, ast.Starred) and _name(one.value) in tuples for one in call.args
+                    )
+                    found[name] += any(one.arg is None and _name(one.value) in dicts for one in call.keywords)
+    return {name: count for name, count in found.items() if count}
+
+
+def _packed(function: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names to which the function gives a tuple of three or more values, and a dict."""
+    tuples, dicts = set(), set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            names = {_name(target) for target in node.targets} - {""}
+            if isinstance(node.value, ast.Tuple) and len(node.value.elts) > 2:
+                tuples |= names
+            if isinstance(node.value, ast.Dict):
+                dicts |= names
+    return tuples, dicts
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def bare_tuples() -> Places:
+    """Functions whose result is annotated as a tuple, by file."""
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS) and node.returns is not None:
+                found[name] += ast.unparse(node.returns).startswith("tuple[")
+    return {name: count for name, count in found.items() if count}
+
+
+def knots_of_folders() -> list[set[str]]:
+    """Sets of folders that import each other, over any number of steps; imports of types alone count, too, but not
+    those of `__init__.py`, which is a folder's door."""
+    arrows: defaultdict[str, set[str]] = defaultdict(set)
+    for name, tree in trees():
+        if name.endswith("__init__.py"):
+            continue
+        here = str(Path(name).parent)
+        for node in ast.walk(tree):
+            for module in _imported(node):
+                there = _folder_of(module)
+                if there != here:
+                    arrows[here].add(there)
+    reached = {folder: _reached(folder, arrows) for folder in arrows}
+    knots: set[frozenset[str]] = set()
+    for folder, there in reached.items():
+        back = {other for other in there if folder in reached.get(other, set())}
+        if back - {folder}:
+            knots.add(frozenset(back | {folder}))
+    return [set(knot) for knot in knots]
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl_ext."):
+        return [f"{node.module}.{one.name}" for one in node.names]
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names if one.name.startswith("trl_ext.")]
+    return []
+
+
+def _folder_of(module: str) -> str:
+    """Return the folder of the file that holds `trl_ext.a.b.name`."""
+    path = PACKAGE
+    for part in module.split(".")[1:]:
+        if not (path / part).is_dir():
+            break
+        path = path / part
+    return str(path.relative_to(PACKAGE))
+
+
+def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        for folder in arrows.get(left.pop(), set()) - found:
+            found.add(folder)
+            left.append(folder)
+    return found
+
+
+def main() -> None:
+    """Print the counts, and where the highest are."""
+    functions = decisions_by_function()
+    print("decisions", sum(decisions(tree) for _, tree in trees()))
+    for title, places in (
+        ("decisions of a function", functions),
+        ("comprehensions in comprehensions", nested_comprehensions()),
+        ("packed calls", packed_calls()),
+        ("functions that return a bare tuple", bare_tuples()),
+    ):
+        print(title, sum(places.values()), "in", len(places))
+        for name, count in sorted(places.items(), key=lambda one: -one[1])[:12]:
+            print(f"  {count:3} {name}")
+    print("knots of folders", knots_of_folders())
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, check_
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.step.forward import StepForward, running_forward
-from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merged
+from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merge_metrics
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
 from trl_ext.trainers.step.score import LogProbs, flat_batch, score
@@ -357,7 +357,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _log_step(self) -> None:
         """Log the metrics that the step's forwards recorded, then the metrics of every packing trainer. Collective."""
-        values = merged(self.counts.samples, self.accelerator, self.num_sharing)
+        values = merge_metrics(self.counts.samples, self.accelerator, self.num_sharing)
         for part in self._parts:
             values = part.step_metrics(values)
         for name, value in values.items():

@@ -4,6 +4,7 @@ TRL's loss logs means over the rows of a call, over all ranks, with several coll
 different numbers of tokens and rows, so each records its values with their weights, and the step merges them.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from trl_ext.trainers.step.rows import counted_tokens
 
 # Metrics that are 0 for a row without advantage, whether it is forwarded or not.
 _CLIPPED = ("clip_ratio/", "cispo_clip_ratio")
+NO_VALUE = float("-inf")  # below every largest value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +56,93 @@ def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
         trainer.counts.samples.append(MetricSample(name, value, num_rows if by_row else num_tokens))
 
 
-def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
+def merge_metrics(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
     """Return one value for each metric; 0, as in TRL, if no rank has a weight for it. Collective.
 
-    `stats` are this rank's `MetricSample` and `SkippedRows`, with equal names on all ranks. `copies` is the number of
-    ranks that record the same value of the same forward.
+    Args:
+        stats: This rank's `MetricSample` and `SkippedRows`, with equal names on all ranks.
+        accelerator: The trainer's.
+        copies: Number of ranks that record the same value of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
     tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
+    result = _skipped_metrics(skipped)
     by_name: dict[str, list[MetricSample]] = defaultdict(list)
     for one in stats:
         if isinstance(one, MetricSample):
             by_name[one.name].append(one)
-    result = {}
-    if skipped:
-        result["packing/skipped_rows_frac"] = sum(one.num_rows for one in skipped) / sum(s.num_all for s in skipped)
-        result["packing/skipped_tokens"] = float(sum(one.num_tokens for one in skipped))
-    names = sorted(by_name)
-    if not names:
+    metrics = [_Metric(name, by_name[name], tokens_skipped) for name in sorted(by_name)]
+    if not metrics:
         return result
-    sums, extremes = [], []
-    for name in names:
-        ours = by_name[name]
-        is_clipped = name.startswith(_CLIPPED)
-        pairs = [
-            (one.value, 1.0 if one.weight is None else one.weight)
-            for one in ours
-            if one.weight is None or one.weight > 0
-        ]
-        total = sum(value * weight for value, weight in pairs)
-        weight = copies if ours[0].weight is None else sum(weight for _, weight in pairs)
-        sums.append(torch.stack([_number(total, accelerator), _number(weight, accelerator)]) / copies)
-        if is_clipped and ours[0].weight is not None:
-            sums[-1][1] += tokens_skipped
-        # Rows that were left out count as 0 in the smallest and largest value.
-        values = [float(value) for value, _ in pairs] + [0.0] * (is_clipped and float(tokens_skipped) > 0)
-        sign = -1.0 if name.endswith("_min") else 1.0
-        extremes.append(max((sign * value for value in values if value == value), default=float("-inf")))
-    totals = accelerator.reduce(torch.stack(sums), reduction="sum").tolist()
-    largest = accelerator.gather(torch.tensor([extremes], device=accelerator.device)).amax(dim=0).tolist()
-    for name, (total, weight), extreme in zip(names, totals, largest, strict=True):
-        if name.endswith(("_min", "_max")):
-            known = 0.0 if extreme == float("-inf") else extreme
-            result[name] = -known if name.endswith("_min") else known
+    sums = torch.stack([one.sum_and_weight(accelerator, copies) for one in metrics])
+    totals = accelerator.reduce(sums, reduction="sum").tolist()
+    extremes = torch.tensor([[one.extreme() for one in metrics]], device=accelerator.device)
+    largest = accelerator.gather(extremes).amax(dim=0).tolist()
+    for metric, (total, weight), extreme in zip(metrics, totals, largest, strict=True):
+        if metric.sign:
+            result[metric.name] = 0.0 if extreme == NO_VALUE else metric.sign * extreme
         else:
-            result[name] = total / weight if weight else 0.0
+            result[metric.name] = total / weight if weight else 0.0
     return result
+
+
+def _skipped_metrics(skipped: Sequence[SkippedRows]) -> dict[str, float]:
+    """Return the metrics of rows that were left out; empty if none could be."""
+    if not skipped:
+        return {}
+    return {
+        "packing/skipped_rows_frac": sum(one.num_rows for one in skipped) / sum(one.num_all for one in skipped),
+        "packing/skipped_tokens": float(sum(one.num_tokens for one in skipped)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A metric's samples on this rank.
+
+    Args:
+        name: TRL's key or ours.
+        samples: At least one.
+        tokens_skipped: [] tokens that were not forwarded: rows that were left out count as 0 in `_CLIPPED`.
+    """
+
+    name: str
+    samples: Sequence[MetricSample]
+    tokens_skipped: torch.Tensor
+
+    @property
+    def sign(self) -> int:
+        """-1 for a smallest value, 1 for a largest, 0 for a mean."""
+        return -1 if self.name.endswith("_min") else int(self.name.endswith("_max"))
+
+    @property
+    def is_mean(self) -> bool:
+        """True for a mean over tokens or rows, False for a sum over forwards."""
+        return self.samples[0].weight is not None
+
+    def sum_and_weight(self, accelerator: Any, copies: int) -> torch.Tensor:
+        """Return [2] the weighted sum and its weight, to be added over ranks."""
+        total = weight = 0.0
+        for one in self._counted():
+            own = 1.0 if one.weight is None else one.weight
+            total, weight = total + one.value * own, weight + own
+        if not self.is_mean:
+            weight = copies
+        both = torch.stack([_number(total, accelerator), _number(weight, accelerator)]) / copies
+        if self.is_mean and self.name.startswith(_CLIPPED):
+            both[1] += self.tokens_skipped
+        return both
+
+    def extreme(self) -> float:
+        """Return the largest value, of a smallest value the largest negative; `NO_VALUE` if none is a number."""
+        values = [float(one.value) for one in self._counted()]
+        if self.name.startswith(_CLIPPED) and float(self.tokens_skipped) > 0:
+            values.append(0.0)
+        known = [value for value in values if not math.isnan(value)]
+        return max(((self.sign or 1) * value for value in known), default=NO_VALUE)
+
+    def _counted(self) -> list[MetricSample]:
+        return [one for one in self.samples if one.weight is None or one.weight > 0]
 
 
 def _number(value: Any, accelerator: Any) -> torch.Tensor:

@@ -57,7 +57,7 @@ from trl_ext.trainers.step.forward import StepForward, running_forward
 from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merge_metrics
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
-from trl_ext.trainers.step.score import LogProbs, flat_batch, score
+from trl_ext.trainers.step.score import FlatBatch, LogProbs, flat_batch, score
 from trl_ext.trainers.step.self_check import check_causal_model
 from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
@@ -95,56 +95,85 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         args = self._checked(args, GRPOConfig, model)
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
         check_moving(args)
+        # Rewards, one for each rule; rows are checked against the columns that they read.
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
-        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]  # TRL changes its list
         self._row_checks = PromptChecks(model, rewards, args, kwargs)
         self._row_checks.look_at(train_dataset, "train_dataset")
         self._row_checks.look_at(eval_dataset, "eval_dataset")
-        if self.memory_kind == "grpo":  # PPOTrainer has settled it by now, before its other models load
-            given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
-            given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
-            settle_memory("grpo", args, kwargs, model, **given)
-        self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
-        self._old_policy = OldPolicy(self)
-        check_oversample(args)  # again: a plan may have set the batch since
+        if self.memory_kind == "grpo":  # PPOTrainer settles it before its other models load
+            self._settle_memory(args, model, rewards, train_dataset, kwargs)
+        # The plan may have set the batch: what depends on it comes after.
+        check_oversample(args)
         check_groups(self.given_rewards, args)
         choose_correction(args)
-        self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
-        self.equal_groups = EqualGroups()
-        self._parts: list[RolloutPart] = [self._reward_calls]
-        self._parts += [self._oversampling] if self._oversampling.is_on else []
-        self.curriculum = None
-        if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
-            self.curriculum = Curriculum(drawing, args, train_dataset)
-            self._parts.insert(0, self.curriculum)
-        self._planner = StepPlanner(self)
-        log_probs = self._get_per_token_logps_and_entropies
-        self._passes = UpdatePasses(self, self._old_policy, self._planner, log_probs)
-        given_rewards = list(rewards)  # TRL replaces paths by models in the list
+        self._make_parts(args, train_dataset)
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        # The model is loaded from here on.
         if self.aux_loss_enabled:  # dense models of such a family have none
             self.aux_loss_enabled = num_experts(base_model(self.model).config.get_text_config()) > 0
-        self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
-        packs = getattr(args, "packing", True)
-        self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())
-        if self._are_images_padded:
-            check_padded(train_dataset, args)
-        self._oversampling.check_rows(takes_images=self._takes_images)
+        self._settle_images(train_dataset)
         self._parts += prepare_generation(self, takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
-        self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
+        self.reward_funcs = with_scorers(self, rewards, self._tokenizer)
         show_prompt_end(self.reward_funcs, self._tokenizer, args.chat_template_kwargs)
+        # All models are there: the update can be judged, and packing begins.
         check_update(args, self._why_whole, self._why_zero_advantage_counts())
-        if self._max_tokens is not None:
-            longest = longest_prompt_tokens(self, self._tokenize_prompts)
-            if longest is not None and self.max_completion_length is not None:
-                check_budget(longest, self.max_completion_length, self._max_tokens)
-        if packs:
+        self._check_longest_row()
+        if getattr(args, "packing", True):
             self._start_packing()
         self._watch_memory("generate", "score", "update", "step")
+
+    def _settle_memory(
+        self, args: Any, model: Any, rewards: list[Any], train_dataset: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """Let a plan for the cards set what `args.memory` asks for, before a model loads."""
+        settle_memory(
+            "grpo",
+            args,
+            kwargs,
+            model,
+            tokenizer=kwargs.get("processing_class"),
+            dataset=train_dataset,
+            num_reward_models=sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards),
+        )
+
+    def _make_parts(self, args: Any, train_dataset: Any) -> None:
+        """Make what takes part in rollouts and updates; it needs no model."""
+        self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
+        self._old_policy = OldPolicy(self)
+        self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
+        self.equal_groups = EqualGroups()
+        self.curriculum = None
+        if self.memory_kind == "grpo" and (drawing := check_curriculum(args)) is not None:
+            self.curriculum = Curriculum(drawing, args, train_dataset)
+        # In the order in which they see a rollout.
+        parts: list[RolloutPart | None] = [self.curriculum, self._reward_calls]
+        parts.append(self._oversampling if self._oversampling.is_on else None)
+        self._parts = [part for part in parts if part is not None]
+        self._planner = StepPlanner(self)
+        log_probs = self._get_per_token_logps_and_entropies
+        self._passes = UpdatePasses(self, self._old_policy, self._planner, log_probs)
+
+    def _settle_images(self, train_dataset: Any) -> None:
+        """Find out whether rows or tools may bring images, and whether these need padded batches."""
+        self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
+        packs = getattr(self.args, "packing", True)
+        self._are_images_padded = self._takes_images and bool(not packs or self._why_not_packing())
+        if self._are_images_padded:
+            check_padded(train_dataset, self.args)
+        self._oversampling.check_rows(takes_images=self._takes_images)
+
+    def _check_longest_row(self) -> None:
+        """Refuse a token budget that the longest prompt with the longest completion exceeds."""
+        if self._max_tokens is None:
+            return
+        longest = longest_prompt_tokens(self, self._tokenize_prompts)
+        if longest is not None and self.max_completion_length is not None:
+            check_budget(longest, self.max_completion_length, self._max_tokens)
 
     @property
     def _why_whole(self) -> str:
@@ -258,9 +287,19 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             if forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
             else:
-                images = self.given_images(multimodal, len(input_ids))
-                of_batch = input_ids, attention_mask, logits_to_keep, batch_size, images
-                result = self._scored_batch(model, *of_batch, compute_entropy, compute_aux_loss)
+                flat = flat_batch(
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    self.step_settings,
+                    self.accelerator,
+                    batch_size,
+                    keep_all=compute_aux_loss,
+                    images=self.given_images(multimodal, len(input_ids)),
+                )
+                result = self._scored_batch(model, flat, compute_entropy, compute_aux_loss)
+                if self.model.training:
+                    self.counts.add_forward(result.num_forwarded, attention_mask, of_update=False)
             self._note_scored(result)
             self._old_policy.add_ratios(result.logps)
         return result.logps, result.entropies, result.aux_loss
@@ -273,37 +312,39 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return GivenImages(image_rows(given, num_rows), reader)
 
     def _scored_batch(
-        self,
-        model: nn.Module,
-        input_ids: torch.Tensor,
-        mask: torch.Tensor,
-        width: int,
-        batch_size: int | None,
-        images: GivenImages | None,
-        compute_entropy: bool,
-        compute_aux_loss: bool,
+        self, model: nn.Module, flat: FlatBatch, compute_entropy: bool, compute_aux_loss: bool
     ) -> LogProbs:
-        """Return the log-probabilities of a batch that is scored without a gradient. Collective."""
-        settings, keep_all = self.step_settings, compute_aux_loss
-        of_batch = input_ids, mask, width, settings, self.accelerator, batch_size
-        flat = flat_batch(*of_batch, keep_all=keep_all, images=images)
-        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group
+        """Return the log-probabilities of this process's rows, scored without a gradient. Collective."""
         with self.accelerator.autocast():
-            result = score(model, flat.batch, flat.rows, input_ids.device, *options)
-        if self.model.training:
-            self.counts.add_forward(result.num_forwarded, mask, of_update=False)
-        own = flat.of_group.own
-        entropies, values = (one if one is None else own(one) for one in (result.entropies, result.values))
-        return replace(result, logps=own(result.logps), entropies=entropies, values=values)
+            result = score(
+                model,
+                flat.batch,
+                flat.rows,
+                self.accelerator.device,
+                num_forwards=flat.num_forwards,
+                compute_entropy=compute_entropy,
+                compute_aux_loss=compute_aux_loss,
+                group=self.step_settings.group,
+            )
+        return result.of_rows(flat.of_group.own)
 
     def _scored_forward(
         self, model: nn.Module, forward: StepForward, compute_entropy: bool, compute_aux_loss: bool
     ) -> LogProbs:
         """Return the log-probabilities of the running forward, in its layout."""
         rows = forward.calls()
-        options = len(rows), compute_entropy, compute_aux_loss, self.step_settings.group, forward.cache
         with self.accelerator.autocast():
-            result = score(model, forward.unpadded, rows, self.accelerator.device, *options)
+            result = score(
+                model,
+                forward.unpadded,
+                rows,
+                self.accelerator.device,
+                num_forwards=len(rows),
+                compute_entropy=compute_entropy,
+                compute_aux_loss=compute_aux_loss,
+                group=self.step_settings.group,
+                cache=forward.cache,
+            )
         if self.model.training:
             self.counts.add(result.num_forwarded, 0, 0)
         return result

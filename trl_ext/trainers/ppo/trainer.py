@@ -123,11 +123,27 @@ class PPOTrainer(GRPOTrainer):
         rollout_func = grpo_options.get("rollout_func")
         check_arguments(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func, data_collator)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
-        inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
-        inputs |= {"num_reward_models": len(models), "num_reward_adapters": len(adapters)}
-        settle_memory("ppo", args, grpo_options, model, has_value_model=value_model is not None, **inputs)
-        scorers = (models, reward_processing_classes, adapters)
-        given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])
+        settle_memory(
+            "ppo",
+            args,
+            grpo_options,
+            model,
+            tokenizer=processing_class,
+            dataset=train_dataset,
+            has_value_model=value_model is not None,
+            num_reward_models=len(models),
+            num_reward_adapters=len(adapters),
+        )
+        given = GivenModels(
+            actor=model,
+            reference=ref_model,
+            value_model=value_model,
+            rewards=models,
+            reward_tokenizers=reward_processing_classes,
+            reward_adapters=adapters,
+            tokenizer=processing_class,
+            peft_config=grpo_options["peft_config"],
+        )
         self._ppo_models = PPOModels(self, args, given)
         self._scoring = self._ppo_models.scoring(len(rules))
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
@@ -160,8 +176,9 @@ class PPOTrainer(GRPOTrainer):
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
         self._values = CriticValues(self, self._critic, self._get_per_token_logps_and_entropies)
         self._scale = ValueScale(self.args.value_normalisation)
-        of_passes = self, self._old_policy, self._planner, self._get_per_token_logps_and_entropies
-        self._passes = TargetPasses(*of_passes, values=self._values)
+        self._passes = TargetPasses(
+            self, self._old_policy, self._planner, self._get_per_token_logps_and_entropies, values=self._values
+        )
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
         )

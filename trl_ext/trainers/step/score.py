@@ -4,7 +4,7 @@ Legend: B rows of the padded batch, P its prompt width, C its completion width, 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,15 @@ class LogProbs:
     aux_loss: torch.Tensor | None
     num_forwarded: int
     values: torch.Tensor | None = None
+
+    def of_rows(self, own: Callable[[torch.Tensor], torch.Tensor]) -> "LogProbs":
+        """Return the same for some rows: `own` takes them from a tensor of all."""
+        return replace(
+            self,
+            logps=own(self.logps),
+            entropies=None if self.entropies is None else own(self.entropies),
+            values=None if self.values is None else own(self.values),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,8 +125,8 @@ def launch_script(name: str, argv: list[str]) -> int:
     module = f"trl_ext.scripts.{name}"
     if "-h" in argv or "--help" in argv:
         names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
-        said = {"name": name, "example": SCRIPTS[name][1], "recipes": ", ".join(names)}
-        print(SCRIPT_HELP.format(**said, module=f"python -m {module}"), end="")
+        example, recipes = SCRIPTS[name][1], ", ".join(names)
+        print(SCRIPT_HELP.format(name=name, example=example, recipes=recipes, module=f"python -m {module}"), end="")
         return 0
     from trl_ext.cli.before_launch import check_before_launch
     from trl_ext.launch import LAUNCHERS, split_launcher

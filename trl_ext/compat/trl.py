@@ -11,7 +11,6 @@ from trl_ext.compat.swap import swapped
 
 if TYPE_CHECKING:  # a config alone does not need TRL's trainers
     from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
 
 _TILE_ON_CPU = 2048  # words of the vocabulary
 
@@ -54,7 +53,7 @@ def num_experts(config: Any) -> int:
     return int(config.num_experts)
 
 
-def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> AbstractContextManager[None]:
+def sampling_temperature(trainer: Any, temperature: float) -> AbstractContextManager[None]:
     """Let a TRL trainer generate at another temperature in the block; 0 is greedy."""
     if trainer.use_vllm:
         return swapped(trainer.vllm_generation, temperature=temperature)

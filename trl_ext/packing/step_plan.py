@@ -288,9 +288,9 @@ class _RankPlan:
     """The forwards of one rank while a plan with cached prefixes is made; a forward is a list of row numbers.
 
     Args:
-        split: Groups that no forward can hold, each in parts, the one with most parts first.
+        split: Groups that no forward can hold, each in parts; most parts come first.
         others: Forwards of all other rows, the costliest first.
-        forwards: What is planned so far.
+        forwards: Planned so far.
     """
 
     split: list[list[list[int]]]

@@ -155,18 +155,27 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     rows = report.attempt("data", check_data.read_rows, parsed)
     measured = None
     if rows is not None:
-        inputs = (parsed, rows, rewards or [], tokenizer)
-        are_good = report.attempt("data", check_data.check_rows, *inputs)
-        report.findings += [*(are_good or []), *check_data.show_rows(*inputs)]
+        are_good = report.attempt("data", check_data.check_rows, parsed, rows, rewards or [], tokenizer)
+        report.findings += are_good or []
+        report.findings += check_data.show_rows(parsed, rows, rewards or [], tokenizer)
         if are_good:  # rows that the run refuses may have no length
             measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
             report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
-        of_rules = parsed, rewards or [], rows, tokenizer
-        report.findings += report.attempt("rules", check_models.check_rules, *of_rules) or []
+        of_rules = report.attempt("rules", check_models.check_rules, parsed, rewards or [], rows, tokenizer)
+        report.findings += of_rules or []
     if shape is not None:
-        prompt_length = arguments.max_prompt_length, measured
-        memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers or 0)
-        report.findings += report.attempt("memory", check_memory.check_memory, *memory) or []
+        of_memory = report.attempt(
+            "memory",
+            check_memory.check_memory,
+            parsed,
+            shape,
+            hardware,
+            num_processes,
+            launch,
+            (arguments.max_prompt_length, measured),
+            arguments.vllm_servers or 0,
+        )
+        report.findings += of_memory or []
     return report.findings
 
 

@@ -312,9 +312,16 @@ class _Run:
         """Count a failure, and store the first hundred."""
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
-            other = None if entry.source == entry.row else entry.source
-            judged = (verdict.value, verdict.status, verdict.detail)
-            self.failures.append(Failure(kind, entry.row, other, entry.completion or "", *judged))
+            failure = Failure(
+                kind,
+                entry.row,
+                other=None if entry.source == entry.row else entry.source,
+                completion=entry.completion or "",
+                value=verdict.value,
+                status=verdict.status,
+                detail=verdict.detail,
+            )
+            self.failures.append(failure)
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
         is_right = earns_all(self.rule, verdict)

@@ -83,8 +83,13 @@ class PackingSwitch(Trainer):
     def step_settings(self) -> StepSettings:
         """Return the current settings that forwards are planned by. Collective once, if processes share rows."""
         caches = self._packs and self._share_prompt and self._can_cache_prefixes
-        options = self._packs, self._share_prompt, self._max_tokens, self.sequence_group
-        return StepSettings(*options, caches_prefixes=caches)
+        return StepSettings(
+            packs=self._packs,
+            share_prompt=self._share_prompt,
+            max_tokens=self._max_tokens,
+            group=self.sequence_group,
+            caches_prefixes=caches,
+        )
 
     @property
     def _can_cache_prefixes(self) -> bool:

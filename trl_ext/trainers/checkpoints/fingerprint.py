@@ -21,6 +21,7 @@ from transformers import TrainingArguments
 
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.text.secrets import public
+from trl_ext.trainers.checkpoints.saved import SavedTrainer
 
 # Parts that are compared; `resume_despite` may name these.
 PARTS = ("model", "rules", "rewards", "data", "processes", "seed", "settings")
@@ -36,7 +37,7 @@ _HOW_RULES_RUN = frozenset({"limits", "isolate", "on_unscored", "base_url", "api
 _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias")
 
 
-def fingerprint(trainer: Any) -> dict[str, Any]:
+def fingerprint(trainer: SavedTrainer) -> dict[str, Any]:
     """Return the fingerprint of a trainer that has not begun to train, as plain JSON."""
     functions, config = getattr(trainer, "reward_funcs", ()), getattr(trainer.model, "config", None)
     weights = trainer.model.named_parameters()
@@ -59,7 +60,7 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
         },
         "rewards": {
             f"the source of {name}, number {i + 1}": source
-            for i, function in enumerate(trainer.given_rewards if functions else ())
+            for i, function in enumerate(getattr(trainer, "given_rewards", ()) if functions else ())
             for name, source in sources_of(function)
         },
         "data": data_of(trainer.train_dataset) | {"tokenizer": _tokenizer_of(trainer.processing_class)},
@@ -221,7 +222,7 @@ def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _reference_of(trainer: Any) -> dict[str, str]:
+def _reference_of(trainer: SavedTrainer) -> dict[str, str]:
     """Return a checksum of the reference model, which is in no checkpoint; empty if `sync_ref_model` updates it."""
     reference = getattr(trainer, "ref_model", None)
     if reference is None or getattr(trainer.args, "sync_ref_model", False):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
@@ -35,7 +35,7 @@ def no_checkpoint(output_dir: Path) -> ConfigError:
     )
 
 
-def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
+def find_checkpoint(args: TrainingArguments, wanted: str | bool | None) -> str | None:
     """Return the folder to resume from; None to start afresh. Collective.
 
     `wanted` is True for the newest whole checkpoint in output_dir, or a folder. Raises ConfigError if there is no
@@ -43,27 +43,27 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     """
     if wanted is None or wanted is False:
         return None
-    run_dir = Path(trainer.args.output_dir)
+    run_dir = Path(str(args.output_dir))
     if not isinstance(wanted, bool):
         folder = Path(wanted)
-        reason = _why_not(trainer, folder)
+        reason = _why_not(args, folder)
         if reason:
-            other, _ = _newest_whole(trainer, folder.parent, leave_out=folder.name)
+            other, _ = _newest_whole(args, folder.parent, leave_out=folder.name)
             advice = f"{other} is whole" if other else f"No other one in {folder.parent} is whole"
             raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
         others = [path.name for path in newest_first(run_dir) if run_of(path) != run_of(folder)]
-        if (other := of_rank_0(trainer.args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
+        if (other := of_rank_0(args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
             raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another.")
         return str(wanted)
-    if trainer.args.process_index == 0:
+    if args.process_index == 0:
         # A kill between two renamings leaves a whole checkpoint in the temporary folder.
         for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             final = run_dir / staged.name
             if step_of(staged) is not None and is_whole(staged) and not final.exists():
                 os.rename(staged, final)
-    found, passed = _newest_whole(trainer, run_dir, of_rank_0(trainer.args, recorded_run(run_dir)))
+    found, passed = _newest_whole(args, run_dir, of_rank_0(args, recorded_run(run_dir)))
     if found:
-        for line in passed if trainer.args.process_index == 0 else ():
+        for line in passed if args.process_index == 0 else ():
             logger.warning(f"Passed over {line}. Resuming from {found.name}.")
         return str(found)
     if not passed:
@@ -71,12 +71,12 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     raise ConfigError(f"No checkpoint in {run_dir} is whole: {_listed(passed)}.{_flag(passed[0])}")
 
 
-def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
+def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
     """Raise ConfigError unless the checkpoint is of this run; warn of settings that differ but are accepted.
 
     `run` is the fingerprint of the run that begins; `check_own` is the trainer's check of the folder.
     """
-    despite = _despite(trainer)
+    despite = _despite(args)
     try:
         manifest = Manifest.read(Path(checkpoint))
     except Damaged:
@@ -106,7 +106,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
             f"to {' '.join(found)} to accept the differences."
         )
     before, now = old["restored"], run["restored"]
-    for name in before.keys() & now.keys() if trainer.args.process_index == 0 else ():
+    for name in before.keys() & now.keys() if args.process_index == 0 else ():
         if before[name] != now[name] and name in RESTORED:
             logger.warning(
                 f"{name} is {now[name]}, but the checkpoint's {before[name]} goes on: optimizers restore it."
@@ -131,12 +131,12 @@ _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTraine
 
 
 def _newest_whole(
-    trainer: Any, run_dir: Path, run: str | None = None, leave_out: str = ""
+    args: TrainingArguments, run_dir: Path, run: str | None = None, leave_out: str = ""
 ) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint of a run, and "<name>: <reason>" for each newer folder. Collective."""
     passed: list[str] = []
-    for name in of_rank_0(trainer.args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
-        reason = _why_not(trainer, run_dir / name)
+    for name in of_rank_0(args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
+        reason = _why_not(args, run_dir / name)
         if not reason and run_of(run_dir / name) not in (None, run or run_of(run_dir / name)):
             reason = "it is of another run than recipe.yaml"
         if not reason:
@@ -145,17 +145,17 @@ def _newest_whole(
     return None, passed
 
 
-def _why_not(trainer: Any, folder: Path) -> str:
+def _why_not(args: TrainingArguments, folder: Path) -> str:
     """Return why a folder is no checkpoint to resume from, the same on all processes; "" if it is. Collective."""
-    if "manifest" in _despite(trainer):
-        return "" if all(gathered(trainer.args, folder.is_dir())) else "not every process sees the folder"
-    rank = trainer.args.process_index
+    if "manifest" in _despite(args):
+        return "" if all(gathered(args, folder.is_dir())) else "not every process sees the folder"
+    rank = args.process_index
     manifest, reason = None, ""
     try:
         manifest = Manifest.read(folder)
     except Damaged as error:
         reason = str(error) if folder.is_dir() else "there is no such folder"
-    told = gathered(trainer.args, (reason, manifest and manifest.checksum))
+    told = gathered(args, (reason, manifest and manifest.checksum))
     blind = [str(other) for other, (_, checksum) in enumerate(told) if checksum is None]
     if blind:
         first = next(reason for reason, _ in told if reason)
@@ -171,11 +171,11 @@ def _why_not(trainer: Any, folder: Path) -> str:
         manifest.check_files(folder, share_of(rank, group, manifest.files))
     except Damaged as error:
         reason = str(error)
-    return next((text for text in gathered(trainer.args, reason) if text), "")
+    return next((text for text in gathered(args, reason) if text), "")
 
 
-def _despite(trainer: Any) -> tuple[str, ...]:
-    return tuple(getattr(trainer.args, "resume_despite", None) or ())
+def _despite(args: TrainingArguments) -> tuple[str, ...]:
+    return tuple(getattr(args, "resume_despite", None) or ())
 
 
 def _flag(reason: str) -> str:

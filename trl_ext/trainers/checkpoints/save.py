@@ -32,6 +32,7 @@ from trl_ext.trainers.checkpoints.manifest import (
     sync_folder,
 )
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
+from trl_ext.trainers.checkpoints.saved import SavedTrainer
 
 _NUM_THREADS = 4
 # Errors that stay until somebody changes mounts or permissions. A full disk is not among them.
@@ -74,7 +75,7 @@ class WriteErrors:
 class Saver:
     """Saves the checkpoints of a trainer's run into the folder `run_dir`."""
 
-    trainer: Any
+    trainer: SavedTrainer
     run_dir: Path
     _size_bytes: int = field(init=False, default=0)
     _num_lasting: int = field(init=False, default=0)
@@ -198,7 +199,7 @@ class Saver:
         self._clear()
 
 
-def is_sharded(trainer: Any) -> bool:
+def is_sharded(trainer: SavedTrainer) -> bool:
     """Return True if processes wait for each other while they save."""
     return (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled) and trainer.args.world_size > 1
 

@@ -62,10 +62,10 @@ class WholeCheckpoints(Trainer):
             return wanted
         if isinstance(wanted, str) and not Path(wanted, MANIFEST).is_file():
             self._check_checkpoint(wanted)
-        checkpoint = find_checkpoint(self, wanted)
+        checkpoint = find_checkpoint(self.args, wanted)
         self._run = of_rank_0(self.args, {"id": secrets.token_hex(8)} | fingerprint(self))
         if checkpoint is not None:
-            check_run(self, checkpoint, self._run, self._check_checkpoint)
+            check_run(self.args, checkpoint, self._run, self._check_checkpoint)
             self._run["id"] = run_of(Path(checkpoint))
         return checkpoint
 

@@ -170,9 +170,13 @@ def decided(
     if job.trainer != "grpo" or args.loss_type not in SPLIT_FREELY:
         given |= {"steps_per_generation"}
     if job.generates:
-        wants_entropy = bool(args.entropy_coef) or args.use_adaptive_entropy
-        facts = {"has_entropy_bonus": wants_entropy, "has_aux_loss": shape.experts is not None}
-        if why_rows_stay(args, why_micro_batch_stays_whole(args, takes_images=False, **facts)):
+        why_whole = why_micro_batch_stays_whole(
+            args,
+            takes_images=False,
+            has_entropy_bonus=bool(args.entropy_coef) or args.use_adaptive_entropy,
+            has_aux_loss=shape.experts is not None,
+        )
+        if why_rows_stay(args, why_whole):
             given |= {MICRO}
     return given
 

@@ -28,6 +28,7 @@ from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.generation.groups import ROUNDING
 from trl_ext.trainers.generation.oversampling import num_sampled_groups
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 
 FILE = "curriculum.npz"
 # Completions in the exponent of a weight; completions at the target that every row starts with; factor on old counts
@@ -103,7 +104,7 @@ class Curriculum(RolloutPart):
             self._ahead, self._num_drawn = of_rank_0(self._args, mine), self._num_drawn + 1
         return self._ahead
 
-    def before_generation(self, trainer: Any, rows: Rows) -> Rows:
+    def before_generation(self, trainer: RolloutTrainer, rows: Rows) -> Rows:
         """Return, in training, the rows that the curriculum draws. Collective."""
         if not trainer.model.training:
             return rows
@@ -122,7 +123,7 @@ class Curriculum(RolloutPart):
         places[dice.permutation(np.flatnonzero(self._tried == 0))[num_groups:]] = -np.inf
         return [int(row) for row in np.argsort(-places, kind="stable")[:num_groups]]
 
-    def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
+    def rewarded(self, trainer: RolloutTrainer, totals: torch.Tensor) -> None:
         """Update the pass rates of the drawn rows; a completion without a score has not passed."""
         least = self._settings.threshold - ROUNDING * abs(self._settings.threshold)
         passed = (totals.view(len(self._now), -1) >= least).cpu().numpy()
@@ -140,13 +141,13 @@ class Curriculum(RolloutPart):
 
     _STATE = ("passed", "tried", "num_drawn", "ahead")
 
-    def save(self, trainer: Any, folder: str) -> None:
+    def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the state into a checkpoint, on the processes that save."""
         if self._args.should_save:
             state: Any = {name: np.array(getattr(self, f"_{name}")) for name in self._STATE}
             np.savez(Path(folder, FILE), **state)
 
-    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Load the state of a checkpoint; raise ConfigError if it has another number of rows."""
         if (folder := checkpoint) is None:
             return

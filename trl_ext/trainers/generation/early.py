@@ -22,6 +22,7 @@ from trl_ext.compat.distributed import meeting_store
 from trl_ext.errors import TrlExtError
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.totals.scorer import Early
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 
 POLL_S = 0.05
 _KEY = "trl_ext/ahead"
@@ -145,7 +146,7 @@ class EarlyScoring:
             begun.pop(0).wait()
 
 
-def scoring_early(trainer: Any, rows: Sequence[OwnRow], answers: Answers) -> EarlyScoring | None:
+def scoring_early(trainer: RolloutTrainer, rows: Sequence[OwnRow], answers: Answers) -> EarlyScoring | None:
     """Return what scores a block's rows early; None where no rule can be, or where a template parses completions."""
     rule_sets = [one for one in trainer.reward_funcs if isinstance(one, RuleSet) and one.rows_at_once]
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)

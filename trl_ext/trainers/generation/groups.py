@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from trl_ext.trainers.generation.trainer import RolloutTrainer
+
 ROUNDING = 1e-6  # A smaller part of a reward's size is rounding, and not a difference.
 
 
@@ -41,7 +43,7 @@ class EqualGroups:
 
     rewards: torch.Tensor
 
-    def read(self, trainer: Any, rewards: torch.Tensor) -> None:
+    def read(self, trainer: RolloutTrainer, rewards: torch.Tensor) -> None:
         """Keep the rewards of a generation, [rows of all ranks, functions], as they are compared within groups.
 
         With `normalize_then_sum` TRL normalises each function's rewards in the group: equal totals are not enough.
@@ -50,7 +52,8 @@ class EqualGroups:
         weights = trainer.reward_weights[: rewards.size(1)].to(rewards.device)
         is_by_function = trainer.multi_objective_aggregation == "normalize_then_sum"
         self._compared = rewards * weights if is_by_function else total_rewards(rewards, weights)[:, None]
-        self._size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        self._size = int(size or 1)
 
     @property
     def are_equal(self) -> torch.Tensor:

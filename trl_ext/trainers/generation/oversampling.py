@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 from trl_ext.trainers.step.exchange import redistribute
 
 
@@ -84,7 +85,7 @@ class Oversampling(RolloutPart):
                 "Leave oversample out."
             )
 
-    def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
+    def after_generation(self, trainer: RolloutTrainer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Return in training this rank's rows of the groups that the update takes, and log how many were replaced.
         Collective."""
         if not trainer.model.training:

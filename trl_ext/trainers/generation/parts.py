@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from trl_ext.trainers.generation.trainer import RolloutTrainer
+
 Rows = list[dict[str, Any]]
 
 
@@ -15,31 +17,31 @@ class RolloutPart:
     `trainer.model.training` is False in an evaluation.
     """
 
-    def before_generation(self, trainer: Any, rows: Rows) -> Rows:
+    def before_generation(self, trainer: RolloutTrainer, rows: Rows) -> Rows:
         """Return this process's rows of the generation that begins. Collective."""
         return rows
 
     @contextmanager
-    def generating(self, trainer: Any) -> Iterator[None]:
+    def generating(self, trainer: RolloutTrainer) -> Iterator[None]:
         """Enclose TRL's generation."""
         yield
 
-    def rewarded(self, trainer: Any, totals: torch.Tensor) -> None:
+    def rewarded(self, trainer: RolloutTrainer, totals: torch.Tensor) -> None:
         """Read the total rewards of a training generation, [rows of all ranks], NaN where nothing was scored."""
 
-    def after_generation(self, trainer: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
+    def after_generation(self, trainer: RolloutTrainer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's scored rollouts, or the rollouts to train on instead. Collective."""
         return rollouts
 
-    def after_loss(self, trainer: Any, inputs: dict[str, Any]) -> None:
+    def after_loss(self, trainer: RolloutTrainer, inputs: dict[str, Any]) -> None:
         """Read the rows of a forward whose loss was computed."""
 
     def step_metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an optimizer step, including this part's."""
         return values
 
-    def save(self, trainer: Any, folder: str) -> None:
+    def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the part's state into a checkpoint."""
 
-    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Start a run, or resume it from a checkpoint; `has_rollouts`: unused rollouts were restored from it."""

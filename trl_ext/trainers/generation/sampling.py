@@ -24,6 +24,7 @@ from trl_ext.packing.families.rope import kinds_of
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 from trl_ext.trainers.step.unpadded import rows_without_prompt
 
 logger = logging.get_logger(__name__)
@@ -36,7 +37,7 @@ _EXPERTS = (
 
 
 @contextmanager
-def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
+def generating(trainer: RolloutTrainer, *, is_packed: bool) -> Iterator[None]:
     """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and restore it after.
 
     A group's prompt is read once by continuous batching and by `generate`, which forwards only rows that have not
@@ -60,7 +61,7 @@ def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
         yield
 
 
-def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]:
+def prepare_generation(trainer: RolloutTrainer, *, takes_images: bool) -> list[RolloutPart]:
     """Push weights with LoRA to vLLM layer by layer; return the part that generates ahead if the config has it."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)
@@ -71,13 +72,15 @@ def prepare_generation(trainer: Any, *, takes_images: bool) -> list[RolloutPart]
     return [GenerationAhead(trainer, takes_images=takes_images)] if is_ahead else []
 
 
-def _generates_whole(trainer: Any) -> bool:
+def _generates_whole(trainer: RolloutTrainer) -> bool:
     """Return True if `generate` of transformers runs with unsharded weights; sharded ones need forwards in step."""
     by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
     return not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled or by_others)
 
 
-def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:
+def check_generated(
+    trainer: RolloutTrainer, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any
+) -> None:
     """Raise DataError on all ranks if rows of a rank cannot be scored. Collective.
 
     `logps` are the sampling policy's log-probabilities of each row's completion tokens; None if unknown.
@@ -90,7 +93,7 @@ def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Seq
         raise DataError(found)
 
 
-def can_log_images(trainer: Any, images: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+def can_log_images(trainer: RolloutTrainer, images: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return False, with a warning, if some ranks' rows have images and other ranks' rows have none. Collective.
 
     Issue: TRL gathers the images of a generation only on ranks that have some, and its other ranks wait elsewhere.

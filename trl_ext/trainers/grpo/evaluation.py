@@ -5,13 +5,13 @@ rows of the first batch.
 """
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import nanstd
 
 from trl_ext.trainers.generation.groups import total_rewards
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 
 
 class EvaluatedRows:
@@ -43,7 +43,7 @@ class EvaluatedRows:
         self._rewards.append(rewards[: int(min(self._left, len(rewards)))])
         self._left -= len(rewards)
 
-    def metrics(self, trainer: Any) -> dict[str, float]:
+    def metrics(self, trainer: RolloutTrainer) -> dict[str, float]:
         """Return the metrics of rewards, under TRL's names, and those that reward functions logged. Collective."""
         if not self._rewards:
             return {}

@@ -27,6 +27,7 @@ from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, RuleColumn, RuleSet
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
+from trl_ext.trainers.generation.trainer import RolloutTrainer
 from trl_ext.trainers.reward.scorer import CompletionScorer, as_function
 from trl_ext.trainers.rows.gold import UnscoredRules, batches_per_step
 from trl_ext.trainers.rows.images import without_nulls
@@ -125,18 +126,18 @@ class RewardCalls(RolloutPart):
         self._num_looked_at, self._are_silent = 0, torch.tensor(True)
         self.shares = RuleShares()
 
-    def before_generation(self, trainer: Any, rows: Rows) -> Rows:
+    def before_generation(self, trainer: RolloutTrainer, rows: Rows) -> Rows:
         """Store the rows without nulls."""
         self.rows = without_nulls(rows)
         return self.rows
 
-    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Go on with the series that were logged."""
         if checkpoint is not None:
             self.shares.resume(trainer.state.log_history)
 
     @contextmanager
-    def guarding(self, trainer: Any) -> Iterator[None]:
+    def guarding(self, trainer: RolloutTrainer) -> Iterator[None]:
         """Guard the reward functions inside the block; then raise an exception of one rank on all. Collective."""
         functions, accelerator = trainer.reward_funcs, trainer.accelerator
         self._unscored.begin(functions)
@@ -148,7 +149,7 @@ class RewardCalls(RolloutPart):
         synchronise(functions, is_training=trainer.model.training)
         self._unscored.look(trainer)
 
-    def look_at_first_step(self, trainer: Any, rewards: torch.Tensor) -> None:
+    def look_at_first_step(self, trainer: RolloutTrainer, rewards: torch.Tensor) -> None:
         """Warn of functions, except rule sets, that scored no completion of the first step; DataError if none did.
 
         `rewards` is [rows of all ranks, functions] of a training batch, NaN where a function abstains.

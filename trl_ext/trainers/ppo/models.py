@@ -176,8 +176,12 @@ class PPOModels:
         # Fixed in: not yet.
         # Remove when: TRL leaves `use_reentrant` alone.
         args.gradient_checkpointing_kwargs = self._checkpointing
-        options = {"disable_dropout": args.disable_dropout, "starts_from_reward": from_reward}
-        return AdapterCritic(trainer, self._given.reward_adapters, **options)
+        return AdapterCritic(
+            trainer,
+            self._given.reward_adapters,
+            disable_dropout=args.disable_dropout,
+            starts_from_reward=from_reward,
+        )
 
     def prepare_rewards(self) -> None:
         """Wrap the reward models and move them to their devices; after the critic was made."""

@@ -282,24 +282,31 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: 
 
     Sequences with equal keys in `groups` share their common prefix; None shares nothing.
     """
-    first: dict[Any, int] = {}
-    shared: dict[Any, int] = {}  # leaves at least one token to every member of a group
-    keys = range(len(sequences)) if groups is None else groups
-    for i, (ids, group) in enumerate(zip(sequences, keys, strict=True)):
-        head = first.setdefault(group, i)
-        in_common = 0 if groups is None else num_shared_tokens(sequences[head], ids)
-        shared[group] = min(shared.get(group, len(ids) - 1), in_common)
-    items = [RowSize(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, keys, strict=True)]
-    shareable = [np.array(ids[: item.shared]) for ids, item in zip(sequences, items, strict=True)]
+    items = _shared_sizes(sequences, groups)
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
     rows = []
     if fitting:
-        of_fitting = [items[i] for i in fitting], max_tokens, [shareable[i] for i in fitting]
-        rows = renumbered(plan_rows(*of_fitting), fitting)
+        shareable = [np.array(sequences[i][: items[i].shared]) for i in fitting]
+        rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens, shareable), fitting)
     for i, item in enumerate(items):
         if item.length > max_tokens:
             rows += renumbered(plan_rows([item]), [i])
     return rows
+
+
+def _shared_sizes(sequences: Sequences, groups: Sequence[Any] | None) -> list[RowSize]:
+    """Return the size of each sequence; the common prefix of a group leaves at least one token to every member."""
+    if groups is None:
+        return [RowSize(i, 0, len(ids)) for i, ids in enumerate(sequences)]
+    first: dict[Any, int] = {}
+    shared: dict[Any, int] = {}
+    for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
+        in_common = num_shared_tokens(sequences[first.setdefault(group, i)], ids)
+        shared[group] = min(shared.get(group, len(ids) - 1), in_common)
+    return [
+        RowSize(first[group], shared[group], len(ids) - shared[group])
+        for ids, group in zip(sequences, groups, strict=True)
+    ]
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ from trl_ext.errors import OutOfMemoryError
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 from trl_ext.trainers.step.sequence_parallel import size_of_groups
+from trl_ext.trainers.step.trainer import RunningTrainer
 
 logger = logging.get_logger(__name__)
 # With these, a forward has no collective inside the bare model.
@@ -102,7 +103,7 @@ class Halving:
     `level`, how often those of each role were halved.
     """
 
-    def __init__(self, trainer: Any, why_whole: str):
+    def __init__(self, trainer: RunningTrainer, why_whole: str):
         self._trainer = trainer
         self.level: dict[str, int] = defaultdict(int)
         self._has_warned = False
@@ -136,7 +137,7 @@ class Halving:
         )
 
 
-def _smaller_forwards(trainer: Any, level: int) -> str:
+def _smaller_forwards(trainer: RunningTrainer, level: int) -> str:
     """Return settings for the same optimization with forwards `2**level` times smaller; "" if there are none."""
     args, settings = trainer.args, trainer.step_settings
     if settings.max_tokens is not None:

@@ -16,6 +16,7 @@ import torch
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.step.plan import SkippedRows
 from trl_ext.trainers.step.rows import counted_tokens
+from trl_ext.trainers.step.trainer import StepTrainer
 
 # Metrics that are 0 for a row without advantage, whether it is forwarded or not.
 _CLIPPED = ("clip_ratio/", "cispo_clip_ratio")
@@ -38,7 +39,7 @@ class MetricSample:
 
 
 @contextmanager
-def capture_metrics(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
+def capture_metrics(trainer: StepTrainer, rollouts: dict[str, Any]) -> Iterator[None]:
     """Record the values that TRL's loss logs inside the block, as samples of a forward of these rows."""
     logged: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
 

@@ -9,7 +9,7 @@ docs/architecture.md describes a whole step in time order. Legend: B rows, P pro
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from trl_ext.trainers.step.rows import (
 )
 from trl_ext.trainers.step.sequence_parallel import size_of_groups
 from trl_ext.trainers.step.settings import StepSettings, why_rows_stay
+from trl_ext.trainers.step.trainer import StepTrainer
 from trl_ext.trainers.step.unpadded import whole_images
 
 logger = logging.get_logger(__name__)
@@ -91,7 +92,7 @@ class StepWindow:
 class StepPlanner:
     """Returns the forwards of each micro-step of a GRPO trainer, which need not be set up completely yet."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: StepTrainer):
         self._trainer = trainer
         self._has_warned = False
         self._num_trained: int | None = None  # rows of the step so far; None if no row may be left out
@@ -177,14 +178,21 @@ class StepPlanner:
         plan = self._plan(sizes_in_plan, forwarded, num_rows)
         # For every rank; processes that share rows make the same forwards.
         in_group = size_of_groups(self._trainer.args)
-        per_process = [
-            [[forwarded[i] for i in forward] for forward in plan.forwards[rank // in_group]]
-            for rank in range(accelerator.num_processes)
-        ]
+        per_process = []
+        for rank in range(accelerator.num_processes):
+            of_rank = plan.forwards[rank // in_group]
+            per_process.append([[forwarded[i] for i in forward] for forward in of_rank])
         here, rollouts_here = self._redistribute(rollouts, per_process, per_rank)
         weigh = weights(self._trainer.args.loss_type, num_rows, rollouts)
-        of_rows = [sizes[i] for i in here], [sizes_in_plan[i] for i in here], here, weigh, settings.share_prompt
-        rows = StepRows(rollouts_here, *of_rows, images=self._images(rollouts_here))
+        rows = StepRows(
+            rollouts_here,
+            sizes=[sizes[i] for i in here],
+            planned=[sizes_in_plan[i] for i in here],
+            numbers=here,
+            weigh=weigh,
+            share_prompt=settings.share_prompt,
+            images=self._images(rollouts_here),
+        )
         return StepWindow(
             self._forwards(rows, per_process[accelerator.process_index], plan),
             _skipped(rollouts, sizes, forwarded, num_trained, first) if settings.skips else None,
@@ -234,7 +242,7 @@ class StepPlanner:
         rank = accelerator.process_index
         if not self._settings.rows_move or accelerator.num_processes == 1:
             return range(rank * per_rank, (rank + 1) * per_rank), rollouts
-        of_ranks = [sorted(i for forward in forwards for i in forward) for forwards in per_process]
+        of_ranks = [sorted(chain.from_iterable(forwards)) for forwards in per_process]
         # Add a row at the end for the filler; all processes that share rows need the same row.
         wanted = [[*rows, r // in_group * in_group * per_rank] for r, rows in enumerate(of_ranks)]
         here = redistribute({k: v for k, v in rollouts.items() if k != "pixel_values"}, wanted, accelerator)
@@ -253,10 +261,9 @@ class StepPlanner:
         """Return this rank's forwards, and after each prefix group the backward of its cached prefix."""
         place = {number: i for i, number in enumerate(rows.numbers)}
         level = self._trainer.forward_loop.halving.level["actor"]
-        forwards = [
-            StepForward(rows, tuple(place[i] for i in members), plan.largest(k), level)
-            for k, members in enumerate(mine)
-        ]
+        forwards = []
+        for k, members in enumerate(mine):
+            forwards.append(StepForward(rows, tuple(place[i] for i in members), plan.largest(k), level))
         found: list[Forward] = []
         end = 0
         for group in plan.prefix_groups:
@@ -291,7 +298,16 @@ class StepPlanner:
         keep_all, numbers = self._trainer.aux_loss_enabled, range(len(sizes))
         share = settings.share_prompt and not keep_all
         in_plan = planned(sizes, settings)
-        rows = StepRows(micro_batch, sizes, in_plan, numbers, weigh, share, keep_all, self._images(micro_batch))
+        rows = StepRows(
+            micro_batch,
+            sizes=sizes,
+            planned=in_plan,
+            numbers=numbers,
+            weigh=weigh,
+            share_prompt=share,
+            keep_all=keep_all,
+            images=self._images(micro_batch),
+        )
         is_whole = bool(settings.why_whole)
         return StepForward(rows, tuple(numbers), 1 if is_whole else len(sizes), is_whole=is_whole)
 
@@ -304,7 +320,7 @@ class StepPlanner:
         if not settings.caches_prefixes or settings.reader is not None or settings.why_whole:
             return [one]
         group, shared = {row.group for row in one.rows.planned}, one.rows.planned[0].shared
-        if len(group) > 1 or self._trainer.num_generations <= one.num_rows or not shared:
+        if len(group) > 1 or (self._trainer.num_generations or 1) <= one.num_rows or not shared:
             return [one]
         cache = PrefixCache(shared - shared % size_of_groups(self._trainer.args))
         self._caches.append(cache)

@@ -6,7 +6,7 @@ Until the first failure this costs nothing with one process, and two small integ
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -17,6 +17,7 @@ from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 from trl_ext.trainers.step.forward import Forward, running
 from trl_ext.trainers.step.halving import Agreement, Halving, SplitNeeded
 from trl_ext.trainers.step.out_of_memory import is_out_of_memory
+from trl_ext.trainers.step.trainer import RunningTrainer
 
 
 class ForwardLoop:
@@ -32,7 +33,7 @@ class ForwardLoop:
         halving: How often forwards were halved.
     """
 
-    def __init__(self, trainer: Any, why_whole: str):
+    def __init__(self, trainer: RunningTrainer, why_whole: str):
         self._trainer = trainer
         self._agreement = Agreement(trainer.accelerator)
         self.halving = Halving(trainer, why_whole)
@@ -101,7 +102,7 @@ class RunsForwards(Trainer):
     @cached_property
     def forward_loop(self) -> ForwardLoop:
         """The loop that runs the forwards and stores how often they were halved."""
-        return ForwardLoop(self, self._why_whole)
+        return ForwardLoop(cast(RunningTrainer, self), self._why_whole)  # with PackingSwitch it is one
 
     def _one_by_one(
         self,

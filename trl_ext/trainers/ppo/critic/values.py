@@ -119,12 +119,26 @@ class CriticValues:
         trainer, settings, forward = self._trainer, self._trainer.step_settings, running_forward()
         with trainer.accelerator.autocast():
             if forward is not None:
-                of_forward = forward.unpadded, [forward.flat], input_ids.device, 1, settings.group
-                values, num = score_values(model, *of_forward, role=CRITIC)
+                values, num = score_values(
+                    model,
+                    forward.unpadded,
+                    [forward.flat],
+                    input_ids.device,
+                    num_forwards=1,
+                    group=settings.group,
+                    role=CRITIC,
+                )
             else:
                 flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size, images=images)
-                of_batch = flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group
-                values, num = score_values(model, *of_batch, role=CRITIC)
+                values, num = score_values(
+                    model,
+                    flat.batch,
+                    flat.rows,
+                    input_ids.device,
+                    num_forwards=flat.num_forwards,
+                    group=settings.group,
+                    role=CRITIC,
+                )
                 values = flat.of_group.own(values)
         if trainer.model.training:
             trainer.counts.add_forward(num, mask, of_update=forward is not None)

@@ -5,7 +5,7 @@ python -m tests.code_shape             # the counts, and where the highest are
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -18,10 +18,11 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Places = dict[str, int]  # "folder/file.py:12 name": count
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
     """Each file's name within the package, and its syntax tree."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return [(str(path.relative_to(PACKAGE)), ast.parse(path.read_text())) for path in paths]
 
 
 def decisions(tree: ast.AST) -> int:
@@ -44,34 +45,37 @@ def nested_comprehensions() -> Places:
     found: Counter[str] = Counter()
     for name, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, COMPREHENSIONS) and _holds_another(node):
+            if isinstance(node, COMPREHENSIONS) and holds_another(node):
                 found[name] += 1
     return dict(found)
 
 
-def _holds_another(comprehension: ast.AST) -> bool:
+def holds_another(comprehension: ast.AST) -> bool:
+    """Whether a comprehension stands in this one."""
     inner = (node for child in ast.iter_child_nodes(comprehension) for node in ast.walk(child))
     return any(isinstance(node, COMPREHENSIONS) for node in inner)
 
 
 def packed_calls() -> Places:
     """Calls that splat a tuple of three or more values, or a dict, which the same function has packed, by file."""
-    found: Counter[str] = Counter()
+    found: set[tuple[str, int]] = set()  # file and line: a call in an inner function is in the outer one, too
     for name, tree in trees():
         for function in ast.walk(tree):
-            if not isinstance(function, FUNCTIONS):
-                continue
-            tuples, dicts = _packed(function)
-            for call in ast.walk(function):
-                if isinstance(call, ast.Call):
-                    found[name] += any(
-                        isinstance(one, ast.Starred) and _name(one.value) in tuples for one in call.args
-                    )
-                    found[name] += any(one.arg is None and _name(one.value) in dicts for one in call.keywords)
-    return {name: count for name, count in found.items() if count}
+            if isinstance(function, FUNCTIONS):
+                tuples, dicts = packed_names(function)
+                calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+                found |= {(name, call.lineno) for call in calls if unpacks(call, tuples, dicts)}
+    return dict(Counter(name for name, _ in found))
 
 
-def _packed(function: ast.AST) -> tuple[set[str], set[str]]:
+def unpacks(call: ast.Call, tuples: set[str], dicts: set[str]) -> bool:
+    """Whether a call splats one of these tuples or dicts."""
+    splatted = {_name(one.value) for one in call.args if isinstance(one, ast.Starred)}
+    named = {_name(one.value) for one in call.keywords if one.arg is None}
+    return bool(splatted & tuples or named & dicts)
+
+
+def packed_names(function: ast.AST) -> tuple[set[str], set[str]]:
     """Return the names to which the function gives a tuple of three or more values, and a dict."""
     tuples, dicts = set(), set()
     for node in ast.walk(function):
@@ -89,12 +93,13 @@ def _name(node: ast.AST) -> str:
 
 
 def bare_tuples() -> Places:
-    """Functions whose result is annotated as a tuple, by file."""
+    """Functions whose result is annotated as a tuple of several things, by file; `tuple[int, ...]` is a sequence."""
     found: Counter[str] = Counter()
     for name, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS) and node.returns is not None:
-                found[name] += ast.unparse(node.returns).startswith("tuple[")
+                result = ast.unparse(node.returns)
+                found[name] += result.startswith("tuple[") and not result.endswith(", ...]")
     return {name: count for name, count in found.items() if count}
 
 

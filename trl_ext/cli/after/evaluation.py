@@ -10,6 +10,7 @@ from trl_ext.cli.after.engines import Completion
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.resources import __version__
 from trl_ext.rewards import RuleSet
+from trl_ext.rewards.base.rows import as_columns
 
 _Z = NormalDist().inv_cdf(0.975)
 WILSON = "Wilson, 95 %"
@@ -63,8 +64,9 @@ class Evaluation:
                 "answer can be read. `trl-ext score audit` names the rows."
             )
         passes = {k: estimate(found, k) for k in powers_up_to(settings["num_generations"])}
-        values = {rule.name: [row["values"][rule.name] for row in rows] for rule in rules.rules}
-        scored = {name: [value for value in column if value is not None] for name, column in values.items()}
+        scored = {}
+        for name, column in as_columns([row["values"] for row in rows], [rule.name for rule in rules.rules]).items():
+            scored[name] = [value for value in column if value is not None]
         totals = [row["total"] for row in rows if row["total"] is not None]
         return cls(
             settings=settings,
@@ -144,7 +146,7 @@ def judged(
         for _, problem, one in flat
     ]
     ids = [list(one.token_ids) for _, _, one in flat]
-    columns: dict[str, Any] = {name: [problem[name] for _, problem, _ in flat] for name in rules.columns}
+    columns: dict[str, Any] = as_columns([problem for _, problem, _ in flat], rules.columns)
     explained = rules.explain_all(prompts, said, ids, **columns)
     rows = []
     for (number, problem, one), completion, found in zip(flat, said, explained, strict=True):

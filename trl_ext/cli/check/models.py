@@ -13,7 +13,7 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.rewards.base.rows import TRL_EXTRAS
+from trl_ext.rewards.base.rows import TRL_EXTRAS, as_columns
 from trl_ext.scripts import training
 from trl_ext.scripts.data.dataset import unloadable
 from trl_ext.scripts.grpo import all_rewards
@@ -149,7 +149,7 @@ def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:
         [{"role": "assistant", "content": text or ""}] if isinstance(row.get("prompt"), list) else text or ""
         for row, text in zip(rows, texts, strict=True)
     ]
-    columns = {name: [row[name] for row in rows] for name in _columns_of(rows)}
+    columns = as_columns(rows, _columns_of(rows))
     totals = rules(prompts=[row.get("prompt") for row in rows], completions=completions, completion_ids=ids, **columns)
     known = [total for total in totals if total is not None]
     kind = "Gold" if any(texts) else "Empty"

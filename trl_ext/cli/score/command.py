@@ -175,7 +175,7 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
         tokenizer_of_run,
     )
     from trl_ext.rewards import completion_text
-    from trl_ext.rewards.base.rows import make_rows
+    from trl_ext.rewards.base.rows import as_columns, make_rows
 
     group, place = group_of(arguments.completions, arguments.row)
     row = group[place]
@@ -191,7 +191,7 @@ def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
         [one.get("prompt") for one in group],
         [one["completion"] for one in group],
         ids,
-        {name: [one.get(name) for one in cells] for name in columns},
+        as_columns(cells, columns),
         row.get("step"),
         row.get("prompt_end") or "",
         grouped=rules.reads_group,

@@ -4,7 +4,7 @@ A group is a run of rows with equal prompts, which TRL's sampler puts next to ea
 processes cut a group, a row's group is the part in its batch. Two equal prompts next to each other are one group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -16,6 +16,14 @@ from trl_ext.rewards.base.rule import UNREAD, Row
 _REASONING = ("thinking", "reasoning")
 # Arguments that TRL passes to reward functions in addition to the dataset's columns.
 TRL_EXTRAS = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+
+
+def as_columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the cells of rows by column; None where a row lacks it."""
+    columns = {}
+    for name in names:
+        columns[name] = [row.get(name) for row in rows]
+    return columns
 
 
 def completion_text(completion: Any) -> str:

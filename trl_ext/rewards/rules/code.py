@@ -6,13 +6,14 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, check_whole
 from trl_ext.rewards.isolation.sandbox import api, cases
+from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
+from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.prose import after_think
 
 LONGEST_CODE = 100_000  # characters
@@ -25,80 +26,6 @@ _ENDINGS = {
     "output": ("too_long", "more than {output_kib} KiB of output"),
     "lost": ("crashed", "the sandbox failed twice under it, and not otherwise"),
 }
-_PYTHON = ("python", "py", "python3")
-_LIST_MARK = re.compile(r"(?:[-*+]|[0-9]{1,9}[.)])[ \t]+(?=```|~~~)")
-_STATEMENT = re.compile(r"^\s*+(?:def|class|import|from|for|while|if|try|with|return|print|async|@)\b|=", re.MULTILINE)
-_DEFINED = re.compile(r"\b(?:def|class)[ \t]+([^\W\d]\w*+)")
-_IMPORT = re.compile(r"^[ \t]*+(?:import|from)\b.*+", re.MULTILINE)
-_ASSIGNED = re.compile(r"^[ \t]*+([^\W\d]\w*+)[ \t]*+=(?!=)", re.MULTILINE)
-_CALLED = re.compile(r"(?<![\w.])([^\W\d]\w*+)[ \t]*+\(")
-_WORD = re.compile(r"\w++")
-# Longer numbers compare as text: no test needs them, and arithmetic on them is not linear.
-_LONGEST_NUMBER = 400
-_NUMBER = re.compile(r"[+-]?(?>[0-9]++(?>(?:\.[0-9]*+)?)|\.[0-9]++)(?>(?:[eE][+-]?[0-9]{1,3})?)")
-
-
-def fenced_blocks(text: str, unclosed: bool = False) -> list[tuple[str, str]]:
-    """Return the closed blocks of a text, in order, in one pass; with `unclosed` also an open block at the end.
-
-    A block is the word after its opening fence, in lower case, and its lines without the indent of the first line: a
-    block in a list is indented. A fence opens with three or more backticks at the start of a line, or after a list's
-    mark, or with tildes before a word; a line of at least as many marks closes it.
-    """
-    found = []
-    fence, language = "", ""
-    block: list[str] = []
-    for line in text.split("\n"):
-        stripped = line.strip()
-        if not fence:
-            stripped = _LIST_MARK.sub("", stripped, count=1) if stripped[:1] in "-*+0123456789" else stripped
-            run = stripped[: len(stripped) - len(stripped.lstrip(stripped[:1]))] if stripped[:1] in "`~" else ""
-            if len(run) >= 3 and (run[0] == "`" or run != stripped):  # A line of tildes alone is an ornament.
-                fence, language, block = run, stripped[len(run) :].strip().lower(), []
-        elif stripped.startswith(fence) and not stripped.strip(fence[0]):
-            first = next((one for one in block if one.strip()), "")
-            indent = len(first) - len(first.lstrip())
-            block = [one[min(indent, len(one) - len(one.lstrip())) :] for one in block] if indent else block
-            found.append((language, "\n".join(block)))
-            fence = ""
-        else:
-            block.append(line)
-    return fenced_blocks(f"{text}\n{fence}") if unclosed and fence else found
-
-
-def python_answer(text: str, unclosed: bool = False) -> str | None:
-    """Return the code of the last Python block that is not a usage example of an earlier block, or None.
-
-    Without a block marked as Python, blocks without a language count, those that look like Python first. An example
-    calls a name that an earlier block defines and it does not, or it is a transcript (`>>>`).
-
-    Example:
-        >>> python_answer("```python\\ndef f(x):\\n    return x\\n```\\nUse it:\\n```python\\nprint(f(3))\\n```")
-        'def f(x):\\n    return x'
-    """
-    blocks = fenced_blocks(text, unclosed)
-    marked = [code for language, code in blocks if language in _PYTHON]
-    if not marked:
-        plain = [code for language, code in blocks if not language]
-        marked = [code for code in plain if _STATEMENT.search(code)] or plain
-    answer = None
-    known: set[str] = set()
-    for code in marked:
-        if answer is None or not _is_example(code, known):
-            answer = code
-            known |= set(_DEFINED.findall(code))
-    return answer
-
-
-def _is_example(code: str, known: set[str]) -> bool:
-    if code.lstrip().startswith(">>>"):
-        return True
-    called = known.intersection(_CALLED.findall(code))
-    if not called:
-        return False
-    own = {*_DEFINED.findall(code), *_ASSIGNED.findall(code)}
-    imported = {word for line in _IMPORT.findall(code) for word in _WORD.findall(line)}
-    return not called <= own | imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,80 +246,3 @@ def read_report(output: bytes) -> tuple[int, str, bool]:
         return int(passed), str(failure), unfit is True
     except (ValueError, TypeError):
         return 0, "the tests did not end", False
-
-
-# Outputs: printed text, or a value in JSON. Every comparison is linear in their sizes --------------------------------
-
-
-def lines_of(output: str) -> list[str]:
-    """Return the lines of an output without trailing white space and without empty lines at the end."""
-    return [line.rstrip() for line in output.rstrip().split("\n")]
-
-
-def wrong_text(output: str, expected: str) -> str:
-    """Return how an output differs from the expected text, trailing white space aside; "" if it does not."""
-    return _wrong_lines(lines_of(output), lines_of(expected), str.__eq__)
-
-
-def wrong_tokens(output: str, expected: str, tolerance: float) -> str:
-    """Return how an output differs from the expected output, token by token on each line; "" if it does not.
-
-    Empty lines at both ends and white space around tokens do not count. Tokens are equal as text or as numbers: an
-    expected number with a point or an exponent allows an error of `tolerance`, absolute or relative; any other number
-    must be exact (3.0 is 3).
-    """
-
-    def same(line: str, wanted: str) -> bool:
-        if line == wanted:
-            return True
-        tokens, due = line.split(), wanted.split()
-        if len(tokens) != len(due):
-            return False
-        return all(a == b or same_number(a, b) for a, b in zip(tokens, due, strict=True))
-
-    def same_number(token: str, expected: str) -> bool:
-        if max(len(token), len(expected)) > _LONGEST_NUMBER:
-            return False
-        if not _NUMBER.fullmatch(token) or not _NUMBER.fullmatch(expected):
-            return False
-        if expected.lstrip("+-").isdigit():
-            return Decimal(token) == Decimal(expected)
-        return _close(float(token), float(expected), tolerance)
-
-    return _wrong_lines(output.strip().split("\n"), expected.strip().split("\n"), same)
-
-
-def _wrong_lines(lines: list[str], due: list[str], same: Any) -> str:
-    if len(lines) != len(due):
-        return f"{len(lines)} lines, expected {len(due)}"
-    return "" if all(map(same, lines, due)) else "wrong output"
-
-
-def _close(number: float, expected: float, tolerance: float) -> bool:
-    """Return True within `tolerance` of the expected number, absolute or relative, as in programming contests."""
-    return number == expected or abs(number - expected) <= tolerance * max(1.0, abs(expected))
-
-
-def wrong_result(output: str, accepted: tuple[Any, ...], tolerance: float) -> str:
-    """Return the error of the JSON on the last line of an output; "" if it equals an accepted value."""
-    last = output.rstrip().rpartition("\n")[2]
-    try:
-        got = json.loads(last)
-        right = any(_same_value(got, value, tolerance) for value in accepted)
-    except (ValueError, RecursionError, OverflowError):
-        return "no result"
-    return "" if right else "wrong result"
-
-
-def _same_value(got: Any, expected: Any, tolerance: float) -> bool:
-    if isinstance(expected, list):
-        if not isinstance(got, list) or len(got) != len(expected):
-            return False
-        return all(_same_value(a, b, tolerance) for a, b in zip(got, expected, strict=True))
-    if isinstance(expected, dict):
-        if not isinstance(got, dict) or got.keys() != expected.keys():
-            return False
-        return all(_same_value(got[key], expected[key], tolerance) for key in expected)
-    if isinstance(expected, float) and isinstance(got, int | float) and not isinstance(got, bool):
-        return _close(got, expected, tolerance)
-    return bool(got == expected)

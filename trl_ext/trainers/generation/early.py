@@ -21,6 +21,7 @@ import torch.distributed as dist
 from trl_ext.compat.distributed import meeting_store
 from trl_ext.errors import TrlExtError
 from trl_ext.rewards import RuleSet
+from trl_ext.rewards.base.rows import as_columns
 from trl_ext.rewards.totals.scorer import Early
 from trl_ext.trainers.generation.trainer import RolloutTrainer
 
@@ -128,7 +129,7 @@ class EarlyScoring:
         for prompt, completions in self._answers.of(set(self._of_prompt)):
             own = self._of_prompt[prompt]
             ids = [completions[row.place] for row in own]
-            columns = {name: [row.columns[name] for row in own] for name in own[0].columns}
+            columns = as_columns([row.columns for row in own], own[0].columns)
             prompts = columns.pop("prompt")
             texts: list[Any] = self._decode(ids)
             if not isinstance(prompts[0], str):

@@ -26,6 +26,7 @@ from trl.trainer.utils import is_async_callable
 from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, DataError, RuleError, TrlExtError
 from trl_ext.rewards import LARGEST, RuleColumn, RuleSet
+from trl_ext.rewards.base.rows import as_columns
 from trl_ext.trainers.generation.parts import RolloutPart, Rows
 from trl_ext.trainers.generation.trainer import RolloutTrainer
 from trl_ext.trainers.reward.scorer import CompletionScorer, as_function
@@ -68,34 +69,36 @@ class GuardedReward:
             return [0.0] * len(kwargs["completions"])
 
     def _checked(self, rewards: Any, expected: int) -> list[float | None]:
-        said = f"The reward '{self.name}'{_place_of(self.function)} returned"
+        """Return a reward, or None, for each completion, and keep the rewards of its turns; RuleError for others."""
+        prefix = f"The reward '{self.name}'{_place_of(self.function)} returned"
         advice = "Return a list of one float, or None, per completion."
         is_one = not isinstance(rewards, Iterable) or getattr(rewards, "ndim", 1) == 0
         if is_one or isinstance(rewards, str | bytes | Mapping | Set):
-            raise RuleError(f"{said} {_describe(rewards)} for {expected} completions. {advice}")
+            raise RuleError(f"{prefix} {_describe(rewards)} for {expected} completions. {advice}")
         values = list(rewards)
         if len(values) != expected:
-            raise RuleError(f"{said} {len(values)} values for {expected} completions. {advice}")
+            raise RuleError(f"{prefix} {len(values)} values for {expected} completions. {advice}")
         takes_turns = self.takes_turns or getattr(self.function, "sums_turns", False)
         if not takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
             raise RuleError(
-                f"{said} rewards per turn, {found[0]}. GRPO has one advantage for a whole completion: return their "
+                f"{prefix} rewards per turn, {found[0]}. GRPO has one advantage for a whole completion: return their "
                 "sum, or take PPOTrainer."
             )
+        totals: list[float | None] = []
+        self.turns = []
         for number, value in enumerate(values):
-            for one in value if isinstance(value, (list, tuple)) else [value]:
+            has_turns = isinstance(value, (list, tuple))
+            for one in value if has_turns else [value]:
                 if one is not None and _size(one) < 0:
-                    raise RuleError(f"{said} {_describe(one)} for completion {number}. {advice}")
-        turns = [
-            [float(one) if _is_bounded(one) else math.nan for one in v] if isinstance(v, (list, tuple)) else None
-            for v in values
-        ]
-        values = [v if own is None else sum(own) for v, own in zip(values, turns, strict=True)]
-        finite = [v if v is None or _is_bounded(v) else None for v in values]
-        self.turns = [None if v is None else own for v, own in zip(finite, turns, strict=True)]
-        if finite != values:
-            _warn_of_bounds(self.name)
-        return finite
+                    raise RuleError(f"{prefix} {_describe(one)} for completion {number}. {advice}")
+            turns = [float(one) if _is_bounded(one) else math.nan for one in value] if has_turns else None
+            total = value if turns is None else sum(turns)
+            if total is not None and not _is_bounded(total):
+                _warn_of_bounds(self.name)
+                total, turns = None, None
+            totals.append(total)
+            self.turns.append(turns)
+        return totals
 
 
 class AsyncGuardedReward(GuardedReward):
@@ -277,7 +280,7 @@ def start_scoring(
     """
     if not inputs or not isinstance(completions, list):
         return  # not in a training step, or a rollout function returned another type
-    columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0] if name not in _NOT_COLUMNS}
+    columns: dict[str, Any] = as_columns(inputs, [name for name in inputs[0] if name not in _NOT_COLUMNS])
     columns["trainer_state"] = trainer_state
     for rules in _rule_sets(functions):
         try:

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.rewards import RuleColumn, RuleSet
-from trl_ext.rewards.base.rows import is_null
+from trl_ext.rewards.base.rows import as_columns, is_null
 from trl_ext.rewards.base.rule import Rule, Verdict, applies
 from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.totals.metrics import Tally
@@ -106,7 +106,7 @@ def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) ->
     if _reads_data(rule):
         whys = map(rule.unread, rows)  # type: ignore[attr-defined]
         return [Verdict(None, "gold_invalid", why) if why else Verdict(rule.floor) for why in whys]
-    columns = {name: [row.get(name) for row in rows] for name in rule.all_columns}
+    columns = as_columns(rows, rule.all_columns)
     try:
         return rules.verdicts_on_data(rule.name, [row.get("prompt") for row in rows], columns)
     except TrlExtError:

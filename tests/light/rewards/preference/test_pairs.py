@@ -11,7 +11,8 @@ from tests.documents import BLOCKS
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, RuleSet, filter_pairs
-from trl_ext.rewards.pairs import rule_gaps, split_implicit
+from trl_ext.rewards.pairs import rule_gaps
+from trl_ext.rewards.split_pairs import split_implicit
 
 pytestmark = pytest.mark.slow
 

@@ -13,16 +13,8 @@ from trl_ext.memory.files.launch import SHIPPED, read_accelerate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE
-from trl_ext.memory.planner.run import (
-    ALL,
-    BNB_ADAM,
-    GUESSED_PROMPT_TOKENS,
-    LAUNCHED,
-    OPTED,
-    Run,
-    job_of_run,
-    optimizer_name,
-)
+from trl_ext.memory.planner.keys import BNB_ADAM, GUESSED_PROMPT_TOKENS, job_of_run, optimizer_name
+from trl_ext.memory.planner.run import ALL, LAUNCHED, OPTED, Run
 from trl_ext.memory.planner.search import FULL_ENOUGH
 from trl_ext.memory.units import gib
 from trl_ext.trainers.fit.plan import decided

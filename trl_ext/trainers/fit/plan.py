@@ -22,8 +22,9 @@ from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.memory.planner.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.planner.run import DECIDED_BY, LAUNCHED, MICRO, SIZES, Run, job_of_run, settle
+from trl_ext.memory.planner.run import LAUNCHED, MICRO, SIZES, Run, settle
 from trl_ext.trainers.settings.checks import sample_of_prompts
 from trl_ext.trainers.step.settings import why_micro_batch_stays_whole, why_rows_stay
 

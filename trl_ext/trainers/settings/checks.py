@@ -14,7 +14,7 @@ from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError, GradientError, SupportError
 from trl_ext.memory.contradictions import OF_FSDP, check
-from trl_ext.memory.planner.run import optimizer_name
+from trl_ext.memory.planner.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import newest_whole

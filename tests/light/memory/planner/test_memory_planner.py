@@ -12,8 +12,8 @@ from trl_ext.memory.formulas.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import TECHNIQUES
+from trl_ext.memory.planner.keys import job_of_run
 from trl_ext.memory.planner.planner import plan
-from trl_ext.memory.planner.run import job_of_run
 from trl_ext.memory.planner.search import ALLOW
 from trl_ext.memory.units import gib
 

@@ -10,9 +10,10 @@ from trl_ext.memory.files.launch import SHIPPED
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.folder import write_plan
+from trl_ext.memory.planner.keys import job_of_run
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS, preset
-from trl_ext.memory.planner.run import ALL, LAUNCHED, SIZES, Run, job_of_run, parse_memory, settle
+from trl_ext.memory.planner.run import ALL, LAUNCHED, SIZES, Run, parse_memory, settle
 
 KEYS = {
     "per_device_train_batch_size": 8,

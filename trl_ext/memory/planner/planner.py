@@ -7,6 +7,7 @@ Seconds come from `formulas.times`. Of the plans within 15 % of the fastest, the
 stage with the least in host memory.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -237,46 +238,68 @@ def plan(
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
     """Find all plans and refusals. Raises ConfigError if the card has no bf16, and the job is not in fp16."""
     check_precision(search.job, search.hardware)
-    return Plans(search, allow, *_plans_and_refusals(search, allow))
+    answers = list(_try_techniques(search, allow))
+    refused = tuple(one for one in answers if isinstance(one, Refusal))
+    return Plans(search, allow, tuple(_best_first(answers)), refused)
 
 
-def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Plan, ...], tuple[Refusal, ...]]:
-    plans: list[Plan] = []
-    refused: list[Refusal] = []
+def _try_techniques(search: Search, allow: frozenset[str]) -> Iterator[Plan | Refusal]:
+    """Yield the fastest plan of each technique, or its refusal. ZeRO-3 with adapters, which gathers the frozen base in
+    every micro-batch, is left out unless it is faster than the plans below it."""
     for variant, opt_ins in variants(search, allow):
-        below_s: float | None = None  # seconds of the fastest below ZeRO-3
+        below_s = math.inf  # seconds of the fastest below ZeRO-3
         for technique_job in choices.techniques(variant):
             found = choices.fastest(variant, technique_job)
-            if found and found.job.zero_stage < 3:
-                below_s = min(found.step_s, below_s or found.step_s)
-            if found and found.job.uses_lora and found.job.zero_stage == 3 and below_s is not None:
-                if found.step_s * (1 + ALIKE) >= below_s:
-                    continue  # it gathers the frozen base in every micro-batch
-            if found:
-                plans.append(Plan(found, opt_ins))
-            else:
-                jobs = choices.most_frugal(variant, technique_job)
-                if variant.job.shares_with_vllm:  # only with settings with which vLLM can start, if there are any
-                    jobs = [job for one in jobs for job in choices.vllm_choices(variant, one) or [one]]
-                refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
-    plans.sort(key=lambda one: one.estimate.step_s)
-    kept = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
-    if plans and not (kept and kept[0].estimate.step_s <= plans[0].estimate.step_s * (1 + ALIKE)):
-        kept.insert(0, plans[0])  # the plans that beat it were beaten themselves, by slower ones or in a circle
-    if kept:  # the clock is not more precise: the simplest of the fast plans comes first
-        fast = [one for one in kept if one.estimate.step_s <= kept[0].estimate.step_s * (1 + CLOCK)]
-        first = min(fast, key=_rank)
-        if first.estimate.is_tight:  # unless a roomier plan is no slower
-            slowest_s = first.estimate.step_s * (1 + ALIKE)
-            roomier = [one for one in fast if not one.estimate.is_tight and one.estimate.step_s <= slowest_s]
-            first = min(roomier, key=_rank, default=first)
-        kept = [first, *(one for one in kept if one is not first)]
-    return tuple(kept[:NUM_PLANS]), tuple(refused)
+            if found is None:
+                yield _refusal(variant, technique_job)
+            elif found.job.zero_stage < 3:
+                below_s = min(found.step_s, below_s)
+                yield Plan(found, opt_ins)
+            elif not found.job.uses_lora or found.step_s * (1 + ALIKE) < below_s:
+                yield Plan(found, opt_ins)
+
+
+def _refusal(search: Search, technique_job: Job) -> Refusal:
+    """Refuse a technique, with the least memory that it needs."""
+    jobs = choices.most_frugal(search, technique_job)
+    if search.job.shares_with_vllm:  # only with settings with which vLLM can start, if there are any
+        jobs = [job for one in jobs for job in choices.vllm_choices(search, one) or [one]]
+    return Refusal(min(map(search.estimate, jobs), key=lambda one: one.need_bytes))
+
+
+def _best_first(answers: Iterable[Plan | Refusal]) -> list[Plan]:
+    """Return the plans that are worth showing: the first as `_choose_first` gives it, the others by their time."""
+    plans = [one for one in answers if isinstance(one, Plan)]
+    ranked = sorted(plans, key=lambda one: one.estimate.step_s)
+    if not ranked:
+        return []
+    kept = [one for one in ranked if not _is_beaten(one, ranked)]
+    if not kept or kept[0].estimate.step_s > ranked[0].estimate.step_s * (1 + ALIKE):
+        kept.insert(0, ranked[0])  # the plans that beat it were beaten themselves, by slower ones or in a circle
+    first = _choose_first(kept)
+    return [first, *(one for one in kept if one is not first)][:NUM_PLANS]
+
+
+def _choose_first(plans: list[Plan]) -> Plan:
+    """Choose the simplest of the fast plans, as far as the clock is precise; if it is tight, a roomier plan that is no
+    slower. `plans` are sorted by time."""
+    fast = [one for one in plans if one.estimate.step_s <= plans[0].estimate.step_s * (1 + CLOCK)]
+    first = min(fast, key=_rank)
+    if not first.estimate.is_tight:
+        return first
+    slowest_s = first.estimate.step_s * (1 + ALIKE)
+    roomier = [one for one in fast if not one.estimate.is_tight and one.estimate.step_s <= slowest_s]
+    return min(roomier, key=_rank, default=first)
 
 
 def _rank(found: Plan) -> int:
     """Return the place of a plan's technique among all, the simplest first."""
     return choices.TECHNIQUES.index((found.job.zero_stage, found.job.offload))
+
+
+def _is_beaten(one: Plan, plans: Iterable[Plan]) -> bool:
+    """Return True if one of the plans makes this one useless. No plan beats itself."""
+    return any(_beats(other, one) for other in plans)
 
 
 def _beats(one: Plan, other: Plan) -> bool:
@@ -311,7 +334,7 @@ def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
 def _answer(asked: Iterable[Alternative]) -> Iterator[tuple[Alternative, Plan]]:
     """Yield changes with which something fits, each with the best plan that needs it."""
     for change in asked:
-        found, _ = _plans_and_refusals(change.search, change.allow)
+        found = _best_first(_try_techniques(change.search, change.allow))
         best = next((one for one in found if change.opt_in in ("", *one.opt_ins)), None)
         if best:
             yield change, best

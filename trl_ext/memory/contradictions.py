@@ -5,11 +5,12 @@ launcher before it starts processes, and the planner.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.options import OPTIONS
 
 # A condition over the settings that its parameters name, and sentences with the reason and the remedy.
 Row = tuple[Callable[..., bool], str]
@@ -20,6 +21,11 @@ def names_of(row: Row) -> tuple[str, ...]:
     """Return the settings that a row reads."""
     code = row[0].__code__
     return code.co_varnames[: code.co_argcount]
+
+
+def holds(row: Row, settings: Mapping[str, Any]) -> bool:
+    """Return True if the settings contradict each other as the row describes."""
+    return bool(row[0](*(settings[name] for name in names_of(row))))
 
 
 def check(settings: Any, table: Iterable[Row]) -> None:
@@ -86,8 +92,7 @@ OF_A_JOB: tuple[Row, ...] = (
     (lambda offload, optim: offload != "none" and optim != "adamw_torch_fused",
      "it does not run in host memory. Use offload=none, or leave optim alone."),
     (lambda checkpoint_every: checkpoint_every < 0, "use 0 for no checkpointing, or 1 and more."),
-    (lambda keep_attention, packing, checkpoint_every: keep_attention and not (packing and checkpoint_every),
-     "attention is kept of checkpointed layers and packed rows. Set checkpoint_every and packing, or drop it."),
+    *(option.conflict for option in OPTIONS),
     (lambda activation_offloading, trainer: activation_offloading and trainer != "reward",
      "it is the reward trainer's. Remove it."),
     (lambda mean_completion_length, max_completion_length: not 0 <= mean_completion_length <= max_completion_length,

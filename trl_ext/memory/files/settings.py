@@ -12,6 +12,7 @@ from trl_ext import resources
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.files.launch import FSDP
 from trl_ext.memory.job import Job
+from trl_ext.memory.options import LAYERS, options_of
 
 # vLLM's sleeping allocator reads only this old name of the variable; torch still accepts it.
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -39,9 +40,10 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     if job.sequence_parallel > 1:
         keys["sequence_parallel"] = job.sequence_parallel
     if job.checkpoint_every > 1:
-        keys["gradient_checkpointing_kwargs"] = {"every_n_layers": job.checkpoint_every}
-    if job.keep_attention:
-        keys.setdefault("gradient_checkpointing_kwargs", {})["keep_attention"] = True
+        keys[LAYERS] = {"every_n_layers": job.checkpoint_every}
+    for option in options_of(job):
+        block = keys.setdefault(option.block, {}) if option.block else keys
+        block[option.name] = True
     if job.activation_offloading:
         keys["activation_offloading"] = True
     keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})

@@ -16,6 +16,7 @@ from math import gcd
 
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
+from trl_ext.memory.options import layer_bytes
 
 TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # size of the tiles in which TRL's fused head computes logits
 LOGIT_BYTES = 14  # per token and vocabulary entry if a trainer computes full logits: fitted to published runs
@@ -164,13 +165,9 @@ def mask_bytes(job: Job) -> int:
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
-    """Bytes per token that a checkpointed layer keeps: its input, 2H, or 4H if the residual stream is fp32."""
-    return (4 if has_fp32_weights(job) else 2) * shape.hidden + kept_attention_bytes(shape, job)
-
-
-def kept_attention_bytes(shape: ModelShape, job: Job) -> int:
-    """Bytes per token of attention's output and log-sum-exp in a checkpointed layer that keeps them: 2*nq*d + 4*nq."""
-    return 2 * shape.q_width + 4 * shape.num_heads if job.keep_attention else 0
+    """Bytes per token that a checkpointed layer keeps: its input, 2H, or 4H if the residual stream is fp32, and what
+    the job's options keep."""
+    return (4 if has_fp32_weights(job) else 2) * shape.hidden + layer_bytes("checkpoints", shape, job)
 
 
 def has_fp32_weights(job: Job) -> bool:
@@ -199,8 +196,7 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
     extra = EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
-    # saved_bytes includes attention's output, which the checkpoint has already.
-    return saved_bytes(shape, job) + above + mask_bytes(job) + extra - kept_attention_bytes(shape, job)
+    return saved_bytes(shape, job) + above + mask_bytes(job) + extra + layer_bytes("layer work", shape, job)
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:

@@ -15,15 +15,16 @@ from trl_ext.memory.formulas.peak import Setup, room_bytes
 from trl_ext.memory.formulas.times import generation_seconds, step_seconds
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import kv_bytes_per_token
+from trl_ext.memory.options import OPTIONS
+from trl_ext.memory.planner.keys import DECIDED_BY
 from trl_ext.memory.planner.search import FULL_ENOUGH, Search
 from trl_ext.memory.units import GIB
 
 # None of these settings changes the optimisation.
 FREE = frozenset(
-    "per_device_train_batch_size steps_per_generation checkpoint_every keep_attention activation_offloading dtype "
-    "zero_stage offload vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode "
-    "ds3_gather_for_generation".split()
-)
+    "per_device_train_batch_size steps_per_generation checkpoint_every activation_offloading dtype zero_stage offload "
+    "vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode ds3_gather_for_generation".split()
+).union(option.name for option in OPTIONS)
 # ZeRO stage and offload, by their cost on a machine without NVLink.
 TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
 ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
@@ -111,15 +112,24 @@ def fastest(search: Search, technique: Job) -> Estimate | None:
     for least_s, job in sorted(zip(at_best, jobs, strict=True), key=lambda pair: pair[0]):
         if best is not None and least_s >= best.step_s:
             break
-        found = fitted(search, job)
-        # Under ZeRO-3 TRL checkpoints adapters with reentrant checkpointing, which cannot keep attention's output.
-        keeps = job.packing and job.checkpoint_every and not (job.uses_lora and job.zero_stage == 3)
-        keeps = keeps and not job.activation_offloading and search.may("checkpoint_every")
-        if found and keeps and search.may("keep_attention"):
-            found = fitted(search, replace(job, keep_attention=True)) or found
+        found = _with_options(search, job)
         if found and (best is None or found.step_s < best.step_s):
             best = found
     return best
+
+
+def _with_options(search: Search, job: Job) -> Estimate | None:
+    """Return the job's fastest estimate that fits, with each option that the planner tries and that fits, too; None if
+    none fits."""
+    found = fitted(search, job)
+    for option in OPTIONS:
+        # A user who gives the setting of an option's block decides the option, too.
+        is_open = search.given.isdisjoint((option.name, DECIDED_BY.get(option.block)))
+        if found and is_open and option.is_tried(job):
+            more = replace(job, **{option.name: True})
+            if better := fitted(search, more):
+                found, job = better, more
+    return found
 
 
 def _generation_s(search: Search, job: Job) -> float:

@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from trl_ext.memory.contradictions import holds
 from trl_ext.memory.files.launch import engine_fields
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.job import Job, changed
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
+from trl_ext.memory.options import LAYERS, OPTIONS
 
 GUESSED_PROMPT_TOKENS = 512  # if the rows cannot be read; guesses are multiples of it
 BNB_ADAM = ("adamw_bnb_8bit", "adamw_8bit")
@@ -17,7 +19,7 @@ DECIDED_BY = {
     "generation_batch_size": "per_device_train_batch_size",
     "num_mini_batches": "per_device_train_batch_size",
     "gradient_checkpointing": "checkpoint_every",
-    "gradient_checkpointing_kwargs": "checkpoint_every",
+    LAYERS: "checkpoint_every",
     "activation_checkpointing": "checkpoint_every",
     "activation_checkpointing_kwargs": "checkpoint_every",
     "response_length": "max_completion_length",
@@ -64,7 +66,10 @@ def job_of_run(
     is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
     options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
     fields["checkpoint_every"] = int(options.get("every_n_layers") or 1) if is_on else 0
-    fields["keep_attention"] = bool(is_on and options.get("keep_attention") and fields["packing"])
+    blocks = {LAYERS: options, "": keys}
+    for option in OPTIONS:
+        fields[option.name] = bool(blocks[option.block].get(option.name))
+        fields[option.name] &= not holds(option.conflict, fields)  # a run then goes on without the option
     fields |= _model(keys, shape) | engine_fields(engine, shape)
     if trainer == "reward":
         fields["activation_offloading"] = bool(keys.get("activation_offloading"))

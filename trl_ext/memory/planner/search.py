@@ -12,6 +12,7 @@ from trl_ext.memory.formulas.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.generation import check_group, check_vllm
 from trl_ext.memory.job import Job, changed, check_batch, check_has, check_model, servers_of
 from trl_ext.memory.models.shapes import ModelShape, lm_params
+from trl_ext.memory.options import options_of
 from trl_ext.memory.units import GIB
 
 ALLOW = ("lora", "qlora", "adam8bit")
@@ -191,7 +192,7 @@ def label(job: Job, num_gpus: int) -> str:
     every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
-    every += ", attention kept" if job.keep_attention else ""
+    every += "".join(option.label for option in options_of(job))
     every += " into host memory" if job.activation_offloading else ""
     every += f", rows shared by {job.sequence_parallel} GPUs" if job.sequence_parallel > 1 else ""
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"

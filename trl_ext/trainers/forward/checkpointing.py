@@ -1,15 +1,33 @@
 """Activation checkpointing that trainers switch off and on, with options for layers that torch does not accept."""
 
+import inspect
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.packing.recompute import checkpoint_contexts
+
+
+def check_layer_options(args: Any) -> None:
+    """Raise ConfigError for keys of `gradient_checkpointing_kwargs` that nothing reads, or that do not work in this
+    run."""
+    options = args.gradient_checkpointing_kwargs
+    known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+    known |= {"every_n_layers", "offload", "keep_attention"}  # transformers' and ours
+    if unknown := set(options) - (known - {"function", "args", "kwargs"}):
+        raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
+    packs = args.gradient_checkpointing and getattr(args, "packing", True)
+    if options.get("keep_attention") and (options.get("use_reentrant") or not packs):
+        raise ConfigError(
+            "keep_attention of gradient_checkpointing_kwargs needs gradient_checkpointing: true, use_reentrant: "
+            "false, and packing. Leave it out."
+        )
 
 
 def enable_checkpointing(

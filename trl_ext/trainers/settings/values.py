@@ -4,7 +4,6 @@ TRL and transformers accept most of these values: the run then ends in their tra
 setting. Values for which they raise a clear error are not checked here.
 """
 
-import inspect
 import json
 import math
 import os
@@ -349,19 +348,10 @@ def _check_options(args: Any) -> None:
 
         if mode not in list_mode_options():
             raise ConfigError(f"torch_compile_mode={mode!r} is unknown. Use one of: {', '.join(list_mode_options())}.")
-    if checkpointing := getattr(args, "gradient_checkpointing_kwargs", None):
-        from torch.utils.checkpoint import checkpoint
+    if getattr(args, "gradient_checkpointing_kwargs", None):
+        from trl_ext.trainers.forward.checkpointing import check_layer_options
 
-        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
-        known |= {"every_n_layers", "offload", "keep_attention"}  # transformers' and ours
-        if unknown := set(checkpointing) - (known - {"function", "args", "kwargs"}):
-            raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
-        packs = args.gradient_checkpointing and getattr(args, "packing", True)
-        if checkpointing.get("keep_attention") and (checkpointing.get("use_reentrant") or not packs):
-            raise ConfigError(
-                "keep_attention of gradient_checkpointing_kwargs needs gradient_checkpointing: true, use_reentrant: "
-                "false, and packing. Leave it out."
-            )
+        check_layer_options(args)
 
 
 def _check_without_effect(args: Any) -> None:

@@ -93,8 +93,6 @@ OF_A_JOB: tuple[Row, ...] = (
      "it does not run in host memory. Use offload=none, or leave optim alone."),
     (lambda checkpoint_every: checkpoint_every < 0, "use 0 for no checkpointing, or 1 and more."),
     *(option.conflict for option in OPTIONS),
-    (lambda activation_offloading, trainer: activation_offloading and trainer != "reward",
-     "it is the reward trainer's. Remove it."),
     (lambda mean_completion_length, max_completion_length: not 0 <= mean_completion_length <= max_completion_length,
      "give a mean that is no longer than the longest, or leave it out."),
     (lambda oversample, trainer: oversample != 1 and (trainer != "grpo" or not 1 < oversample < math.inf),

@@ -71,6 +71,16 @@ OPTIONS = (
         layer_bytes=_kept_attention,
         recomputed={"attention": 0.0},
     ),
+    # Its bytes are in `formulas.peak`, its seconds in `formulas.times`: checkpoints wait elsewhere, as a whole. The
+    # planner tries it as the last step of `choices.CHECKPOINTING`.
+    Option(
+        name="activation_offloading",
+        label=" into host memory",
+        conflict=(
+            lambda activation_offloading, trainer: activation_offloading and trainer != "reward",
+            "it is the reward trainer's. Remove it.",
+        ),
+    ),
 )
 
 

@@ -44,8 +44,6 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     for option in options_of(job):
         block = keys.setdefault(option.block, {}) if option.block else keys
         block[option.name] = True
-    if job.activation_offloading:
-        keys["activation_offloading"] = True
     keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})
     if job.trainer == "ppo":
         keys |= {"advantage_estimator": "reinforce_pp"} if job.critic == "none" else {"critic": job.critic}

@@ -15,7 +15,7 @@ from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.peak import slack_bytes
 from trl_ext.memory.job import Job, changed, check_batch
-from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques
+from trl_ext.memory.planner.choices import FREE, TECHNIQUES, checkpointing, fewer_at_once, most_frugal, techniques
 from trl_ext.memory.planner.search import OF_SERVERS, Search, ppo_defaults
 from trl_ext.memory.units import gib
 
@@ -124,15 +124,15 @@ def _later_stages(search: Search) -> list[Job]:
 
 
 def of_a_run(search: Search) -> Iterator[Alternative]:
-    """Yield each single change that a run can have and that does not affect the optimisation."""
+    """Yield each single change that a run can have and that does not affect the optimisation; a setting that the run
+    has already changes nothing."""
     job = search.job
 
     def change(kind: str, key: str, **settings: Any) -> Alternative:
         return Alternative(search, kind=kind, key=key).where(**settings)
 
-    if not job.expandable_segments:
-        key = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
-        yield change("allocator", key, expandable_segments=True)
+    key = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+    yield change("allocator", key, expandable_segments=True)
     if (size := job.per_device_train_batch_size) > 1:
         part = largest_part(size)
         smaller = change("batch", "", per_device_train_batch_size=part)
@@ -142,13 +142,12 @@ def of_a_run(search: Search) -> Iterator[Alternative]:
     if not job.generates and job.packing and job.row_tokens > budget:
         yield change("budget", f"max_tokens_per_forward={budget}", max_tokens_per_forward=budget)
     yield from _shared_rows(Alternative(search))
-    for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
-        if not (offloads and job.generates):
+    for every, offloads in checkpointing(search):
+        if every == 1:
             key = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
             key += ", every layer" if job.checkpoint_every > 1 else ""
             yield change("checkpointing", key, checkpoint_every=every, activation_offloading=offloads)
-    if job.shares_with_vllm and not job.vllm_enable_sleep_mode:
-        yield change("vllm", "vllm_enable_sleep_mode=True", vllm_enable_sleep_mode=True)
+    yield change("vllm", "vllm_enable_sleep_mode=True", vllm_enable_sleep_mode=True)
     for one in fewer_at_once(search, job) if job.generates and not job.use_vllm else ():
         key = f"steps_per_generation={one.steps_per_generation}"
         yield change("generated at once", key, steps_per_generation=one.steps_per_generation)

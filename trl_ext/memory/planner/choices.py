@@ -22,7 +22,7 @@ from trl_ext.memory.units import GIB
 
 # None of these settings changes the optimisation.
 FREE = frozenset(
-    "per_device_train_batch_size steps_per_generation checkpoint_every activation_offloading dtype zero_stage offload "
+    "per_device_train_batch_size steps_per_generation checkpoint_every dtype zero_stage offload "
     "vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode ds3_gather_for_generation".split()
 ).union(option.name for option in OPTIONS)
 # ZeRO stage and offload, by their cost on a machine without NVLink.

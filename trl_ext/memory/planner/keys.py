@@ -48,6 +48,7 @@ def job_of_run(
     """
     micro, steps = int(keys["per_device_train_batch_size"]), int(keys["gradient_accumulation_steps"])
     fields: dict[str, Any] = {
+        "trainer": trainer,
         "per_device_train_batch_size": micro,
         "global_batch": int(keys.get("global_batch") or micro * steps * num_processes),
         # fp32, which needs no bf16 either, counts as fp16.
@@ -72,7 +73,6 @@ def job_of_run(
         fields[option.name] &= not holds(option.conflict, fields)  # a run then goes on without the option
     fields |= _model(keys, shape) | engine_fields(engine, shape)
     if trainer == "reward":
-        fields["activation_offloading"] = bool(keys.get("activation_offloading"))
         fields["max_length"] = keys.get("max_length") or shape.max_positions or Job("reward").max_length
     else:
         fields["max_prompt_length"] = prompt_tokens or GUESSED_PROMPT_TOKENS

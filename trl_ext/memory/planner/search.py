@@ -193,7 +193,6 @@ def label(job: Job, num_gpus: int) -> str:
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
     every += "".join(option.label for option in options_of(job))
-    every += " into host memory" if job.activation_offloading else ""
     every += f", rows shared by {job.sequence_parallel} GPUs" if job.sequence_parallel > 1 else ""
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
     name = technique(job, num_gpus)

@@ -109,7 +109,8 @@ def train_one(folder, models: str, case: str, sequence_parallel: int) -> dict[st
         max_steps=2,
         max_grad_norm=0.5,
     )
-    args = GRPOConfig(str(folder / "out"), **SETTINGS | options | changes)
+    out = folder / case.replace(" ", "_")  # a folder holds checkpoints of one run
+    args = GRPOConfig(str(out), **SETTINGS | options | changes)
     prompts = [" ".join(f"w{3 + (7 * i + j) % 90}" for j in range(2 + i % words)) for i in range(24)]
     trainer = GRPOTrainer(
         model=f"{models}/{family}",
@@ -124,7 +125,7 @@ def train_one(folder, models: str, case: str, sequence_parallel: int) -> dict[st
     if use_vllm:  # as far as the loss knows: `rollout` gives what a vLLM would have
         trainer.use_vllm, trainer._last_loaded_step = True, -1
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
-    trainer.train(str(folder / "out" / "checkpoint-1") if case == "resumed" and sequence_parallel > 1 else None)
+    trainer.train(str(out / "checkpoint-1") if case == "resumed" and sequence_parallel > 1 else None)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return engine_facts(trainer) | {
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},

@@ -94,6 +94,6 @@ def layer_bytes(term: str, shape: ModelShape, job: Any) -> int:
     return sum(option.layer_bytes(shape).get(term, 0) for option in options_of(job))
 
 
-def recomputed(part: str, job: Any) -> float:
+def recompute_share(part: str, job: Any) -> float:
     """Share of a part of checkpointed layers that the job's backward computes again: 1 without options."""
     return prod(option.recomputed.get(part, 1.0) for option in options_of(job))

@@ -11,7 +11,7 @@ from trl_ext.memory.formulas.generation import vllm_cache_tokens
 from trl_ext.memory.formulas.peak import Setup
 from trl_ext.memory.formulas.states import is_joint
 from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params, quantised_weights
-from trl_ext.memory.options import recomputed
+from trl_ext.memory.options import recompute_share
 
 TOP_SHARE = 0.8  # of an A100's bf16 rate that multiplications of very wide matrices reach
 WIDTH_OF_HALF = 700  # width of a model that reaches half of that: the rest of the time waits for memory
@@ -117,8 +117,8 @@ def update_seconds(setup: Setup) -> float:
         half = FUSED_LORA_WIDTH_OF_HALF if job.packing and job.layer_kernels else LORA_WIDTH_OF_HALF
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     backward = 1 if job.uses_lora else 2
-    layers = linear * (1 + backward + recompute * recomputed("linear", job))
-    layers += attention * (1 + ATTENTION_BACKWARD + recompute * recomputed("attention", job))
+    layers = linear * (1 + backward + recompute * recompute_share("linear", job))
+    layers += attention * (1 + ATTENTION_BACKWARD + recompute * recompute_share("attention", job))
     # The fused head computes its logits again in the backward.
     seconds = _seconds(setup, layers + head * (2 + backward), 2 + recompute, half)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):

@@ -7,6 +7,7 @@ vLLM's share, and the dtype of weights that are frozen or have an fp32 master. S
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil, floor
+from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.formulas.estimate import Estimate
@@ -126,7 +127,8 @@ def _with_options(search: Search, job: Job) -> Estimate | None:
         # A user who gives the setting of an option's block decides the option, too.
         is_open = search.given.isdisjoint((option.name, DECIDED_BY.get(option.block)))
         if found and is_open and option.is_tried(job):
-            more = replace(job, **{option.name: True})
+            switched_on: dict[str, Any] = {option.name: True}
+            more = replace(job, **switched_on)
             if better := fitted(search, more):
                 found, job = better, more
     return found

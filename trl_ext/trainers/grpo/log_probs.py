@@ -264,7 +264,14 @@ class UpdatePasses:
         return {name: self._forward(model, *whole_rows(batch), batch["completion_ids"].size(1), **images)[0]}
 
     def _add(self, name: str, model: Any, window: StepWindow, micro_batches: Sequence[Rollouts]) -> None:
-        """Add the columns of a pass to the rows of a window, here and on their home ranks. Collective."""
+        """Add the columns of a pass to the rows of a window, here and on their home ranks. Collective.
+
+        Args:
+            name: Of the column that is added.
+            model: The model of the pass, as training calls it.
+            window: The plan of the rows.
+            micro_batches: The rows that get the column.
+        """
         trainer, accelerator = self._trainer, self._trainer.accelerator
         group = trainer.step_settings.group
         num_rows, width = micro_batches[0]["completion_ids"].shape

@@ -277,6 +277,12 @@ def start_scoring(
     """Let workers begin to score completions while the log-probabilities are computed.
 
     When TRL asks for the rewards later, a rule set waits for its workers, and raises errors about these rows then.
+
+    Args:
+        functions: The trainer's reward functions; rule sets among them begin.
+        inputs: Rows of the dataset, one for each completion.
+        prompts, completions, completion_ids: As TRL gives them to reward functions.
+        trainer_state: Of transformers.
     """
     if not inputs or not isinstance(completions, list):
         return  # not in a training step, or a rollout function returned another type

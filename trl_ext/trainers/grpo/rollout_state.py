@@ -90,6 +90,13 @@ def load(
 
     Return None if the rollouts of some process cannot be used: a checkpoint of plain TRL, another number of processes,
     other batches, or vLLM's correction in only one of the two runs. The run then generates again, as TRL does.
+
+    Args:
+        folder: The checkpoint.
+        args: The run's config.
+        device: For the rollouts.
+        reward_funcs: Those with a state load it.
+        reference: A reference that moves, whose weights are loaded; or None.
     """
     if reference is not None:
         load_reference(reference, folder)

@@ -130,7 +130,15 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _settle_memory(
         self, args: Any, model: Any, rewards: list[Any], train_dataset: Any, kwargs: dict[str, Any]
     ) -> None:
-        """Let a plan for the cards set what `args.memory` asks for, before a model loads."""
+        """Let a plan for the cards set what `args.memory` asks for, before a model loads.
+
+        Args:
+            args: The config, changed in place.
+            model: The policy, or its name.
+            rewards: Reward functions; models and names among them take memory.
+            train_dataset: For the length of the longest prompt.
+            kwargs: TRL's other arguments, changed in place: the plan may set `peft_config`.
+        """
         settle_memory(
             "grpo",
             args,
@@ -314,7 +322,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _scored_batch(
         self, model: nn.Module, flat: FlatBatch, compute_entropy: bool, compute_aux_loss: bool
     ) -> LogProbs:
-        """Return the log-probabilities of this process's rows, scored without a gradient. Collective."""
+        """Return the log-probabilities of this process's rows, scored without a gradient. Collective.
+
+        Args:
+            model: As training calls it.
+            flat: The batch as flat rows.
+            compute_entropy, compute_aux_loss: As in TRL.
+        """
         with self.accelerator.autocast():
             result = score(
                 model,
@@ -331,7 +345,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _scored_forward(
         self, model: nn.Module, forward: StepForward, compute_entropy: bool, compute_aux_loss: bool
     ) -> LogProbs:
-        """Return the log-probabilities of the running forward, in its layout."""
+        """Return the log-probabilities of the running forward, in its layout.
+
+        Args:
+            model: As training calls it.
+            forward: The running forward of the update.
+            compute_entropy, compute_aux_loss: As in TRL.
+        """
         rows = forward.calls()
         with self.accelerator.autocast():
             result = score(

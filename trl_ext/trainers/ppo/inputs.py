@@ -39,6 +39,14 @@ def check_arguments(
     """Raise ConfigError for arguments that cannot work together, before anything is loaded or moved.
 
     Warn of a collator, which is not used.
+
+    Args:
+        args: The PPOConfig.
+        model, ref_model, value_model: As given; models or names, the last two may be None.
+        reward_models: Reward models and adapters as given.
+        reward_funcs: Rules and other reward functions.
+        rollout_func: TRL's, or None.
+        data_collator: Is not used.
     """
     if not isinstance(args, PPOConfig):
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
@@ -86,7 +94,15 @@ def _is_one_object(a: Any, b: Any) -> bool:
 def choose_critic(
     args: Any, is_peft: bool, value_model: Any, reward_adapters: Sequence[str] = (), reward_models: Sequence[Any] = ()
 ) -> str:
-    """Return the kind of critic, "none" for an estimator without values; ConfigError if the models do not allow it."""
+    """Return the kind of critic, "none" for an estimator without values; ConfigError if the models do not allow it.
+
+    Args:
+        args: The PPOConfig.
+        is_peft: Whether the actor has a LoRA.
+        value_model: As given, or None.
+        reward_adapters: Folders of reward models that are LoRA of the actor's base model.
+        reward_models: Complete reward models.
+    """
     if args.advantage_estimator != "gae":
         given = {"value_model": value_model, "reward_adapter": reward_adapters or None}
         if name := next((name for name, what in given.items() if what is not None), None):
@@ -129,7 +145,13 @@ def choose_critic(
 
 
 def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]) -> None:
-    """Raise ConfigError unless the reward model for critic_init='reward' is given."""
+    """Raise ConfigError unless the reward model for critic_init='reward' is given.
+
+    Args:
+        critic: The kind of critic.
+        value_model: As given, or None.
+        reward_adapters, reward_models: As given.
+    """
     if value_model is not None:
         raise ConfigError("The critic starts from value_model, so critic_init='reward' has no use. Leave it out.")
     what, name = (reward_adapters, "reward_adapter") if critic == "adapter" else (reward_models, "reward_model")

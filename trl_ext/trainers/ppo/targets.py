@@ -49,7 +49,10 @@ class ValueErrors:
     def of(cls, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total) -> "ValueErrors":
         """Measure a batch of values and returns, [B, T] each, over the counted tokens of all ranks. Collective.
 
-        `total` sums a tensor over ranks, and is called twice.
+        Args:
+            values, returns: [B, T].
+            mask: [B, T] 1 for counted tokens.
+            total: Sums a tensor over ranks; called twice.
         """
         pair = torch.stack([wide(returns), wide(returns) - wide(values)])
         count, means, squares = moments(pair, wide(mask).bool(), total)
@@ -227,7 +230,14 @@ class PPOTargets:
     def _objective(
         self, scores: torch.Tensor, kl: torch.Tensor, num_updates: int, *, is_training: bool
     ) -> dict[str, float]:
-        """Return means over the scored completions of all ranks."""
+        """Return means over the scored completions of all ranks.
+
+        Args:
+            scores: [B] NaN where nothing was scored.
+            kl: [B, T] the KL to the reference, 0 for tokens that do not count.
+            num_updates: Updates so far: each has as many episodes.
+            is_training: False in an evaluation, which logs neither coefficient nor episodes.
+        """
         known = ~scores.isnan()
         sums = torch.stack([known.sum(), scores.nansum(), kl[known].sum(), torch.tensor(len(scores)).to(known.device)])
         num, score, divergence, everything = self._total(wide(sums)).tolist()
@@ -254,6 +264,13 @@ class PPOTargets:
         """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics.
 
         In training the batch updates the critic's scale before use; in evaluation only if the scale is not set yet.
+
+        Args:
+            rollouts: The rows, to which columns are added.
+            rewards: [B, T] a reward for each token.
+            outputs: [B, T] of the critic, before its scale.
+            mask: [B, T] 1 for counted tokens.
+            held_out: Collects the critic's errors in an evaluation; None in training.
         """
         scale = self.scale if held_out is None else held_out.scale
         if held_out is None or not scale.has_begun:
@@ -281,7 +298,14 @@ class PPOTargets:
     def _without_critic(
         self, rewards: torch.Tensor, unscored: torch.Tensor, mask: torch.Tensor, baselines: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return advantages [B, T] with a baseline that is not a critic; `unscored` is [B]."""
+        """Return advantages [B, T] with a baseline that is not a critic.
+
+        Args:
+            rewards: [B, T] a reward for each token.
+            unscored: [B] True for rows without a score.
+            mask: [B, T] 1 for counted tokens.
+            baselines: [B] scores of greedy completions for ReMax; None for other estimators.
+        """
         estimator = self.args.advantage_estimator
         if estimator == "reinforce_pp":
             return whiten(rewards_to_come(rewards, mask, self.args.gamma), mask, total=self._total)

@@ -305,7 +305,15 @@ class PPOTrainer(GRPOTrainer):
     def _add_targets(
         self, scores: Any, num_updates: int, baselines: Any, moved: Any, rollouts: dict[str, Any]
     ) -> None:
-        """Add PPO's targets to rollouts, in training only, and log them. Collective."""
+        """Add PPO's targets to rollouts, in training only, and log them. Collective.
+
+        Args:
+            scores: [B] of this process's rows.
+            num_updates: Updates so far.
+            baselines: [B] scores of greedy completions; None but for ReMax.
+            moved: [B, T] the change of token rewards by rewards of turns, or None.
+            rollouts: The rows, to which columns are added.
+        """
         is_training = self.model.training
         held_out = None if is_training else self._held_out
         targets = self._targets.complete(

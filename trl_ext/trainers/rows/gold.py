@@ -62,6 +62,15 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
 
 
 def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal: bool) -> None:
+    """Name the cells of a column that a rule reads and that are null or NaN, in a warning or an error.
+
+    Args:
+        dataset: The rows.
+        rule: Reads the column.
+        column: Its name.
+        role: The dataset in messages: "train_dataset".
+        is_fatal: Whether a column without any value stops the run; else it is named in a warning.
+    """
     empty = np.flatnonzero(np.concatenate([is_empty(values) for _, values in batches(dataset, column)]))
     if not len(empty):
         return
@@ -194,6 +203,15 @@ class UnscoredRules:
                 self._judge(trainer, key, rules[key], tally, is_first=is_first)
 
     def _judge(self, trainer: Any, key: Key, rule: Rule, tally: Tally, *, is_first: bool) -> None:
+        """Warn once of a rule that scored only a part of a step's rows; DataError if it can score none.
+
+        Args:
+            trainer: Whose step it is.
+            key: The rule set's place among the reward functions, and the rule's name.
+            rule: The rule.
+            tally: Its scores in the step, over all ranks.
+            is_first: Whether it is the first step of a run.
+        """
         function, dataset = trainer.reward_funcs[key[0]], trainer.train_dataset
         why = tally.why(rule)
         if is_first and tally.scored_nothing and function.on_unscored == "error":
@@ -221,6 +239,13 @@ def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerato
 
     In a mixture of tasks, a small step may have no row for some rule. For a dataset the rule is tried on other rows.
     For a stream, or without the rule's columns, other rules of correctness must have scored all rows of the step.
+
+    Args:
+        function: The reward function that holds the rule.
+        rule: The rule.
+        dataset: The rows that a run trains on.
+        tally: The scores of the rule in this step, over all ranks.
+        accelerator: The trainer's.
     """
     if not isinstance(dataset, Dataset) or not set(rule.all_columns) <= set(dataset.column_names):
         return tally.num_covered == tally.num_rows

@@ -25,7 +25,14 @@ _ROW = "row"
 def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, args: Any) -> None:
     """Raise DataError for prompts that the chat template refuses, or that are too long for the policy.
 
-    All prompts must be text, or all messages. `config` is the policy's, None if it is not known.
+    All prompts must be text, or all messages.
+
+    Args:
+        dataset: The rows.
+        role: The dataset in messages: "train_dataset".
+        tokenizer: With the chat template.
+        config: The policy's; None if it is not known.
+        args: The run's config.
     """
     options = {"add_generation_prompt": True, **(getattr(args, "chat_template_kwargs", None) or {})}
     prompts = dataset.select_columns(["prompt"]).with_format(None)
@@ -74,6 +81,15 @@ def num_tokens(prompts: list[Any], tokenizer: Any, chat_options: Mapping[str, An
 
 
 def _check_lengths(lengths: Mapping[int, int], role: str, limit: int, most: int, is_hard: bool) -> None:
+    """Raise DataError for prompts that leave no room for a completion; warn if the model can read on.
+
+    Args:
+        lengths: Tokens of prompts, by row.
+        role: The dataset in messages.
+        limit: Tokens that the model reads.
+        most: Tokens of the longest completion; 0 if unknown.
+        is_hard: Whether the model cannot read beyond the limit.
+    """
     longest = max(lengths.values())
     full = [row for row, length in lengths.items() if length >= limit]
     tight = [row for row, length in lengths.items() if length > limit - most]
@@ -106,7 +122,11 @@ def positions(config: Any) -> int | None:
 def check_tokens(datasets: Any, role: str, columns: Sequence[str], config: Any) -> None:
     """Raise DataError for token ids outside the model's vocabulary, and for rows that are too long for it.
 
-    `datasets` is a dataset or a dict of datasets; streams and None are not checked. `columns` hold token ids.
+    Args:
+        datasets: A dataset, or a dict of datasets; streams and None are not checked.
+        role: The dataset in messages.
+        columns: Names of the columns with token ids.
+        config: The model's.
     """
     limit, vocabulary = positions(config), config.get_text_config().vocab_size
     for name, dataset in parts(datasets, role):
@@ -122,7 +142,14 @@ def check_tokens(datasets: Any, role: str, columns: Sequence[str], config: Any) 
 
 
 def check_ids(dataset: Dataset, role: str, column: str, vocabulary: int) -> None:
-    """Raise DataError for rows without token ids, and for ids outside the vocabulary."""
+    """Raise DataError for rows without token ids, and for ids outside the vocabulary.
+
+    Args:
+        dataset: The rows.
+        role: The dataset in messages.
+        column: Its name.
+        vocabulary: Number of tokens.
+    """
     missing: list[int] = []
     foreign: list[int] = []
     for start, ids in batches(dataset, column):

@@ -331,9 +331,14 @@ class StepPlanner:
 def _skipped(
     rollouts: Rollouts, sizes: Sequence[RolloutSize], forwarded: Sequence[int], num_trained: int, first: int
 ) -> SkippedRows:
-    """Return the rows that are left out; `sizes` and `forwarded` are over all ranks.
+    """Return the rows that are left out.
 
-    This rank's `rollouts` are numbered from `first`; `num_trained` of the forwarded rows have a gradient.
+    Args:
+        rollouts: The rows of this rank.
+        sizes: Of the rows of all ranks.
+        forwarded: Numbers of the rows of all ranks that are forwarded.
+        num_trained: How many of these have a gradient.
+        first: The number of this rank's first row.
     """
     tokens = counted_tokens(rollouts).sum(dim=1)
     here = [i - first for i in forwarded if 0 <= i - first < len(tokens)]

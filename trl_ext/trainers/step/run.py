@@ -113,8 +113,11 @@ class RunsForwards(Trainer):
     ) -> torch.Tensor:
         """Return the sum of the forwards' losses; only the last still has a graph, as the others ran their backward.
 
-        `compute` returns the loss of a forward's batch, as `compute_loss` does. The number of forwards is equal on
-        every rank; without forwards the loss is 0, without a gradient.
+        Args:
+            compute: Returns the loss of a forward's batch, as `compute_loss` does.
+            model: As training calls it.
+            forwards: Of this rank; equally many on every rank. Without any the loss is 0, without a gradient.
+            num_items_in_batch: As in transformers.
         """
         loop = self.forward_loop
         losses: list[torch.Tensor] = []

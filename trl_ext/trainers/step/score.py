@@ -170,8 +170,10 @@ def score_values(
 ) -> tuple[torch.Tensor, int]:
     """Return the values before each completion token, [B, C], and the number of tokens that went through the model.
 
-    `model` returns `token_values` [1, T], the expected return after each token, for a flat row and `options`. Other
-    arguments as in `score`.
+    Args:
+        model: Returns `token_values` [1, T], the expected return after each token, for a flat row.
+        batch, rows, device, num_forwards, group: As in `score`.
+        options: More arguments of the model.
     """
     values = _Padded(batch, group)
     num_forwarded = 0
@@ -198,7 +200,9 @@ def _lay_out(
 ) -> Iterator[tuple[PlannedRow, PackedRow]]:
     """Yield each row with its model input, then the surplus forwards.
 
-    Without `cache` each prefix gets a new cache, which the rows after it use until the next prefix.
+    Args:
+        rows, num_forwards, batch, device, group: As in `score`.
+        cache: Of a prefix, to read or to fill; None: each prefix gets a new cache.
     """
     of_prefix, num_scored = cache, batch.num_scored
     for row in [*rows, *[filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:

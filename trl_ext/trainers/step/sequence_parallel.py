@@ -87,7 +87,11 @@ def gather_group(
 ) -> GroupBatch:
     """Return the rows of all processes of the group as one batch. Collective; without a group, this process's rows.
 
-    `input_ids` and `attention_mask` are [B, P + C] with C = `width`; all processes have equally many rows.
+    Args:
+        input_ids, attention_mask: [B, P + C]; all processes have equally many rows.
+        width: C, the completion width.
+        group: Processes that share rows; None without sharing.
+        accelerator: The trainer's.
     """
     shape = len(input_ids), width
     if group is None:

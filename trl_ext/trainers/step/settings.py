@@ -17,7 +17,14 @@ MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
 def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bonus: bool, has_aux_loss: bool) -> str:
-    """Return why the loss of a GRPO micro-batch is not a weighted sum over its rows; "" if it is."""
+    """Return why the loss of a GRPO micro-batch is not a weighted sum over its rows; "" if it is.
+
+    Args:
+        args: The run's config.
+        takes_images: Whether rows have images that are padded.
+        has_entropy_bonus: Whether the loss rewards entropy.
+        has_aux_loss: Whether the load-balancing loss of a mixture of experts is added.
+    """
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
     if takes_images:

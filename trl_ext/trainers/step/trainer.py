@@ -9,7 +9,7 @@ from trl_ext.trainers.step.settings import StepCounts, StepSettings
 
 
 class Levels(Protocol):
-    """How often the forwards of each role, "actor" or "critic", are halved."""
+    """The number of halvings of the forwards of each role, "actor" or "critic"."""
 
     @property
     def level(self) -> Mapping[str, int]: ...

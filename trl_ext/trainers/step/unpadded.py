@@ -82,9 +82,13 @@ def plan(
     """Plan flat rows that hold every scored token of the batch.
 
     Rows without a scored token (completions masked because they were cut off) are left out: their log-probabilities
-    are not needed. `keep_all` keeps them, for models whose auxiliary loss counts every token.
+    are not needed.
 
-    `max_tokens` and `prefix_multiple` as in `plan_rows`.
+    Args:
+        batch: The rows.
+        share_prompt: Whether rows with a common prompt share one copy of it.
+        max_tokens, prefix_multiple: As in `plan_rows`.
+        keep_all: Whether rows without a scored token stay, for models whose auxiliary loss counts every token.
     """
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:

@@ -84,7 +84,13 @@ class ValueScale:
     ) -> None:
         """Fit the critic's `outputs` [B, T] in the first batch to the rewards to come, by a line; later do nothing.
 
-        Other arguments are as in `follow`. Collective in the first batch.
+        Collective in the first batch.
+
+        Args:
+            outputs: [B, T] of the critic.
+            to_come: [B, T] the rewards to come.
+            mask: [B, T] 1 for counted tokens.
+            total: Sums a tensor over ranks.
         """
         if self._weight:
             return

@@ -100,6 +100,13 @@ class CriticValues:
             return torch.cat([self._pad(model, one, of_one, width) for one, of_one in parts])
 
     def _pad(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+        """Return the values before each completion token, [B, C], by a padded forward.
+
+        Args:
+            model: The critic, as training calls it.
+            input_ids, mask: [B, P + C] padded rows.
+            width: C, the completion width.
+        """
         trainer = self._trainer
         if trainer.model.training:
             trainer.counts.add_forward(input_ids.numel(), mask, of_update=running_forward() is not None)
@@ -116,6 +123,15 @@ class CriticValues:
         batch_size: int | None,
         images: GivenImages | None,
     ) -> torch.Tensor:
+        """Return the values before each completion token, [B, C], by flat rows.
+
+        Args:
+            model: The critic, as training calls it.
+            input_ids, mask: [B, P + C] padded rows.
+            width: C, the completion width.
+            batch_size: Rows of a padded forward, which limits a flat row without a budget; None for all.
+            images: Of the rows; None if the model takes none.
+        """
         trainer, settings, forward = self._trainer, self._trainer.step_settings, running_forward()
         with trainer.accelerator.autocast():
             if forward is not None:

@@ -127,7 +127,13 @@ class Scoring:
     def ask_models(
         self, prompts: Sequence[Any], completions: Sequence[Any], rules: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return [B, M] raw scores; NaN for completions that fail the rules [B, R] with mode "gate"."""
+        """Return [B, M] raw scores; NaN for completions that fail the rules [B, R] with mode "gate".
+
+        Args:
+            prompts, completions: B rows of this process.
+            rules: [B, R] rewards of the rules, NaN where a rule abstains.
+            weights: [R + M] of rules and models.
+        """
         keep = passing(rules, weights[: self.num_rules], self._gate_above) if self._mode == "gate" else None
         columns = [model(prompts, completions, keep).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)

@@ -153,6 +153,14 @@ def _take_head(weights: dict[str, torch.Tensor], path: Path) -> torch.nn.Linear:
 
 
 def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path: Path) -> None:
+    """Raise ConfigError unless the adapter is a LoRA of the actor's base model.
+
+    Args:
+        peft_model: The actor.
+        config: Of the reward adapter.
+        head: Its score head.
+        path: Its folder.
+    """
     base = peft_model.get_base_model().config
     hidden_size = base.get_text_config().hidden_size
     if head.in_features != hidden_size:
@@ -169,7 +177,14 @@ def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path
 
 
 def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
-    """Add the adapter; raise ValueError or RuntimeError if its weights do not match the model's parameters."""
+    """Add the adapter; raise ValueError or RuntimeError if its weights do not match the model's parameters.
+
+    Args:
+        peft_model: The actor.
+        config: Of the reward adapter.
+        weights: By the names of the adapter's file.
+        name: The adapter's name in the model.
+    """
     add_adapter(peft_model, name, config)
     result: Any = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
     homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]

@@ -103,6 +103,22 @@ def bare_tuples() -> Places:
     return {name: count for name, count in found.items() if count}
 
 
+def without_args() -> Places:
+    """Functions of four parameters or more whose docstring has no `Args:`, by file.
+
+    An override's docstring names the method that it overrides, which documents them.
+    """
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS) and not node.name.startswith("__"):
+                args = node.args
+                names = {one.arg for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)} - {"self", "cls"}
+                doc = ast.get_docstring(node) or ""
+                found[name] += len(names) >= 4 and not ("Args:" in doc or doc.startswith("Overrides"))
+    return {name: count for name, count in found.items() if count}
+
+
 def knots_of_folders() -> list[set[str]]:
     """Sets of folders that import each other, over any number of steps; imports of types alone count, too, but not
     those of `__init__.py`, which is a folder's door."""
@@ -162,6 +178,7 @@ def main() -> None:
         ("comprehensions in comprehensions", nested_comprehensions()),
         ("packed calls", packed_calls()),
         ("functions that return a bare tuple", bare_tuples()),
+        ("functions of four parameters without Args", without_args()),
     ):
         print(title, sum(places.values()), "in", len(places))
         for name, count in sorted(places.items(), key=lambda one: -one[1])[:12]:

@@ -118,8 +118,11 @@ def flatten(
 ) -> FlatRow:
     """Turn a row of `plan_rows` into tensors.
 
-    `sequences` are the batch's token ids, shared tokens included. `cache` stores the keys of the row, or has the keys
-    of its first segments.
+    Args:
+        row: Of `plan_rows`.
+        sequences: The batch's token ids, shared tokens included.
+        device: For the tensors.
+        cache: Stores the keys of the row, or has the keys of its first segments; None without a cached prefix.
     """
     own = row.forwarded
     lengths = np.array([segment.length for segment in own])
@@ -140,9 +143,11 @@ def lay_out(
     device: torch.device | str = "cpu",
     cache: PrefixCache | None = None,
 ) -> PackedRow:
-    """Turn a planned row into tensors, with the places of the `num_scored` trailing tokens of every sequence.
+    """Turn a planned row into tensors, with the places of the scored tokens.
 
-    Other arguments as in `flatten`.
+    Args:
+        row, sequences, device, cache: As in `flatten`.
+        num_scored: [sequences] scored tokens at the end of each.
     """
     flat = flatten(row, sequences, device, cache)
     # Places of the tokens before scored tokens, in pieces: sequence, place in it, place in the row, length.

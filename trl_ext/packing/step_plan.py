@@ -165,7 +165,11 @@ def plan_step(
 def _balance(
     rows: Sequence[RowSize], num_ranks: int, max_tokens: int, hidden_size: float, homes: Sequence[int] | None
 ) -> StepPlan:
-    """Return the plan without cached prefixes."""
+    """Return the plan without cached prefixes.
+
+    Args:
+        rows, num_ranks, max_tokens, hidden_size, homes: As in `plan_step`.
+    """
     if homes is not None:
         members = [_at_home(homes, rank) for rank in range(num_ranks)]
         of_ranks = [_blocks(rows, own, max_tokens, hidden_size) for own in members]
@@ -235,7 +239,14 @@ def _groups(rows: Sequence[RowSize], members: Iterable[int]) -> list[list[int]]:
 
 
 def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> list[RowBlock]:
-    """Return the groups of some rows; groups that do not fit are cut, each part with a copy of the shared tokens."""
+    """Return the groups of some rows; groups that do not fit are cut, each part with a copy of the shared tokens.
+
+    Args:
+        rows: All rows.
+        members: Numbers of the rows to group.
+        max_tokens: Most tokens of a group.
+        hidden_size: As in `plan_step`.
+    """
     parts = [part for group in _groups(rows, members) for part in _cut(rows, group, max_tokens)]
     return [_block(rows, part, hidden_size) for part in parts]
 
@@ -299,7 +310,13 @@ class _RankPlan:
 
     @classmethod
     def of(cls, rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> "_RankPlan":
-        """Cut the groups of a rank's rows that do not fit, and put the others into forwards."""
+        """Cut the groups of a rank's rows that do not fit, and put the others into forwards.
+
+        Args:
+            rows: All rows.
+            members: Numbers of this rank's rows.
+            max_tokens, hidden_size: As in `plan_step`.
+        """
         split, blocks = [], []
         for group in _groups(rows, members):
             parts = _cut(rows, group, max_tokens)
@@ -330,6 +347,9 @@ def _behind_prefixes(
     """Return a plan in which each rank forwards a group's prefix once for all its forwards; None if all groups fit.
 
     The cached tokens count towards the budget of each forward that uses them, since their activations exist there too.
+
+    Args:
+        rows, num_ranks, max_tokens, hidden_size, homes: As in `plan_step`.
     """
     if homes is None:  # assign rows to ranks as if a forward could hold everything
         whole = _balance(rows, num_ranks, sum(row.length for row in rows), hidden_size, None)
@@ -372,7 +392,14 @@ def _rows_of(forward: Iterable[RowBlock]) -> tuple[int, ...]:
 
 
 def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: float) -> list[float]:
-    """Return the cost of every forward of a rank, then of every prefix that it caches."""
+    """Return the cost of every forward of a rank, then of every prefix that it caches.
+
+    Args:
+        rows: All rows.
+        plan: The plan.
+        rank: Of the forwards.
+        hidden_size: As in `plan_step`.
+    """
     costs, prefixes = [], []
     for forward in plan.forwards[rank]:
         costs.append(forward_cost([rows[i] for i in forward], hidden_size))
@@ -386,7 +413,14 @@ def _costs(rows: Sequence[RowSize], plan: StepPlan, rank: int, hidden_size: floa
 
 
 def _time(rows: Sequence[RowSize], plan: StepPlan, hidden_size: float, call_cost: float) -> float:
-    """Return the duration of a plan in units of a token: all ranks wait for each other in every call of the model."""
+    """Return the duration of a plan in units of a token: all ranks wait for each other in every call of the model.
+
+    Args:
+        rows: All rows.
+        plan: The plan.
+        hidden_size: As in `plan_step`.
+        call_cost: Of a call of the model, in tokens.
+    """
     costs = [_costs(rows, plan, rank, hidden_size) for rank in range(len(plan.forwards))]
     return sum(max(at_place) + call_cost for at_place in zip(*costs, strict=True))
 

@@ -251,7 +251,14 @@ class BatchImages:
 
 
 def _positions(sequences: Ragged, is_image: np.ndarray, rows: ImageRows, reader: ImageReader) -> list[np.ndarray]:
-    """Return [3, tokens] positions of every sequence, by the model's rule."""
+    """Return [3, tokens] positions of every sequence, by the model's rule.
+
+    Args:
+        sequences: Token ids of each sequence.
+        is_image: [tokens of all sequences] True at image tokens.
+        rows: The images of each sequence.
+        reader: Knows the model's rule.
+    """
     found = []
     for i, shown in enumerate(rows):
         here = slice(sequences.starts[i], sequences.starts[i + 1])

@@ -83,7 +83,12 @@ def _order_of(table: SegmentTable) -> dict[str, Any]:
 
 
 def _check_order(_backbone: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
-    """Raise PackingError if the order reached no layer: a short convolution's leak may be too small to detect."""
+    """Raise PackingError if the order reached no layer: a short convolution's leak may be too small to detect.
+
+    Args:
+        _backbone, _args, _output: Of the hook, unused.
+        kwargs: Of the call, with the order.
+    """
     order = kwargs.get("state_order")
     if isinstance(order, StateOrder) and not _is_read(order):
         raise PackingError("Its layers with state do not pass on where sequences begin")
@@ -121,7 +126,15 @@ class StateDispatch:
 def _convolution(
     plain: Callable[..., Any], order: StateOrder, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
 ) -> torch.Tensor:
-    """Convolve x [1, C, T] with weight [C, W] by segments."""
+    """Convolve by segments.
+
+    Args:
+        plain: The layer's function.
+        order: The segments of the row.
+        x: [1, C, T].
+        weight: [C, W].
+        args, options: Passed on.
+    """
     index, is_zero, own = order.reads(weight.shape[-1] - 1)
     laid = x[0].mT.index_select(0, index).index_fill_(0, is_zero, 0.0)
     return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, own).mT[None]

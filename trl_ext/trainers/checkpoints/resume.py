@@ -74,7 +74,11 @@ def find_checkpoint(args: TrainingArguments, wanted: str | bool | None) -> str |
 def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
     """Raise ConfigError unless the checkpoint is of this run; warn of settings that differ but are accepted.
 
-    `run` is the fingerprint of the run that begins; `check_own` is the trainer's check of the folder.
+    Args:
+        args: The run's config.
+        checkpoint: The folder.
+        run: Fingerprint of the run that begins.
+        check_own: The trainer's check of the folder.
     """
     despite = _despite(args)
     try:
@@ -133,7 +137,14 @@ _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTraine
 def _newest_whole(
     args: TrainingArguments, run_dir: Path, run: str | None = None, leave_out: str = ""
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint of a run, and "<name>: <reason>" for each newer folder. Collective."""
+    """Return the newest whole checkpoint of a run, and "<name>: <reason>" for each newer folder. Collective.
+
+    Args:
+        args: The run's config.
+        run_dir: Folder of the run.
+        run: Its id; None for any run.
+        leave_out: Name of a checkpoint that does not count.
+    """
     passed: list[str] = []
     for name in of_rank_0(args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
         reason = _why_not(args, run_dir / name)

@@ -159,7 +159,15 @@ def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
 def decided(
     job: Job, args: Any, shape: ModelShape, engine: Mapping[str, Any] | None, has_value_model: bool
 ) -> frozenset[str]:
-    """Return the fields of `Job` that the user, DeepSpeed's file (`engine`) or the loss decides."""
+    """Return the fields of `Job` that the user, DeepSpeed's file (`engine`) or the loss decides.
+
+    Args:
+        job: The run as a job of the planner.
+        args: The run's config.
+        shape: The model's.
+        engine: DeepSpeed's settings; None without DeepSpeed.
+        has_value_model: Whether a value model is given.
+    """
     # Sizes that the file gives as numbers; the plan decides "auto" and missing sizes.
     zero = (engine or {}).get("zero_optimization") or {}
     given = frozenset(DECIDED_BY.get(name, name) for name in args.given)

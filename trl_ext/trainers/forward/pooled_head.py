@@ -63,7 +63,11 @@ def pooled_scores(
 ) -> torch.Tensor:
     """Return the scores [N, 1] of the tokens at row indices `pool_index` [N], from one model call.
 
-    `model` has `add_pooled_head`. The processes of `group` have the same row, and each forwards a part of it.
+    Args:
+        model: With `add_pooled_head`.
+        row: The flat row.
+        pool_index: [N] indices in the row.
+        group: Processes with the same row, of which each forwards a part; or None.
     """
     here = tokens_here(row, pool_index, group)
     part = row.part(group)
@@ -82,7 +86,14 @@ def tokens_here(row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | N
 
 
 def whole(values: torch.Tensor, here: torch.Tensor, count: int, group: SequenceGroup | None) -> torch.Tensor:
-    """Combine `count` values of all processes of a group; this process has `values` at `here`. Collective."""
+    """Combine the values of all processes of a group. Collective.
+
+    Args:
+        values: This process's.
+        here: Index of this process's values among all.
+        count: Values of all processes.
+        group: The processes; or None.
+    """
     if group is None:
         return values
     return sum_over(values.new_zeros(count, *values.shape[1:]).index_put((here,), values), group)

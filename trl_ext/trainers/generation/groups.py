@@ -61,7 +61,14 @@ class EqualGroups:
         return equal_groups(self._compared, self._size)
 
     def apply(self, rollouts: dict[str, Any], metrics: Any, column: Any, accelerator: Any) -> None:
-        """Correct a rank's advantages in `rollouts`, TRL's metric, and the end of a column of its table."""
+        """Give completions of equal groups the advantage 0, and correct TRL's metric and table.
+
+        Args:
+            rollouts: This rank's, of which `advantages` is changed.
+            metrics: TRL's lists by name.
+            column: The advantages in TRL's table of completions, of all ranks.
+            accelerator: The trainer's.
+        """
         rows = self.are_equal.repeat_interleave(self._size)
         own = rows.chunk(accelerator.num_processes)[accelerator.process_index]
         rollouts["advantages"] = rollouts["advantages"].masked_fill(own, 0.0)

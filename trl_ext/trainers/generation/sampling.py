@@ -83,7 +83,10 @@ def check_generated(
 ) -> None:
     """Raise DataError on all ranks if rows of a rank cannot be scored. Collective.
 
-    `logps` are the sampling policy's log-probabilities of each row's completion tokens; None if unknown.
+    Args:
+        trainer: Whose rollouts they are.
+        prompt_ids, completion_ids: Token ids by row.
+        logps: Of the sampling policy, for each completion token of each row; None if unknown.
     """
     problem = rows_without_prompt(list(map(len, prompt_ids)), list(map(len, completion_ids)))
     if not problem and (trainer.use_vllm or trainer.rollout_func is not None):
@@ -121,6 +124,12 @@ def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, need
     """Return a sentence about a completion without a sampling log-probability for each token; "" if there is none.
 
     TRL pads missing values, and would compare tokens with the numbers of other tokens.
+
+    Args:
+        completion_ids: Token ids by row.
+        logps: By row; None if unknown.
+        rank: Of the rows, for the sentence.
+        needed: Whether the loss needs them.
     """
     found = ""
     if logps is None:

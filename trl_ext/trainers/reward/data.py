@@ -41,9 +41,13 @@ Rows = list[tuple[tuple[int, int], ...]]
 
 
 def report_dropped(dataset: Any, num_before: int | None, max_length: int | None, role: str) -> None:
-    """Warn how many of `num_before` pairs (None: a stream's) TRL has dropped; raise DataError if none is left.
+    """Warn how many of `num_before` pairs TRL has dropped; raise DataError if none is left.
 
-    `role` is the dataset's name in messages.
+    Args:
+        dataset: The pairs that are left.
+        num_before: Pairs before TRL dropped some; None for a stream.
+        max_length: TRL's limit.
+        role: The dataset in messages.
     """
     if num_before is None or not (num_dropped := num_before - len(dataset)):
         return
@@ -95,7 +99,14 @@ def add_row_numbers(dataset: Any) -> Any:
 
 
 def check_budget(dataset: datasets.Dataset, pair_tokens: Sequence[int], max_tokens: int, role: str) -> None:
-    """Raise DataError if a pair is larger than one forward."""
+    """Raise DataError if a pair is larger than one forward.
+
+    Args:
+        dataset: The pairs.
+        pair_tokens: Tokens of each pair.
+        max_tokens: Of a forward.
+        role: The dataset in messages.
+    """
     too_long = [i for i, tokens in enumerate(pair_tokens) if tokens > max_tokens]
     if not too_long:
         return

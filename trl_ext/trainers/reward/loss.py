@@ -17,8 +17,12 @@ def pair_losses(
 ) -> torch.Tensor:
     """Return the loss of every pair of scores, [N] float32: the Bradley-Terry loss, plus a centring penalty.
 
-    `margins` [N] is by how much chosen should lead; `center` is the weight of (chosen + rejected)**2.
     Source: arXiv:2307.09288, equations 1 and 2 (with margin); arXiv:2312.09244, equation 2 (centring).
+
+    Args:
+        chosen, rejected: [N] scores.
+        margins: [N] by how much chosen should lead; None for 0.
+        center: The weight of (chosen + rejected)**2; None for 0.
     """
     chosen, rejected = chosen.float(), rejected.float()
     lead = chosen - rejected

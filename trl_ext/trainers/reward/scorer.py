@@ -339,6 +339,15 @@ def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> l
 
 
 def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
+    """Return a scorer for a reward model, and any other reward function unchanged.
+
+    Args:
+        trainer: A GRPO trainer.
+        policy_tokenizer: The policy's.
+        function: A reward function.
+        tokenizer: The reward model's tokenizer; None for other functions.
+        path: What the user gave: the model's name, if it is a text.
+    """
     if not isinstance(function, nn.Module) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return function
     model = trainer.accelerator.unwrap_model(function, keep_torch_compile=False)

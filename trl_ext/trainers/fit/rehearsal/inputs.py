@@ -86,7 +86,13 @@ def with_targets(batch: MicroBatch, *, has_values: bool = True) -> MicroBatch:
 
 
 def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return a uniform model's log-probabilities, [B, C], under each name that the trainer's rollouts have."""
+    """Return a uniform model's log-probabilities, [B, C], under each name that the trainer's rollouts have.
+
+    Args:
+        trainer: A GRPO trainer.
+        num_rows, width: B and C.
+        vocab_size: Of the model.
+    """
     args = trainer.args
     guessed = torch.full((num_rows, width), -math.log(vocab_size))
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
@@ -165,7 +171,14 @@ def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepS
 
 
 def _random_pairs(trainer: Any, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
-    """Return pairs without a common prefix, with a margin if the dataset's pairs have margins."""
+    """Return pairs without a common prefix, with a margin if the dataset's pairs have margins.
+
+    Args:
+        trainer: A reward trainer.
+        num_pairs: Number of pairs.
+        num_tokens: Of each side.
+        like: A row of the dataset; None for a stream.
+    """
     config = trainer.model.config.get_text_config()
     dice = random.Random(0)
     words = [token for token in range(min(config.vocab_size, 1000)) if token != config.pad_token_id]

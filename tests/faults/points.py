@@ -54,7 +54,7 @@ def chosen(kind: str, files: list[str]) -> list[Point]:
 
     Args:
         kind: Of trainer.
-        files: Of a checkpoint.
+        files: Of the last checkpoint.
     """
     # Rollouts are generated in steps 1, 5 and 9; steps 6 to 8 use them up. An epoch ends in steps 4 to 8.
     generation = [
@@ -77,8 +77,8 @@ def chosen(kind: str, files: list[str]) -> list[Point]:
         Point(6, "save", when="before"),
         Point(7, "save"),
         Point(10, "save"),
-        *(Point(2 + i % 8, f"written {name}") for i, name in enumerate(files)),
-        *(Point(3 + i % 8, f"half {name}") for i, name in enumerate(files)),
+        *(_of_file(2 + i % 8, "written", name) for i, name in enumerate(files)),
+        *(_of_file(3 + i % 8, "half", name) for i, name in enumerate(files)),
         Point(1, "half model.safetensors" if "model.safetensors" in files else "half adapter_model.safetensors"),
         Point(1, "written trainer_state.json"),
     ]
@@ -90,6 +90,11 @@ def chosen(kind: str, files: list[str]) -> list[Point]:
         Point(9, "rmdir"),
     ]
     return [*(generation if kind != "reward" else []), *training, *saving, *moving, *removing]
+
+
+def _of_file(step: int, what: str, name: str) -> Point:
+    """The point of a file of the last checkpoint in another: DeepSpeed names its folder by the step."""
+    return Point(step, f"{what} {name.replace(f'global_step{STEPS}/', f'global_step{step}/')}")
 
 
 def at_random(kind: str) -> list[Point]:

@@ -64,10 +64,10 @@ def test_bfloat16_errors_are_at_most_twice_those_of_padding(family, share_prompt
     assert packed[1] <= 2 * padded[1]
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("family", ["llama", "mistral_window"])
 def test_flash_attention_is_no_worse_than_twice_the_padded_path(family, version, tmp_path):
-    pytest.importorskip({2: "flash_attn", 3: "flash_attn_interface"}[version])
+    pytest.importorskip({2: "flash_attn", 3: "flash_attn_interface", 4: "flash_attn.cute"}[version])
     packed = errors(family, tmp_path, packing=True, attention=f"flash_attention_{version}")
     padded = errors(family, tmp_path, packing=False)
     assert packed[0] <= 2 * padded[0]

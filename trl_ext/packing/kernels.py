@@ -5,12 +5,13 @@ repeated, H query heads, Hkv key heads, D head size.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
+from transformers.utils import logging
 
 from trl_ext.compat.torch import call_varlen_attn, cpu_attention_shares_keys, has_varlen_attn
 from trl_ext.compat.transformers import call_flash, flash_varlen_function, is_flash
@@ -22,9 +23,15 @@ from trl_ext.packing.merge import (
     VarlenKernel,
     backward_type,
     is_exact,
+    largest_error,
     merged_attention,
+    small_row,
+    why_not,
 )
+from trl_ext.packing.recompute import keeps_attention
 from trl_ext.packing.table import SegmentTable
+
+logger = logging.get_logger(__name__)
 
 
 def choose_kernel(
@@ -34,13 +41,14 @@ def choose_kernel(
     head_size: int,
     dropout: float = 0.0,
     merging_pays: bool = False,
+    has_window: bool = False,
 ) -> Callable[..., torch.Tensor]:
     """Return the function that computes packed attention for these inputs.
 
-    On CUDA in half precision it is the model's flash-attention if it has any, else PyTorch's varlen kernel; everywhere
-    else it is `scaled_dot_product_attention` segment by segment. These copy the keys of prefixes. If merging pays,
-    attention is merged instead, by the same kernel. Float32 on CUDA keeps the copies: its backward cannot be called
-    separately.
+    On CUDA in half precision it is the model's flash-attention if it has any that takes the rows, else PyTorch's
+    varlen kernel; everywhere else it is `scaled_dot_product_attention` segment by segment. These copy the keys of
+    prefixes. If merging pays, attention is merged instead, by the same kernel. Float32 on CUDA keeps the copies: its
+    backward cannot be called separately.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     kernel: Kernel
@@ -49,14 +57,16 @@ def choose_kernel(
         choice, kernel = sdpa_attention, CpuKernel()
     elif device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
         return sdpa_attention
-    elif is_flash(base):
+    elif is_flash(base) and takes_rows(base, device, dtype, head_size, has_window):
         choice, kernel = partial(flash_attention, base=base), FlashKernel(base)
     elif not has_varlen_attn(device):
         return sdpa_attention
     else:
         choice, kernel = varlen_attention, VarlenKernel()
-    if merging_pays and not dropout and is_exact(kernel, device, dtype, head_size):
-        return partial(merged_attention, kernel=kernel)
+    # FlashAttention 4 is no operation of PyTorch's, of which a checkpointed layer could store the output.
+    stores_copies = isinstance(kernel, FlashKernel) and keeps_attention() and not has_window
+    if (merging_pays or stores_copies) and not dropout and is_exact(kernel, device, dtype, head_size):
+        return partial(merged_attention, kernel=kernel, copies=not merging_pays)
     return choice
 
 
@@ -185,6 +195,41 @@ def flash_attention(
     if torch.is_grad_enabled() and v.requires_grad and not out.requires_grad:
         raise PackingError(f"The kernel {base} has no backward. Train with another attn_implementation.")
     return out[None]
+
+
+@torch.compiler.disable
+@cache
+def takes_rows(base: str, device: torch.device, dtype: torch.dtype, head_size: int, has_window: bool) -> bool:
+    """Return True if a flash-attention computes a small packed row, forward and backward; warn if it does not.
+
+    A kernel for inference has no backward, and version 4 takes fewer head sizes on Blackwell than on Hopper.
+    """
+    reason = why_not(
+        lambda: _error_of_copies(base, device, dtype, head_size, 9 if has_window else None), device, dtype
+    )
+    if reason:
+        logger.warning(
+            f"{base} is not used for packed rows with heads of {head_size} on {device} in {dtype}: {reason}. "
+            "PyTorch's own kernel computes them, with the same results."
+        )
+    return not reason
+
+
+def _error_of_copies(base: str, device: torch.device, dtype: torch.dtype, head_size: int, window: int | None) -> float:
+    """Return the largest relative error of output and gradients against the reference in float32."""
+
+    def results(attend: Callable[..., torch.Tensor], to: torch.dtype) -> list[torch.Tensor]:
+        *inputs, grad = (x.to(to, copy=True).requires_grad_() for x in drawn)
+        out = attend(*(x.transpose(0, 1)[None] for x in inputs), table, scale=head_size**-0.5, window=window)
+        return [out, *torch.autograd.grad(out, inputs, grad[None])]
+
+    # A checkpointed layer counts the tensors that are saved in it, by a hook that these replace.
+    unhooked = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.enable_grad(), unhooked:
+        table, drawn = small_row(device, dtype, head_size)
+        return largest_error(
+            results(partial(flash_attention, base=base), dtype), results(sdpa_attention, torch.float32)
+        )
 
 
 def _ragged(

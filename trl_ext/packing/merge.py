@@ -7,6 +7,7 @@ attention, arXiv:2310.01889).
 Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -135,12 +136,23 @@ class CpuKernel:
 # torch.compile skips it: it would compile it again for every table.
 @torch.compiler.disable
 def merged_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable, *, kernel: Kernel, **how: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    kernel: Kernel,
+    copies: bool = False,
+    **how: Any,
 ) -> torch.Tensor:
-    """Attend with each prefix's keys in memory once; `kernels.choose_kernel` decides when, `how` has its options."""
+    """Attend with each prefix's keys in memory once; `kernels.choose_kernel` decides when, `how` has its options.
+
+    `copies`: one call on copied keys, whose output a checkpointed layer can store.
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    parts = (segments.copied,) if copies else segments.parts
     # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
-    return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, segments.parts, kernel, how["scale"])[None]
+    return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, parts, kernel, how["scale"])[None]
 
 
 class _Merged(torch.autograd.Function):
@@ -184,7 +196,7 @@ def backward(
     """Return the gradients of q, k and v, summed over the keys of all parts."""
     own, *levels = parts
     dq, dk, dv = kernel.backward(grad, _of(own, qkv), out, lse, own, scale)
-    if len(dk) < len(qkv[1]):  # the queries are a part of the row
+    if isinstance(own.keys, torch.Tensor) or len(dk) < len(qkv[1]):  # copies, or the queries are a part of the row
         of_own, (dk, dv) = (dk, dv), map(torch.zeros_like, qkv[1:])
         for total, more in zip((dk, dv), of_own, strict=True):
             _add(total, own.keys, more)
@@ -248,40 +260,59 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-4, 3e-2
 @cache
 def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
     """Return True if merged attention agrees with attention written out; warn if it does not."""
+    with torch.no_grad():
+        reason = why_not(lambda: _error(kernel, device, dtype, head_size), device, dtype)
+    if reason:
+        logger.warning(
+            f"Attention that keeps the keys of a shared prompt once is not used on {device} in {dtype}: {reason}. "
+            "Keys are copied instead, which takes more memory and gives the same numbers."
+        )
+    return not reason
+
+
+def why_not(error: Callable[[], float], device: torch.device, dtype: torch.dtype) -> str:
+    """Return why a kernel cannot be used; "" if the relative error that `error` computes is one of rounding."""
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            error = _error(kernel, device, dtype, head_size)
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, AssertionError) as failure:
+        with torch.autocast(device.type, enabled=False):
+            found = error()
+    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError, AssertionError) as failure:
         # Any failure in another version of PyTorch or flash-attention means that it cannot be used.
-        reason = f"{type(failure).__name__}: {failure}".partition("\n")[0].removesuffix(".")
-    else:
-        if error <= (_HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else _TOLERANCE):
-            return True
-        reason = f"a relative error of {error:.1e}"
-    logger.warning(
-        f"Attention that keeps the keys of a shared prompt once is not used on {device} in {dtype}: {reason}. Keys "
-        "are copied instead, which takes more memory and gives the same numbers."
-    )
-    return False
+        return f"{type(failure).__name__}: {failure}".partition("\n")[0].removesuffix(".")
+    most = _HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else _TOLERANCE
+    return "" if found <= most else f"a relative error of {found:.1e}"
 
 
-def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
-    """Return the largest relative error of output and gradients, on a row with nested prefixes."""
+def small_row(
+    device: torch.device, dtype: torch.dtype, head_size: int
+) -> tuple[SegmentTable, tuple[torch.Tensor, ...]]:
+    """Return a row with nested prefixes, and random q, k, v and gradient of the output, [T, heads, D]."""
     beginnings = {0: [*range(40)], 1: [*range(21), 3, 4], 2: [*range(21), *range(9)]}
     # One completion is long enough for larger blocks and the other precision in the backward.
     owns = {0: (3, 9, 1), 1: (3, 9, 1), 2: (3, SHORT, 1)}
     items = [RowSize(group, len(tokens), own) for group, tokens in beginnings.items() for own in owns[group]]
     (row,) = plan_rows(items, None, [np.array(beginnings[item.group]) for item in items])
-    table = SegmentTable(row.segments, device)
     draw = torch.Generator().manual_seed(0)
-    q, k, v, grad = (torch.randn(row.num_tokens, heads, head_size, generator=draw) for heads in (4, 2, 2, 4))
-    q, k, v, grad = (x.to(device, dtype) for x in (q, k, v, grad))
-    scale = head_size**-0.5
-    out, lse = forward((q, k, v), table.parts, kernel, scale)
-    ours = out, *backward(grad, (q, k, v), out, lse, table.parts, kernel, scale)
-    reference = _write_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
-    errors = [(one.float() - other).norm() / other.norm() for one, other in zip(ours, reference, strict=True)]
+    drawn = (torch.randn(row.num_tokens, heads, head_size, generator=draw) for heads in (4, 2, 2, 4))
+    return SegmentTable(row.segments, device), tuple(x.to(device, dtype) for x in drawn)
+
+
+def largest_error(ours: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
+    """Return the largest relative error of some tensors, not a number if any of them has none."""
+    errors = [(one.float() - other).norm() / other.norm() for one, other in zip(ours, exact, strict=True)]
     return torch.stack(errors).max().item()
+
+
+def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
+    """Return the largest relative error of output and gradients, on a row with nested prefixes."""
+    table, (q, k, v, grad) = small_row(device, dtype, head_size)
+    scale = head_size**-0.5
+    exact = _write_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
+    calls = [table.parts, (table.copied,)] if isinstance(kernel, FlashKernel) else [table.parts]
+    found: list[torch.Tensor] = []
+    for parts in calls:
+        out, lse = forward((q, k, v), parts, kernel, scale)
+        found += out, *backward(grad, (q, k, v), out, lse, parts, kernel, scale)
+    return largest_error(found, exact * len(calls))
 
 
 def _write_out(

@@ -72,6 +72,11 @@ def merged_output(attend: Callable[[], Any]) -> Any:
     return attend() if kept is None else kept.output(attend)
 
 
+def keeps_attention() -> bool:
+    """Return True inside a layer that stores, or reads, the outputs of attention."""
+    return _kept.get() is not None
+
+
 def keeping_operations() -> AbstractContextManager[Any]:
     """Store or reuse the outputs of attention operations inside the block, if the layer does so."""
     return _kept.get() or nullcontext()

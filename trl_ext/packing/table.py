@@ -41,8 +41,8 @@ class AttentionCall:
         queries, keys: Their places in the row, run after run: a slice, or the index of each.
         query_lengths, key_lengths: Tokens of every run.
         cu_queries, cu_keys: Boundaries of the runs, int32.
-        is_causal: True if each run of queries is also its run of keys, seen causally; False if a query sees its whole
-            run of keys.
+        is_causal: True if each run of queries is also its run of keys, or the end of it, seen causally; False if a
+            query sees its whole run of keys.
     """
 
     queries: slice | torch.Tensor
@@ -143,6 +143,16 @@ class SegmentTable:
             flat = runs([segment.start for segment in seen], [segment.length for segment in seen])
             index = torch.from_numpy(flat).to(self.device)
         return KeyCopies(index, self.cumulated(keys), self.longest)
+
+    @cached_property
+    def copied(self) -> AttentionCall:
+        """The one call that computes attention with copies of keys."""
+        keys = slice(0, self.num_keys) if self.copies.index is None else self.copies.index
+        lengths = [segment.num_keys for segment in self.queries.values()]
+        ends = self.cu_seqlens, self.copies.cu_seqlens
+        return AttentionCall(
+            slice(0, sum(self.query_lengths)), keys, self.query_lengths, lengths, *ends, is_causal=True
+        )
 
     @cached_property
     def num_keys(self) -> int:

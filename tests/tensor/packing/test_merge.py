@@ -7,6 +7,7 @@ pair's own schema, so that every argument is checked by PyTorch's dispatcher.
 import sys
 import types
 from functools import partial, wraps
+from inspect import unwrap
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from trl_ext.packing import attention, kernels, merge
 from trl_ext.packing.kernels import choose_kernel, merging_pays, sdpa_attention
 from trl_ext.packing.merge import CpuKernel, FlashKernel, VarlenKernel, merged_attention
 from trl_ext.packing.plan import PlannedRow, plan_rows
+from trl_ext.packing.recompute import checkpoint_contexts
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.step.score import score
@@ -38,7 +40,8 @@ def dense_run(q, k, is_causal, scale, left, right):
     scores = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     ahead = torch.arange(k.shape[0])[None] - torch.arange(q.shape[0])[:, None] - (k.shape[0] - q.shape[0])
     hidden = (ahead > 0) if is_causal or right == 0 else torch.zeros_like(ahead, dtype=torch.bool)
-    assert left == -1 and right == (0 if is_causal else -1)
+    hidden |= (ahead < -left) & (left >= 0)
+    assert right == (0 if is_causal else -1)
     return scores.masked_fill(hidden, float("-inf"))
 
 
@@ -90,21 +93,23 @@ def varlen_pair_on_the_cpu():
     library._destroy()
 
 
-def flash_varlen(qkv, cu_q, cu_k, max_q, max_k, scale, causal):
-    """Output and log-sum-exp, with the gradient of the output."""
+def flash_varlen(qkv, cu_q, cu_k, max_q, max_k, scale, causal, window):
+    """Output and log-sum-exp, with the gradient of the output; `window` has (keys before a query, keys after it)."""
     lengths = cu_q, cu_k, max_q, max_k
+    assert window in ((-1, -1), (None, None)) or (causal and window[0] >= 0 and window[1] == 0)
+    seen = {**NO_WINDOW[causal], "window_size_left": -1 if window[0] is None else window[0]}
 
     class Attention(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *qkv):
-            out, lse, *_ = dense_forward(*qkv, *lengths, 0.0, causal, False, scale=scale, **NO_WINDOW[causal])
+            out, lse, *_ = dense_forward(*qkv, *lengths, 0.0, causal, False, scale=scale, **seen)
             ctx.save_for_backward(*qkv, out, lse)
             return out, lse
 
         @staticmethod
         def backward(ctx, grad, _):
             given = grad, *ctx.saved_tensors, *lengths, 0.0, causal, None, None
-            return dense_backward(*given, scale=scale, **NO_WINDOW[causal])
+            return dense_backward(*given, scale=scale, **seen)
 
     return Attention.apply(*qkv)
 
@@ -117,7 +122,7 @@ def flash_2():
                                softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
                                deterministic=False, return_attn_probs=False, block_table=None):  # fmt: skip
         lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal, window_size)
         return (out, lse, None) if return_attn_probs else out
 
     def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k,
@@ -141,7 +146,7 @@ def flash_3():
                                seqused_k=None, softmax_scale=None, causal=False, qv=None, window_size=(-1, -1),
                                softcap=0.0, num_splits=1, deterministic=False, return_attn_probs=False):  # fmt: skip
         lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal, window_size)
         return (out, lse) if return_attn_probs else out
 
     @torch.library.custom_op("trl_ext_tests::flash_3", mutates_args=("dq", "dk", "dv"))
@@ -163,17 +168,46 @@ def flash_3():
     return flash_attn_varlen_func, _flash_attn_backward
 
 
-def flash_4():
-    def flash_attn_varlen_func(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-                               seqused_q=None, seqused_k=None, page_table=None, softmax_scale=None, causal=False,
-                               window_size=(None, None), softcap=0.0, return_lse=False):  # fmt: skip
-        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal)
-        return out, lse if return_lse or q.requires_grad else None
+# The head sizes that version 4 takes by card, and the card that its stand-in runs on.
+HOPPER, BLACKWELL = range(8, 257), (*range(8, 129), 256)
+ON_CARD = HOPPER
 
-    def _flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
-                        window_size_right=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-                        max_seqlen_k=None, deterministic=False, dq=None, dk=None, dv=None):  # fmt: skip
+
+def flash_4():
+    """The names, orders and refusals of flash-attn-4 4.0.0b36, `flash_attn/cute/interface.py`."""
+
+    def check(q, v):
+        assert q.shape[-1] in ON_CARD, f"(head_dim, head_dim_v)=({q.shape[-1]}, {v.shape[-1]}) is not supported"
+
+    def flash_attn_varlen_func(
+        q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+        min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None,
+        softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1,
+        pack_gqa=None, deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None,
+        block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, return_lse=False, scheduler_metadata=None,
+        seqlen_k_per_split=None, disable_scheduler_metadata=False, gather_bwd_recompute_p=False,
+        gather_bwd_token_chunk=None,
+    ):  # fmt: skip
+        check(q, v)
+        assert q.dtype == k.dtype == v.dtype and cu_seqlens_q.stride(0) == cu_seqlens_k.stride(0) == 1
+        lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        out, lse = flash_varlen((q, k, v), *lengths, softmax_scale, causal, window_size)
+        needs_lse = return_lse or any(x.requires_grad for x in (q, k, v))
+        return out, lse if needs_lse else None
+
+    def _flash_attn_bwd(
+        q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
+        window_size_right=None, m_block_size=64, n_block_size=128, num_threads=256, pack_gqa=False, num_stages_Q=2,
+        num_stages_dO=2, SdP_swapAB=False, dKV_swapAB=False, dQ_swapAB=False, AtomLayoutMSdP=2, AtomLayoutNdKV=2,
+        AtomLayoutMdQ=2, V_in_regs=False, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
+        max_seqlen_q=None, max_seqlen_k=None, deterministic=False, dq=None, dk=None, dv=None, score_mod=None,
+        score_mod_bwd=None, mask_mod=None, aux_tensors=None, aux_scalars=None, block_sparse_tensors=None, dlse=None,
+        learnable_sink=None,
+    ):  # fmt: skip
+        check(q, v)
+        assert lse.dtype == torch.float32 and q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype
+        # Both below 0: no window.
+        assert window_size_left == window_size_right == -1 and softcap == 0.0
         lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         found = dense_backward(dout, q, k, v, out, lse, *lengths, 0.0, causal, None, None, scale=softmax_scale,
                                **NO_WINDOW[causal])  # fmt: skip
@@ -185,7 +219,7 @@ def flash_4():
 FLASH = {
     "flash_attention_2": ("flash_attn", flash_2),
     "flash_attention_3": ("flash_attn_interface", flash_3),
-    "flash_attention_4": ("flash_attn.cute", flash_4),
+    "flash_attention_4": ("flash_attn.cute.interface", flash_4),
 }
 
 
@@ -200,7 +234,10 @@ def flash(request, monkeypatch):
         setattr(module, public.__name__, function)
     module.flash_attn_func = module.flash_attn_with_kvcache = lambda *_, **__: None
     monkeypatch.setitem(sys.modules, name, module)
-    if "." in name:
+    if request.param == "flash_attention_4":  # its public names are imported into the package
+        package = types.ModuleType("flash_attn.cute")
+        package.flash_attn_func, package.flash_attn_varlen_func = module.flash_attn_func, module.flash_attn_varlen_func
+        monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
         monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
     if request.param == "flash_attention_2":
         monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", padding := types.ModuleType("padding"))
@@ -220,14 +257,109 @@ def flash(request, monkeypatch):
 @pytest.mark.parametrize("flash", FLASH, indirect=True)
 @pytest.mark.parametrize("heads", [(4, 2), (6, 1)])
 def test_flash_attention_of_each_version_merges_and_copies_as_sdpa_does(flash, heads):
+    merged = partial(merged_attention, kernel=FlashKernel(flash))
+    copied = partial(kernels.flash_attention, base=flash)
     for seed in range(6):
         row = row_of(seed)
-        expected = results(sdpa_attention, row, heads, seed)
-        merged = partial(merged_attention, kernel=FlashKernel(flash))
-        for attend in (merged, partial(kernels.flash_attention, base=flash)):
-            ours = results(lambda *x, attend=attend, **how: attend(*x, **how), row, heads, seed)
+        for attend, window in (
+            (merged, None),
+            (partial(merged, copies=True), None),
+            (copied, None),
+            (copied, 2),
+            (copied, 5),
+        ):
+            expected = results(sdpa_attention, row, heads, seed, window)
+            ours = results(lambda *x, attend=attend, **how: attend(*x, **how), row, heads, seed, window)
             for one, other in zip(ours, expected, strict=True):
                 assert (one - other).norm() <= TOLERANCE * other.norm()
+
+
+@pytest.fixture
+def on_card(monkeypatch):
+    """Chooses kernels as on a card in half precision, and tries them here in float32; returns what is warned of."""
+    said = []
+    monkeypatch.setattr(kernels.logger, "warning", said.append)
+    monkeypatch.setattr(merge.logger, "warning", said.append)
+    monkeypatch.setattr(kernels, "has_varlen_attn", lambda device: True)
+    takes_rows, is_exact = unwrap(kernels.takes_rows), unwrap(merge.is_exact)  # whose answers are not kept
+    monkeypatch.setattr(kernels, "takes_rows", lambda base, _, dtype, *rest: takes_rows(base, CPU, FULL, *rest))
+    monkeypatch.setattr(kernels, "is_exact", lambda kernel, _, dtype, size: is_exact(kernel, CPU, FULL, size))
+    return said
+
+
+def chosen_on_card(base, head_size, **how):
+    chosen = choose_kernel(base, torch.device("cuda"), HALF, head_size, **how)
+    return getattr(chosen, "func", chosen).__name__, getattr(chosen, "keywords", {})
+
+
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+def test_a_small_row_goes_through_a_flash_attention_before_it_is_chosen(flash, on_card, monkeypatch):
+    for has_window in (False, True):
+        assert chosen_on_card(flash, 64, has_window=has_window) == ("flash_attention", {"base": flash})
+    assert not on_card
+    attend = kernels.flash_attention
+    for off, slope in ((1.1, 1.0), (1.0, 0.9)):  # of the output, and of its gradients
+
+        def faulty(*given, off=off, slope=slope, **how):
+            out = attend(*given, **how)
+            return out.detach() * off + slope * (out - out.detach())
+
+        monkeypatch.setattr(kernels, "flash_attention", faulty)
+        assert chosen_on_card(flash, 64) == ("varlen_attention", {})
+    assert len(on_card) == 2 and all("a relative error of 1.0e-01" in said for said in on_card)
+    assert on_card[0].startswith(f"{flash} is not used for packed rows with heads of 64 on cpu in torch.float32")
+
+
+@pytest.mark.parametrize("flash", ["flash_attention_4"], indirect=True)
+def test_head_sizes_that_version_4_does_not_take_on_blackwell_are_computed_by_pytorchs_kernel(
+    flash, on_card, monkeypatch, varlen_pair_on_the_cpu
+):
+    monkeypatch.setattr(sys.modules[__name__], "ON_CARD", BLACKWELL)
+    for head_size, name in ((64, "flash_attention"), (128, "flash_attention"), (256, "flash_attention")):
+        assert chosen_on_card(flash, head_size)[0] == name
+    assert not on_card
+    for head_size in (136, 192, 248):
+        assert chosen_on_card(flash, head_size)[0] == "varlen_attention"
+        assert chosen_on_card(flash, head_size, merging_pays=True)[1] == {"kernel": VarlenKernel(), "copies": False}
+    assert "flash_attention_4 is not used for packed rows with heads of 136" in on_card[0]
+    assert "(head_dim, head_dim_v)=(136, 136)" in on_card[0] and on_card[0].endswith("with the same results.")
+
+
+@pytest.mark.parametrize("flash", FLASH, indirect=True)
+def test_a_checkpointed_layer_stores_the_output_of_copied_keys_too(flash, on_card):
+    """Version 4 is no operation of PyTorch's, which a dispatch mode would see."""
+    row = row_of(1)
+    first, again = checkpoint_contexts()
+    calls = []
+
+    def attend(*inputs, **how):
+        name, given = chosen_on_card(flash, 16)
+        assert (name, given["copies"]) == ("merged_attention", True)
+        given = {**given, "kernel": Counting(flash, calls)}
+        return merged_attention(*inputs, **given, **how)
+
+    with first:
+        stored = results(attend, row, (4, 2), 0)
+        assert chosen_on_card(flash, 16, has_window=True)[0] == "flash_attention"
+    with again:
+        read = results(attend, row, (4, 2), 0)
+    assert calls == ["forward"], "attention is computed again"
+    expected = results(sdpa_attention, row, (4, 2), 0)
+    for one, two, other in zip(stored, read, expected, strict=True):
+        assert torch.equal(one, two)
+        assert (one - other).norm() <= TOLERANCE * other.norm()
+
+
+class Counting(FlashKernel):
+    """Writes its forwards down."""
+
+    def __init__(self, base, calls):
+        super().__init__(base)
+        object.__setattr__(self, "calls", calls)
+
+    def forward(self, *given):
+        self.calls.append("forward")
+        return super().forward(*given)
 
 
 class AskedAnew(FlashKernel):
@@ -267,13 +399,13 @@ def row_of(seed: int) -> PlannedRow:
     return row
 
 
-def results(attend, row, heads, seed):
+def results(attend, row, heads, seed, window=None):
     """Output and gradients of q, k and v."""
     draw = torch.Generator().manual_seed(seed)
     q = torch.randn(1, heads[0], row.num_tokens, 16, generator=draw)
     k, v = (torch.randn(1, heads[1], row.num_tokens, 16, generator=draw) for _ in range(2))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    out = attend(*inputs, SegmentTable(row.segments, CPU), scale=0.3, window=None)
+    out = attend(*inputs, SegmentTable(row.segments, CPU), scale=0.3, window=window)
     return [out.detach(), *torch.autograd.grad(out, inputs, torch.randn(out.shape, generator=draw))]
 
 
@@ -335,6 +467,7 @@ HALF, FULL = torch.bfloat16, torch.float32
 def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merging_pays(subtests, monkeypatch):
     monkeypatch.setattr(kernels, "has_varlen_attn", lambda device: True)
     monkeypatch.setattr(kernels, "is_exact", lambda *where: True)
+    monkeypatch.setattr(kernels, "takes_rows", lambda *where: True)
     for base, device, dtype, head_size, dropout, pays, name in (
         ("sdpa", "cpu", HALF, 64, 0.0, False, "sdpa_attention"),
         ("sdpa", "cuda", HALF, 64, 0.0, False, "varlen_attention"),
@@ -343,6 +476,7 @@ def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merg
         ("sdpa", "cuda", HALF, 512, 0.0, False, "sdpa_attention"),
         ("flash_attention_2", "cuda", HALF, 64, 0.0, False, "flash_attention"),
         ("flash_attention_3", "cuda", HALF, 64, 0.0, False, "flash_attention"),
+        ("flash_attention_4", "cuda", HALF, 64, 0.0, False, "flash_attention"),
         ("flash_attention_2", "cpu", HALF, 64, 0.0, False, "sdpa_attention"),
         ("sdpa", "cpu", FULL, 64, 0.0, True, "merged_attention"),
         ("sdpa", "cuda", HALF, 64, 0.0, True, "merged_attention"),
@@ -492,6 +626,7 @@ def test_varlen_kernels_get_values_of_the_size_of_keys(family, way, monkeypatch,
 def test_the_summary_names_the_kernels_of_attention(subtests, monkeypatch):
     monkeypatch.setattr(kernels, "has_varlen_attn", lambda device: True)
     monkeypatch.setattr(kernels, "is_exact", lambda *where: True)
+    monkeypatch.setattr(kernels, "takes_rows", lambda *where: True)
     choose = kernels.choose_kernel
     for base, device, dtype, packs, words in (
         ("sdpa", "cpu", FULL, True, "sdpa by segments (flash), long shared prompts merged"),

@@ -16,6 +16,11 @@ def has_varlen_attn(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def capability_of(device: torch.device) -> int:
+    """Return the major compute capability of a card, 9 for Hopper and 10 for Blackwell; 0 if NVIDIA made none."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" and torch.version.cuda else 0
+
+
 @cache
 def _varlen_parameters() -> frozenset[str]:
     from torch.nn.attention.varlen import varlen_attn

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.installed import holds, optional_windows, required_windows
-from trl_ext.memory.cards import BF16, CONTEXT_GIB
+from trl_ext.memory.cards import BF16, CONTEXT_GIB, FASTER_ATTENTION
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib
@@ -17,7 +17,6 @@ LITTLE_DISK_GIB = 20.0  # a checkpoint of a 1B model with its optimizer
 LITTLE_SHARED_GIB = 1.0  # Docker gives 0.06
 LITTLE_HOST_GIB = 16.0  # an 8B model in bf16 on its way to a card
 OTHERS_GIB = 1.0
-HOPPER = (9, 0)
 NEEDED_FOR = {
     "deepspeed": "ZeRO",
     "vllm": "fast generation",
@@ -150,10 +149,11 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
             advice = "Run `python -c 'import torch'` to see all of it, and install torch again."
             yield problem("attention", f"PyTorch does not start: {facts.no_kernels}.", advice)
         return
-    is_hopper = any(gpu.capability == HOPPER for gpu in facts.gpus)
-    if is_hopper and not (facts.versions.get("flash-attn-3") or facts.versions.get("kernels")):
-        advice = "Faster on long rows: pip install kernels, and attn_implementation: kernels-community/flash-attn3."
-        yield note("attention", "A Hopper card, and flash-attention 3 is not installed.", advice)
+    for major in sorted({gpu.capability[0] for gpu in facts.gpus} & FASTER_ATTENTION.keys()):
+        faster, packages, way = FASTER_ATTENTION[major]
+        if not any(map(facts.versions.get, packages)):
+            what = f"A card of compute capability {major}, and {faster} is not installed."
+            yield note("attention", what, f"Faster on long rows: {way}.")
     works = facts.kernels.works
     if not works:
         yield note("attention", "No card, no kernels to try: rows are packed with sdpa, segment by segment.")

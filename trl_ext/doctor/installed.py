@@ -12,7 +12,7 @@ from trl_ext.doctor.finding import Finding, note, problem
 # Package: lowest version.
 REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
 OPTIONAL = {"deepspeed": "0.19", "flash-attn": "2.7"}
-WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja", "liger-kernel", "kernels", "flash-attn-3")
+WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja", "liger-kernel", "kernels", "flash-attn-3", "flash-attn-4")
 
 
 def holds(window: str, version: str) -> bool:

@@ -106,6 +106,17 @@ HEADROOM_FRAC = 0.05
 NETWORK_GBIT_S = 400.0
 
 BF16 = (8, 0)  # lowest compute capability with bf16 units
+# By major compute capability (Hopper, Blackwell): attention that is faster than version 2, which PyTorch has; the
+# packages that contain it, each alone; and how to get it.
+_VERSION_4 = "pip install flash-attn-4, and attn_implementation: flash_attention_4"
+FASTER_ATTENTION = {
+    9: (
+        "flash-attention 3 or 4",
+        ("flash-attn-3", "flash-attn-4", "kernels"),
+        f"pip install kernels, and attn_implementation: kernels-community/flash-attn3; or {_VERSION_4}",
+    ),
+    10: ("flash-attention 4", ("flash-attn-4",), _VERSION_4),
+}
 
 CARDS = (
     Card("RTX4060Ti-8GB", 7.6, 288, 44, PCIE4_NO_P2P, (8, 9)),

@@ -53,13 +53,17 @@ HEALTHY = Facts(
     environment={OLD_NAME: "expandable_segments:True"},
 )
 
-HOPPER = replace(HEALTHY, gpus=(replace(A40, capability=(9, 0)),) * 4)
+HOPPER, BLACKWELL = (replace(HEALTHY, gpus=(replace(A40, capability=(major, 0)),) * 4) for major in (9, 10))
 
 
-def test_a_hopper_card_with_flash_attention_3_lacks_nothing():
-    for package in ("flash-attn-3", "kernels"):
-        facts = replace(HOPPER, versions={**HOPPER.versions, package: "1.0"})
-        assert "flash-attention 3" not in words(facts, "note"), package
+def test_a_card_with_its_faster_attention_lacks_nothing():
+    for card, packages in ((HOPPER, ("flash-attn-3", "kernels", "flash-attn-4")), (BLACKWELL, ("flash-attn-4",))):
+        for package in packages:
+            facts = replace(card, versions={**card.versions, package: "1.0"})
+            assert "attention" not in words(facts, "note"), package
+    with_version_3 = replace(BLACKWELL, versions={**BLACKWELL.versions, "flash-attn-3": "1.0"})
+    assert "pip install flash-attn-4" in words(with_version_3, "note"), "version 3 is for Hopper"
+    assert "attention" not in words(HEALTHY, "note")
 
 
 def llama_plan(gpus="4xA40-48GB", **settings):
@@ -110,7 +114,8 @@ def test_every_finding_is_a_sentence_with_a_known_level():
         (replace(HEALTHY, gpus=(A40,) * 3 + (replace(A40, free_gib=10.0),)), "cards", "34.4 of 44.4 GiB are taken"),
         (replace(HEALTHY, gpus=(replace(A40, is_split=True),) * 4), "cards", "MIG"),
         (replace(HEALTHY, gpus=(replace(A40, capability=(7, 0)),) * 4), "cards", "no bf16 units"),
-        (HOPPER, "attention", "flash-attention 3 is not installed. Faster on long rows: pip install kernels"),
+        (HOPPER, "attention", "flash-attention 3 or 4 is not installed. Faster on long rows: pip install kernels"),
+        (BLACKWELL, "attention", "flash-attention 4 is not installed. Faster on long rows: pip install flash-attn-4"),
         (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
         (replace(HEALTHY, has_nvlink=None), "links", "does not report"),
         (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),

@@ -12,6 +12,9 @@ from tests.flash_attention import FlashAttention
 from tests.nightly import nightly
 from tests.preferences import reward_model
 from trl_ext.errors import PackingError
+from trl_ext.monitor.report import write_report
+from trl_ext.monitor.summary import summarize, token_rows
+from trl_ext.trainers.base import packing
 
 # Its rows are longer than its window.
 FAMILY = "mistral_window"
@@ -77,3 +80,32 @@ def test_a_kernel_that_the_hub_does_not_give_is_one_sentence(tmp_path, monkeypat
     model.config._attn_implementation = FROM_HUB
     with pytest.raises(PackingError, match="couldn't connect to the hub"):
         grpo(tmp_path, model)
+
+
+VARLEN = "PyTorch's varlen kernel, long shared prompts merged"
+
+
+@pytest.mark.parametrize(
+    ("major", "attention", "asked", "way"),
+    [
+        (9, VARLEN, "sdpa", "kernels-community/flash-attn3; or pip install flash-attn-4"),
+        (10, VARLEN, "sdpa", "flash-attention 4 would be faster on this card for long rows: pip install flash-attn-4"),
+        (10, "flash_attention_2", "flash_attention_2", "attn_implementation: flash_attention_4"),
+        (8, VARLEN, "sdpa", None),
+        (12, VARLEN, "sdpa", None),
+        (9, "flash_attention_3", "flash_attention_3", None),
+        (10, VARLEN, "flash_attention_4", None),
+        (9, "sdpa by segments (math)", "sdpa", None),
+    ],
+)
+def test_the_report_names_the_attention_that_would_be_faster(major, attention, asked, way, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "capability_of", lambda device: major)
+    monkeypatch.setattr(packing, "kernels_in_words", lambda *_, **__: attention)
+    subject = grpo(tmp_path, tiny.model(FAMILY))
+    subject.model.config._attn_implementation = asked
+    subject.log({"reward": 1.0})
+    said = dict(row[:2] for row in token_rows(summarize(subject.state.log_history)))["kernels"]
+    assert said.startswith(f"attention: {attention}; layers: ")
+    assert ("faster on this card" in said) == (way is not None) and (way or "") in said
+    write_report(tmp_path, subject.state.log_history)
+    assert ("faster on this card" in (tmp_path / "report.html").read_text()) == (way is not None)

@@ -11,8 +11,9 @@ from transformers.utils import is_liger_kernel_available, logging
 from trl_ext.compat.liger import LayerKernels
 from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.torch import computes_below_float32
+from trl_ext.compat.torch import capability_of, computes_below_float32
 from trl_ext.errors import ConfigError, PackingError
+from trl_ext.memory.cards import FASTER_ATTENTION
 from trl_ext.monitor.log_keys import KERNELS, WHY_PADDED
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
@@ -285,11 +286,23 @@ class PackingSwitch(Trainer):
         base = config._attn_implementation or "eager"
         return kernels_in_words(base, self.accelerator.device, dtype, size, packs=self._packs)
 
+    def _faster_attention(self, attention: str) -> str:
+        """Return a sentence with the attention that is faster on this card than that in use; "" if there is none."""
+        is_slower = attention.startswith(("PyTorch's varlen kernel", "flash_attention_2"))
+        major = capability_of(self.accelerator.device)
+        # Version 4, if it was asked for and does not take the rows, has been warned of.
+        was_tried = "4" in str(self.model.config.get_text_config()._attn_implementation)
+        if not is_slower or was_tried or major not in FASTER_ATTENTION:
+            return ""
+        faster, _, way = FASTER_ATTENTION[major]
+        return f". {faster} would be faster on this card for long rows: {way}"
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides transformers.Trainer.log: adds text to the history, from which the report is made."""
         super().log(logs, start_time)
         entry: dict[str, Any] = self.state.log_history[-1]  # trackers take no text
-        entry[KERNELS] = f"attention: {self._attention_in_words()}; layers: {self.layer_kernels}"
+        attention = self._attention_in_words()
+        entry[KERNELS] = f"attention: {attention}; layers: {self.layer_kernels}{self._faster_attention(attention)}"
         if self.why_padded:
             entry[WHY_PADDED] = self.why_padded
 

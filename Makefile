@@ -102,14 +102,16 @@ bench: $(VENV)/.installed
 # datasets pickles functions by dill, which knows a library by this name of its folder.
 GPU_SITE ?= $(CURDIR)/out/gpu/site-packages
 ifdef WHEELS
-GPU_PYTHON := PYTHONPATH="$(CURDIR):$(GPU_SITE)" $(PYTHON)
+# CUTLASS's compiler stands in a folder that a .pth file names, which Python reads in its own site-packages alone.
+GPU_PYTHON := PYTHONPATH="$(CURDIR):$(GPU_SITE):$(GPU_SITE)/nvidia_cutlass_dsl/dsl_packages" $(PYTHON)
 GPU_READY := $(GPU_SITE)/.installed
 else
 GPU_PYTHON := $(BIN)/python
 GPU_READY := $(VENV)/.installed
 endif
 
-$(GPU_SITE)/.installed: $(wildcard $(WHEELS)/*.whl)
+$(GPU_SITE)/.installed: $(wildcard $(WHEELS)/*.whl $(WHEELS)/*/*.whl*)
+	$(PYTHON) -m benchmarks.gpu.wheels --join "$(WHEELS)"
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --find-links "$(WHEELS)" \
 		--target "$(GPU_SITE)" $(WHEELS)/*.whl
 	touch $@

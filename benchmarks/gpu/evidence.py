@@ -1,4 +1,5 @@
-"""Puts what cards have measured into the tables of docs/reference/evidence.md, from the results that are committed.
+"""Puts what cards have measured into the tables of docs/reference/evidence.md and the READMEs, from the results that
+are committed.
 
     python -m benchmarks.gpu.evidence
 
@@ -8,6 +9,7 @@ Rows that no card has measured stand there, too, and say so.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,10 @@ ROWS: Mapping[str, Sequence[Any]] = {
 HEADS = {"exact": ("tests", "card", "passed", "failed", "skipped", "what it is")}
 HEADS |= dict.fromkeys(PARTS, ("row", "card", "measured"))
 HELD = ("row", "card", "allocated, GiB", "reserved, GiB", "generation, s", "scoring, s", "update, s")
-HELD += ("tokens/s", "(verl)", "MFU", "MFU (verl)", "ours faster: step, update", "what it is")
+RATES = ("tokens/s", "(verl)", "MFU", "MFU (verl)", "ours faster: update", "step", "with generation", "what it is")
+HEADS |= {"memory": (*HELD, "what it is"), "speed": HELD + RATES}
+NOT = "not measured"
+READMES = ("README.md", "README_zh.md")
 
 
 def results_of(part: str, folder: Path) -> list[Mapping[str, Any]]:
@@ -38,7 +43,7 @@ def results_of(part: str, folder: Path) -> list[Mapping[str, Any]]:
 
 def table(part: str, results: Sequence[Mapping[str, Any]]) -> str:
     """A line for every row and each card that has measured it, or has run out of memory or time in it."""
-    head = HEADS.get(part, HELD)
+    head = HEADS[part]
     lines = [head, ["---"] * len(head)]
     for row in ROWS[part]:
         known = [(result, one) for result in results for one in result["rows"] if one["row"] == row.name]
@@ -54,7 +59,7 @@ def _cells(part: str, result: Mapping[str, Any], one: Mapping[str, Any]) -> list
     first = [f"`{one['row']}`" + (f", {one['scale']}" if one.get("scale") else ""), born]
     if one["status"] != "measured":
         first[1] += f": {one['status']}"
-        return [*first, *[""] * (len(HEADS.get(part, HELD)) - 2)]
+        return [*first, *[""] * (len(HEADS[part]) - 2)]
     if part == "exact":
         return [*first, str(one["passed"]), *(str(len(one[f"{kind}_tests"])) for kind in HEADS[part][3:5]), about(one)]
     if part in PARTS:
@@ -63,10 +68,44 @@ def _cells(part: str, result: Mapping[str, Any], one: Mapping[str, Any]) -> list
     cells = [_pair(gib(planned[kind]), real[kind] and gib(real[kind])) for kind in ("allocated", "reserved")]
     for name in ("generation", "scoring", "update"):
         cells.append(_pair(planned["seconds"].get(name), real["seconds"].get(name)))
-    cells += [f"{one[name]:,}" if one.get(name) else "" for name in ("tokens_per_s", "tokens_per_s_verl")]
-    cells += [f"{one[name]:.0%}" if one.get(name) else "" for name in ("mfu", "mfu_verl")]
-    faster = result["summary"].get("faster_than", {}).get(one["row"])
-    return [*first, *cells, "{step:.2f}, {update:.2f} times".format(**faster) if faster else "", about(one)]
+    if part == "speed":
+        cells += [f"{one[name]:,}" if one.get(name) else "" for name in ("tokens_per_s", "tokens_per_s_verl")]
+        cells += [f"{one[name]:.0%}" if one.get(name) else "" for name in ("mfu", "mfu_verl")]
+        # How much ours is faster stands in the lines of the others.
+        others = not one["row"].endswith(f"/{speed_rows.OURS}")
+        cells += times(result, one["row"]) if others else ["", "", ""]
+    by_way = result["summary"].get("faster_by", {}).get(one["row"])
+    words = [f"{by_way['update']:.2f} times the speed of the default's update"] if by_way else []
+    return [*first, *cells, "; ".join([about(one), *words])]
+
+
+def times(result: Mapping[str, Any], row: str) -> list[str]:
+    """How many times faster ours is: the update, the step that is given its completions, and that with generation."""
+    faster = result["summary"].get("faster_than", {})
+    kind, _, shape = row.partition("/")
+    here, whole = faster.get(row, {}), faster.get(f"step/{shape}", {})
+    without = here.get("step") if kind != "step" else faster.get(f"update/{shape}", {}).get("step")
+    return [NOT if found is None else f"{found:.2f}" for found in (here.get("update"), without, whole.get("step"))]
+
+
+def readme_filled(page: str, folder: Path = runner.RESULTS) -> str:
+    """A README with today's figures: in its table words that name a shape, <!-- tail -->, have a line for each card.
+
+    What its marker names stands where nothing was measured.
+    """
+    found = re.search(r"<!-- card: speed, (.*?) -->\n\n(.*?)\n<!-- end -->", page, re.DOTALL)
+    assert found
+    head, rule, *old = found[2].splitlines()
+    words = {shape[1]: line.split(" | ")[0] for line in old if (shape := re.search("<!-- (.*?) -->", line))}
+    lines = [head, rule]
+    for result, (shape, first) in product(results_of("speed", folder), words.items()):
+        rows = {one["row"]: one for one in result["rows"] if one["status"] == "measured"}
+        ours = rows.get(f"update/{shape}/{speed_rows.OURS}", {})
+        layers = ours.get("scale", NOT).partition(" layers")[0]
+        mfu = f"{ours['mfu']:.0%}" if ours.get("mfu") else NOT
+        cells = [result["machine"]["card"].split()[1], layers, *times(result, f"update/{shape}/trl"), mfu]
+        lines.append(" | ".join([first, *(cell.replace(NOT, found[1]) for cell in cells)]) + " |")
+    return page.replace(found[2], "".join(f"{line}\n" for line in lines))
 
 
 def about(one: Mapping[str, Any]) -> str:
@@ -92,3 +131,5 @@ def filled(page: str, folder: Path = runner.RESULTS) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in (runner.ROOT / name for name in READMES):
+        path.write_text(readme_filled(path.read_text(encoding="utf-8")), encoding="utf-8")

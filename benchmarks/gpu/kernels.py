@@ -2,7 +2,8 @@
 
 Rows "attention/..." give TFLOP/s of the pairs of tokens that are looked at, and the largest relative error of output
 and gradients against float32, of one key head. Rows "layer/..." are DualKV's of one H100 (arXiv 2605.15422, Table 2):
-a layer of Qwen3-8B with an MLP of 14,336, fp16, no checkpointing. FlashAttention 3 runs where it is installed.
+a layer of Qwen3-8B with an MLP of 14,336, fp16, no checkpointing. FlashAttention 3 and 4 run where they are installed,
+with copied keys and merged.
 
     python -m benchmarks.gpu.kernels
     python -m benchmarks.gpu.kernels --device cpu --scale tiny --output out.json
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -21,10 +21,11 @@ import torch
 from transformers import AutoModel, Qwen3Config
 
 from benchmarks.gpu import part
+from benchmarks.gpu.speed_rows import FLASH, has_attention
 from benchmarks.grpo_task import wait
 from trl_ext.packing import attention
 from trl_ext.packing.kernels import flash_attention, sdpa_attention, varlen_attention
-from trl_ext.packing.merge import CpuKernel, VarlenKernel, merged_attention
+from trl_ext.packing.merge import CpuKernel, FlashKernel, VarlenKernel, merged_attention
 from trl_ext.packing.plan import PlannedRow, plan_rows
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
@@ -32,7 +33,7 @@ from trl_ext.packing.table import SegmentTable
 # Tokens of the prompt, and of each completion behind it.
 SHAPES = {"8192+16x2048": (8192, [2048] * 16), "8192+4x2048": (8192, [2048] * 4), "1024+8x512": (1024, [512] * 8)}
 SHAPES["256+16x64..2048"] = (256, [64, 128, 256, 512, 1024, 2048] * 2 + [96, 160, 333, 777])
-KERNELS = ("copies", "merged", "flash_attention_3")
+KERNELS = ("copies", "merged", *FLASH, *(f"{name}-merged" for name in FLASH))
 # Prompt and sequences of DualKV's layers, and how their lengths are drawn: experiments/reproduce_table2.py of
 # amazon-science/dualkv-flash-attn-for-rl. Their figures stand in the paper alone.
 LAYERS = {"5059x32": (5059, 32), "8192x16": (8192, 16), "16384x8": (16_384, 8), "32768x4": (32_768, 4)}
@@ -62,8 +63,10 @@ def milliseconds(call: Callable[[], torch.Tensor]) -> dict[str, float]:
 
 
 def kernel_of(name: str, device: str) -> Callable[..., torch.Tensor]:
-    if name == "flash_attention_3":
+    if name in FLASH:
         return partial(flash_attention, base=name)
+    if name.startswith("flash"):
+        return partial(merged_attention, kernel=FlashKernel(name.removesuffix("-merged")))
     if name == "merged":
         return partial(merged_attention, kernel=VarlenKernel() if device == "cuda" else CpuKernel())
     return varlen_attention if device == "cuda" else sdpa_attention
@@ -114,8 +117,8 @@ def of_layer(row: PlannedRow, device: str, width: int) -> dict[str, float]:
 
 def work(name: str, device: str, scale: str) -> dict[str, Any]:
     kind, shape, how = name.split("/")
-    if how == "flash_attention_3" and find_spec("flash_attn_interface") is None:
-        return {"status": "skipped", "reason": "flash_attn_interface is not installed."}
+    if how.startswith("flash") and not has_attention(name := how.removesuffix("-merged")):
+        return {"status": "skipped", "reason": f"{FLASH[name]} is not installed."}
     prompt, owns = TINY if scale == "tiny" else SHAPES[shape] if kind == "attention" else drawn(*LAYERS[shape])
     if kind == "attention":
         found = of_attention(kernel_of(how, device), prompt, owns, device)

@@ -39,7 +39,7 @@ OURS = ("benchmarks.gpu.memory_worker", "benchmarks.gpu.speed_worker", "trl_ext.
 # A row of each kind, by its name or a part of it.
 STEPS = [f"step/{shape}{engine}" for shape in ("dualkv", "tail") for engine in ("", "-static", "-continuous")]
 SPEED = (*(f"{step}/{library}" for step in STEPS for library in ("trl", "trl_ext")), "step/vllm")
-SPEED += ("update/dualkv/trl", "update/dualkv/trl_ext")
+SPEED += ("update/dualkv/trl", "update/dualkv/trl_ext", *(f"update/dualkv-{way}" for way in speed_rows.WAYS))
 SPEED += ("peers/trl-1.7B/trl_ext", "reward/hh/trl_ext")
 SPEED += ("clock/lora-256", "clock/full", "clock/overhead-2", "clock/generate")
 MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "grpo/full/zero0", "ppo-separate/lora/zero0", "native/", "qlora/")
@@ -49,6 +49,7 @@ EXACT = ("varlen", "merged_prefixes")
 PARTS = (
     ("prof", "prof/update/tail"),
     ("kernels", "attention/1024+8x512/merged"),
+    ("kernels", "attention/1024+8x512/flash_attention_4"),
     ("kernels", "layer/8192x16/once"),
 )
 LIMIT_S, AT_ONCE = 120.0, 4

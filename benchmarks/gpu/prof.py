@@ -25,7 +25,7 @@ from benchmarks.gpu.speed_rows import OURS, rows
 from benchmarks.gpu.speed_worker import make_trainer
 from benchmarks.grpo_task import PhasesOfSteps, wait
 
-NAMES = ("prof/update/dualkv", "prof/update/tail", "prof/peers/trl-1.7B")
+NAMES = ("prof/update/dualkv", "prof/update/dualkv-all", "prof/update/tail", "prof/peers/trl-1.7B")
 # The last has norms, rotary positions, activations, and what else is computed value by value.
 GROUPS = {
     "optimizer": r"Optimizer\.step|adam|foreach",

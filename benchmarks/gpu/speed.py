@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.gpu import runner
 from benchmarks.gpu.beside import beside, card_name, measured_seconds, predict
 from benchmarks.gpu.card import card_bytes, card_facts
-from benchmarks.gpu.speed_rows import OURS, Row, rows
+from benchmarks.gpu.speed_rows import FLASH, OURS, WAYS, Row, has_attention, rows
 from trl_ext.memory import find_shape, parse_gpus
 from trl_ext.memory.units import gib
 
@@ -41,7 +41,7 @@ def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
     """Measure a row within its seconds."""
     about = {"scale": row.scale, "layers": row.config["num_hidden_layers"], "shape": asdict(row.shape)}
     about |= {"published": row.published} if row.published else {}
-    if lacking := [name for name in row.needs if find_spec(name) is None]:
+    if lacking := [name for name in row.needs if not is_here(name)]:
         return {"status": "skipped", "reason": f"{lacking[0]} is not installed.", **about}
     if row.uses_vllm and device == "cpu":
         return {"status": "skipped", "reason": "vLLM for processors takes no weights from TRL.", **about}
@@ -51,7 +51,17 @@ def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
         variables = os.environ | runner.allocator(row.job)
         found = runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s, variables)
     found = runner.checked(found, row.job.packing)
+    is_asked = not row.attention or found.get("kernels", "").startswith(f"attention: {row.attention}")
+    if found["status"] == "measured" and not is_asked:
+        reason = f"Its kernels were not of {row.attention}: {found['kernels']}."
+        found = {"status": "failed", "reason": reason}
     return {**found, **about, **(held(row, found) if found["status"] == "measured" else {})}
+
+
+def is_here(package: str) -> bool:
+    """Whether a library, or a package of FLASH, is installed."""
+    flash = [name for name, distribution in FLASH.items() if distribution == package]
+    return has_attention(flash[0]) if flash else find_spec(package) is not None
 
 
 def held(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,18 +75,26 @@ def held(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many times faster ours is than each other library, by shape: of the whole step, and of its update."""
+    """How many times faster ours is than each other library, by shape: of the whole step, and of its update.
+
+    `faster_by`: how many times faster ours is by each of WAYS than by its defaults.
+    """
     found = {one["row"]: one for one in records if one["status"] == "measured"}
     faster: dict[str, dict[str, float]] = {}
+    by_way: dict[str, dict[str, float]] = {}
     for name, one in found.items():
         kind, _, library = name.rpartition("/")
-        ours = found.get(f"{kind}/{OURS}")
-        if ours and library != OURS:
-            faster[name] = {
-                "step": round(one["step_s"] / ours["step_s"], 2),
-                "update": round(one["phases"]["update"] / ours["phases"]["update"], 2),
-            }
-    return {"faster_than": faster}
+        base, _, way = kind.rpartition("-")
+        if library != OURS and f"{kind}/{OURS}" in found:
+            faster[name] = _times(one, found[f"{kind}/{OURS}"])
+        elif way in WAYS and f"{base}/{OURS}" in found:
+            by_way[name] = _times(found[f"{base}/{OURS}"], one)
+    return {"faster_than": faster} | ({"faster_by": by_way} if by_way else {})
+
+
+def _times(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> dict[str, float]:
+    phases = slow["phases"]["update"] / fast["phases"]["update"]
+    return {"step": round(slow["step_s"] / fast["step_s"], 2), "update": round(phases, 2)}
 
 
 def table(result: Mapping[str, Any]) -> Table:

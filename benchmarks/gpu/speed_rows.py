@@ -10,15 +10,20 @@ veRL; here it is one card, and as many of the 36 layers as it holds and gets thr
 Rows "step/..." are whole steps by each of transformers' ways to generate: "step/tail-static/trl" is TRL's with a
 static cache, whose decoding only ours compiles. Texts of "tail" end by chance, with equal odds at every token.
 
+Rows "update/dualkv-fa4/trl_ext" are ours by each of WAYS: another attention, attention's output kept over
+checkpointing, fewer checkpointed layers, and all of them at once.
+
 Rows "peers/..." are those that others publish of one H100, each with what it says there; "reward/hh" is a reward model
 at the lengths of hh-rlhf, of which nobody publishes a speed.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
 
+from benchmarks.gpu.beside import predict
 from benchmarks.gpu.flops import forward_flops
 from benchmarks.grpo_task import Shape, lengths
 from benchmarks.reward_task import SIDES, prompt_lengths
@@ -58,6 +63,17 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "static": {"cache_implementation": "static"},
     "continuous": {"use_transformers_continuous_batching": True},
+}
+# Packages of the attentions that PyTorch does not bring.
+FLASH = {"flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}
+# Of ours alone, by the name in a row's kind: settings of a row. "all" takes the first attention that is installed, and
+# of fewer checkpointed layers a card takes what its memory holds, "fewer" in smaller forwards if need be.
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "fa3": {"attention": "flash_attention_3"},
+    "fa4": {"attention": "flash_attention_4"},
+    "keep": {"checkpointing": {"keep_attention": True}},
+    "fewer": {"checkpointing": {"every_n_layers": 2}},
+    "all": {"checkpointing": {"keep_attention": True, "every_n_layers": 2}},
 }
 # Of the cache of continuous batching, which otherwise takes most of the free memory; a toy's, a few blocks.
 POOL, TOY_POOL = {"max_memory_percent": 0.4}, {"num_blocks": 8, "max_batch_tokens": 64}
@@ -119,6 +135,8 @@ class Row:
         tokens: Most of a packed forward; 0 for as many as a padded one has.
         trainer: "grpo" or "reward", whose micro-batches are pairs.
         published: What others say of such a run, and where.
+        attention: A key of FLASH; "" for the model's own.
+        checkpointing: Options of gradient checkpointing.
     """
 
     name: str
@@ -133,16 +151,20 @@ class Row:
     tokens: int = 0
     trainer: str = "grpo"
     published: str = ""
+    attention: str = ""
+    checkpointing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
         """One that warms up, and the measured ones, of which the median counts."""
-        return 4 if self.name.startswith("clock/") else 2
+        # Version 4 compiles kernels, some of them for long rows alone.
+        return 4 if self.name.startswith("clock/") or self.attention == "flash_attention_4" else 2
 
     @property
     def needs(self) -> list[str]:
         """Packages without which it is skipped."""
-        return [self.library, *["peft"] * (self.method == "lora"), *["vllm"] * self.uses_vllm]
+        flash = [FLASH[self.attention]] if self.attention else []
+        return [self.library, *["peft"] * (self.method == "lora"), *["vllm"] * self.uses_vllm, *flash]
 
     @property
     def job(self) -> Job:
@@ -163,6 +185,8 @@ class Row:
             packing=is_ours,
             max_tokens_per_forward=self.budget if is_ours else 0,
             use_vllm=self.uses_vllm,
+            checkpoint_every=self.checkpointing.get("every_n_layers", 1),
+            keep_attention=self.checkpointing.get("keep_attention", False),
         )
 
     @property
@@ -211,7 +235,39 @@ def rows(scale: str, card_bytes: int | None, peak_tflops: float | None) -> list[
             layers, why = layers_for(row, card_bytes, peak_tflops)
             found = f"{layers} of {CONFIG['num_hidden_layers']} layers, {why}"
             made.append(replace(row, config={**CONFIG, "num_hidden_layers": layers}, scale=found))
-    return made + own_rows(scale) + peer_rows(scale)
+    made += own_rows(scale) + peer_rows(scale)
+    bases = [row for row in made if row.library == OURS and row.name.startswith(("update/", "peers/trl"))]
+    return made + [one for base in bases for one in ways_of(base, card_bytes)]
+
+
+def ways_of(base: Row, card_bytes: int | None) -> Iterator[Row]:
+    """A row of ours by each of WAYS."""
+    for way, settings in WAYS.items():
+        row = replace(base, name=base.name.replace(f"/{OURS}", f"-{way}/{OURS}"), **settings)
+        if way == "all" and card_bytes:
+            row = replace(row, attention=next(filter(has_attention, FLASH), ""))
+        if card_bytes and "every_n_layers" in row.checkpointing:
+            row = _within(row, card_bytes, shrinks=way == "fewer")
+        yield row
+
+
+def has_attention(name: str) -> bool:
+    """Whether the package of a key of FLASH is installed."""
+    try:
+        return bool(version(FLASH[name]))
+    except PackageNotFoundError:
+        return False
+
+
+def _within(row: Row, card_bytes: int, *, shrinks: bool) -> Row:
+    """The row with as few checkpointed layers as the card holds, in smaller forwards where that is allowed."""
+    hardware = Hardware(1, Card("this", gib(card_bytes), 1000, 100, PCIE4, (8, 0)))
+    budgets = (row.budget, row.budget // 2, row.budget // 4) if shrinks else (row.budget,)
+    for tokens, every in product(budgets, (4, 2)):
+        one = replace(row, tokens=tokens, checkpointing={**row.checkpointing, "every_n_layers": every})
+        if predict(find_shape(row.config), one.job, hardware, generates=False)["reserved"] <= 0.9 * card_bytes:
+            return one
+    return replace(row, checkpointing={**row.checkpointing, "every_n_layers": 1})
 
 
 def own_rows(scale: str) -> list[Row]:

@@ -38,6 +38,7 @@ from benchmarks.gpu.speed_rows import LONGEST_PAIR, Row, counted, groups, needed
 from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, reward, tokenizer
 from benchmarks.reward_task import pairs
 from trl_ext.compat.versions import installed_versions
+from trl_ext.monitor.log_keys import KERNELS
 
 
 def train(row: Row, device: str) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         "use_cpu": device == "cpu",
         "bf16": True,
         "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": dict(row.checkpointing) or None,
         "optim": "adamw_torch_fused" if device == "cuda" else "adamw_torch",
         "logging_steps": 1,
         "save_strategy": "no",
@@ -141,7 +143,7 @@ def policy(row: Row, device: str, folder: str) -> Any:
     if row.trainer == "reward":
         kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device(device):
-        model = kind.from_config(config, dtype=torch.bfloat16)
+        model = kind.from_config(config, dtype=torch.bfloat16, attn_implementation=row.attention or None)
     if row.generates and row.shape.sigma:
         end_by_chance(model, row.shape.mean)
     if row.library != "unsloth" and not row.uses_vllm:
@@ -208,6 +210,7 @@ def facts(row: Row, trainer: Any) -> dict[str, Any]:
     logged = [entry for entry in trainer.state.log_history if "packing/forwarded_tokens" in entry]
     return {
         "attention": trainer.model.config._attn_implementation,
+        "kernels": logged[-1].get(KERNELS, "") if logged else "",
         "packed": bool(getattr(trainer, "_packs", False)),
         "forwarded_tokens": round(logged[-1]["packing/forwarded_tokens"]) if logged else None,
         "completion_tokens": completion_tokens(trainer),

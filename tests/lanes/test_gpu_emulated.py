@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.gpu import wheels
 from benchmarks.gpu.preflight import STEPS
+from benchmarks.gpu.speed_rows import WAYS
 from tests.conftest import ROOT
 
 VENV = ROOT / ".venv-card"
@@ -20,9 +21,12 @@ LIMIT_S = 60.0
 PROCESSOR_S = 80.0
 # What such a folder has no room for.
 SKIPPED = {"qlora/grpo/zero0/7B": "bitsandbytes is not installed.", "step/vllm/trl_ext": "vllm is not installed."}
+SKIPPED |= {f"update/dualkv-fa{version}/trl_ext": f"flash-attn-{version} is not installed." for version in (3, 4)}
+SKIPPED["attention/1024+8x512/flash_attention_4"] = "flash-attn-4 is not installed."
 KINDS = {
     *("speed: update/dualkv/trl", "speed: update/dualkv/trl_ext", "speed: step/vllm"),
     *(f"speed: {step}/{library}" for step in STEPS for library in ("trl", "trl_ext")),
+    *(f"speed: update/dualkv-{way}/trl_ext" for way in WAYS),
     *("speed: clock/lora", "speed: clock/full", "speed: clock/overhead", "speed: clock/generate"),
     *("memory: grpo/full/zero3", "memory: grpo/lora/zero3", "memory: ppo-separate", "memory: native", "memory: qlora"),
     *("memory: grpo/full/zero0", "memory: ppo-separate/full/zero3", "memory: ppo-adapter/lora/zero2"),

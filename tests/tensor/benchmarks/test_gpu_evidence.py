@@ -64,8 +64,37 @@ def test_speed_has_both_mfus_and_how_much_faster_ours_is(write):
     one |= {"packed": False, "tokens_per_s": 11320, "tokens_per_s_verl": 50312, "note": "made up"}
     summary = {"faster_than": {row.name: {"step": 2.5, "update": 2.75}}}
     (line,) = lines(write("gpu_speed", result([one], summary=summary)), row.name)
-    assert line.startswith(f"| `{row.name}`, 9 of 36 layers | ") and "| 41% | 83% | 2.50, 2.75 times |" in line
+    assert (
+        line.startswith(f"| `{row.name}`, 9 of 36 layers | ") and "| 41% | 83% | 2.75 | 2.50 | not measured |" in line
+    )
     assert "| 11,320 | 50,312 |" in line and line.endswith("| padded; made up |")
+    summary["faster_than"]["step/dualkv/trl"] = {"step": 2.2, "update": 2.7}
+    (line,) = lines(write("gpu_speed", result([one], summary=summary)), row.name)
+    assert "| 2.75 | 2.50 | 2.20 |" in line
+    one["row"] = "update/dualkv-keep/trl_ext"
+    summary["faster_by"] = {one["row"]: {"step": 1.1, "update": 1.12}}
+    (line,) = lines(write("gpu_speed", result([one], summary=summary)), one["row"])
+    assert line.endswith("| padded; made up; 1.12 times the speed of the default's update |")
+
+
+@pytest.mark.parametrize("name", evidence.READMES)
+def test_a_readme_fills_itself_and_says_what_was_not_measured(name, tmp_path):
+    page = (runner.ROOT / name).read_text(encoding="utf-8")
+    assert evidence.readme_filled(page) == page
+    lacking = {"README.md": "not measured"}.get(name, "未测")
+    ours = {"row": "update/tail/trl_ext", "status": "measured", "scale": "9 of 36 layers, made up", "mfu": 0.5}
+    faster = {"update/tail/trl": {"step": 2.5, "update": 2.75}, "step/tail/trl": {"step": 2.2, "update": 2.7}}
+    for card, summary in (("NVIDIA H100 80GB HBM3", {}), ("NVIDIA H200", {"faster_than": faster})):
+        found = result([ours], card=card, summary=summary)
+        (tmp_path / f"gpu_speed_{card.split()[1]}.json").write_text(json.dumps(found))
+    filled = evidence.readme_filled(page, tmp_path)
+    tail = [line.split("<!-- tail --> | ")[1] for line in filled.splitlines() if "<!-- tail -->" in line]
+    assert tail == [
+        f"H100 | 9 of 36 | {lacking} | {lacking} | {lacking} | 50% |",
+        "H200 | 9 of 36 | 2.75 | 2.50 | 2.20 | 50% |",
+    ]
+    assert filled.count(f"| H200 | {' | '.join([lacking] * 5)} |") == 1, "the other shape has no row"
+    assert evidence.readme_filled(filled) == page
 
 
 def test_exactness_is_counted(write):

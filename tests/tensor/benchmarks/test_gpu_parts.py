@@ -103,8 +103,10 @@ def test_each_kernel_is_measured_and_held_against_float32(measured):
         # Two and a half times a forward's operations.
         rates = one["backward_tflops"] * one["backward_ms"], one["forward_tflops"] * one["forward_ms"]
         assert rates[0] == pytest.approx(2.5 * rates[1])
-    three = found["attention/1024+8x512/flash_attention_3"]
-    assert three == {**three, "status": "skipped", "reason": "flash_attn_interface is not installed."}
+    for version in (3, 4):
+        for way in ("", "-merged"):
+            one = found[f"attention/1024+8x512/flash_attention_{version}{way}"]
+            assert one == {**one, "status": "skipped", "reason": f"flash-attn-{version} is not installed."}
 
 
 def test_an_attention_that_is_wrong_has_an_error_that_shows(monkeypatch):

@@ -9,9 +9,10 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from benchmarks.gpu import beside, exact, flops, runner, speed, speed_worker
-from benchmarks.gpu.speed_rows import CONFIG, ENGINES, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, needed_flops, rows
+from benchmarks.gpu import beside, exact, flops, runner, speed, speed_rows, speed_worker
+from benchmarks.gpu.speed_rows import CONFIG, ENGINES, FULL_SHAPES, OWN_ROWS, PEER_ROWS, TINY, WAYS, needed_flops, rows
 from tests.fake_card import FakeCard
+from trl_ext.memory import find_shape, parse_gpus
 from trl_ext.memory.units import GIB
 from trl_ext.trainers.fit.rehearsal import rehearsal
 
@@ -44,12 +45,57 @@ def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
     for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
         made = {row.name: row for row in rows("full", gib * GIB, peak)}
         steps = {f"step/{shape}-{engine}" for shape in ("dualkv", "tail") for engine in ENGINES if engine}
-        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *steps, *OWN_ROWS, *PEER_ROWS}
+        ways = {f"{base}-{way}" for base in ("update/dualkv", "update/tail", "peers/trl-1.7B") for way in WAYS}
+        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *steps, *OWN_ROWS, *PEER_ROWS, *ways}
         one = made["update/dualkv/trl"]
         assert one.config["hidden_size"] == 4096 and 1 < one.config["num_hidden_layers"] < 36
         assert one.scale.startswith(f"{one.config['num_hidden_layers']} of 36 layers, ")
         assert one.config == made["update/dualkv/trl_ext"].config
     assert one.scale.endswith("what its memory holds")
+
+
+def predicted_gib(row, card_gib):
+    hardware = parse_gpus("1xH100-80GB", card_gib)
+    return beside.predict(find_shape(row.config), row.job, hardware, generates=False)["reserved"] / GIB
+
+
+@pytest.mark.parametrize(
+    ("gib", "kind", "fewer", "of_all"),
+    [  # every so many layers, in forwards that are so many times smaller
+        (80, "peers/trl-1.7B", (4, 1), (4, 1)),
+        (141, "update/dualkv", (2, 1), (2, 1)),
+        (80, "update/dualkv", (2, 4), (1, 1)),
+    ],
+)
+def test_fewer_layers_are_checkpointed_where_the_card_holds_them(gib, kind, fewer, of_all):
+    made = {row.name: row for row in rows("full", gib * GIB, 989.0)}
+    base = made[f"{kind}/trl_ext"]
+    for way, (every, share) in (("fewer", fewer), ("all", of_all), ("keep", (1, 1))):
+        row = made[f"{kind}-{way}/trl_ext"]
+        assert row.checkpointing.get("every_n_layers", 1) == row.job.checkpoint_every == every, way
+        assert row.budget * share == base.budget and row.config == base.config
+        assert row.job.keep_attention == (way != "fewer")
+        assert predicted_gib(row, gib) <= 0.9 * gib
+
+
+def test_all_ways_at_once_take_the_first_attention_that_is_installed(monkeypatch):
+    monkeypatch.setattr(speed_rows, "has_attention", lambda name: name == "flash_attention_4")
+    made = {row.name: row for row in rows("full", 141 * GIB, 989.0)}
+    assert made["update/dualkv-all/trl_ext"].attention == made["update/dualkv-fa4/trl_ext"].attention
+    assert {made[f"update/dualkv-{way}/trl_ext"].needs[-1] for way in ("fa3", "fa4", "all", "keep")} == {
+        *("flash-attn-3", "flash-attn-4", "trl_ext"),
+    }
+
+
+def test_a_row_whose_attention_another_kernel_computed_is_no_figure(monkeypatch):
+    (row,) = runner.chosen(rows("tiny", None, None), ["update/tail-fa4/trl_ext"])
+    assert speed.run_row(row, "cpu", 1.0)["reason"] == "flash-attn-4 is not installed."
+    words = "attention: PyTorch's varlen kernel; layers: Liger's"
+    answer = {"status": "measured", "packed": True, "kernels": words}
+    monkeypatch.setattr(speed, "is_here", lambda name: True)
+    monkeypatch.setattr(speed.runner, "ask", lambda *_: answer)
+    found = speed.run_row(row, "cpu", 1.0)
+    assert (found["status"], found["reason"]) == ("failed", f"Its kernels were not of flash_attention_4: {words}.")
 
 
 def test_a_card_that_holds_all_gets_all_layers():
@@ -87,6 +133,10 @@ def test_ratios_are_of_the_same_shape_and_of_rows_that_ended():
         made_up("update/dualkv/trl_ext", 2.0, 1.0),
     ]
     assert speed.summary(records) == {"faster_than": {"update/tail/trl": {"step": 3.0, "update": 5.0}}}
+    records += [made_up("update/tail-all/trl_ext", 1.0, 0.8), made_up("update/dualkv-keep/trl_ext", 2.0, 0.5)]
+    by_way = {"update/tail-all/trl_ext": (2.0, 1.25), "update/dualkv-keep/trl_ext": (1.0, 2.0)}
+    found = {name: (times["step"], times["update"]) for name, times in speed.summary(records)["faster_by"].items()}
+    assert found == by_way
 
 
 def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
@@ -98,6 +148,20 @@ def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark", "--list"])
     assert exact.main() == 0
     assert set(capsys.readouterr().out.split()) >= {"reward", "updates", "varlen"}
+
+
+def test_tiny_rows_of_ours_by_each_way_that_runs_here(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "out.json"
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "update/dualkv-", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *words])
+    monkeypatch.setattr(speed.runner, "ask", in_this_process)
+    assert speed.main() == 0, capsys.readouterr().out
+    found = {one["row"].split("-")[1].split("/")[0]: one for one in json.loads(path.read_text())["rows"]}
+    assert {way: one["status"] for way, one in found.items()} == {
+        **dict.fromkeys(("fa3", "fa4"), "skipped"),
+        **dict.fromkeys(("keep", "fewer", "all"), "measured"),
+    }
+    assert all(found[way]["kernels"].startswith("attention: sdpa") for way in ("keep", "fewer", "all"))
 
 
 @pytest.mark.parametrize("kind", ["update/tail", "step/dualkv"])
@@ -142,7 +206,7 @@ def test_tiny_rows_of_the_clock_go_through_the_whole_benchmark(tmp_path, monkeyp
 def test_tiny_rows_of_peers_and_of_the_reward_model_go_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
     path = tmp_path / "out.json"
-    words = ["--device", "cpu", "--scale", "tiny", "--rows", "peers/", "reward/", "--output", str(path)]
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "1.7B/", "prime", "reward/", "--output", str(path)]
     monkeypatch.setattr(sys, "argv", ["speed.py", *words])
     monkeypatch.setattr(speed.runner, "ask", in_this_process)
     assert speed.main() == 0, capsys.readouterr().out

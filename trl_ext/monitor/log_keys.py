@@ -6,6 +6,7 @@ A kind of run is a table of its curves. Other keys, any of which may be absent:
     packing/is_on                                  1 where rows are packed, 0 where they are padded
     packing/why_off                                text: why rows are padded though packing was not turned off
     packing/kernels                                text: the source of the kernels
+    packing/faster                                 text: packages and settings that would shorten updates on this card
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry
@@ -20,7 +21,7 @@ from typing import Any
 Entry = Mapping[str, Any]
 
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
-WHY_PADDED, KERNELS = "packing/why_off", "packing/kernels"
+WHY_PADDED, KERNELS, FASTER = "packing/why_off", "packing/kernels", "packing/faster"
 ERROR = "ended_by_error"
 EVALUATE = "evaluate"  # This phase is not part of a step, though its seconds are logged with the next step.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, KERNELS, WHY_PADDED, Curve, Entry, RunKind
+from trl_ext.monitor.log_keys import FASTER, HELD_OUT, KERNELS, WHY_PADDED, Curve, Entry, RunKind
 from trl_ext.monitor.words import score
 
 # Log entries with new completions to average at either end of a run; fewer in a run shorter than four times this.
@@ -38,6 +38,8 @@ class RunSummary:
         train_s: Wall-clock seconds of `train()`.
         memory: Rows of the table of memory, empty if it was not measured.
         why_padded: Why rows were padded though packing was not turned off; empty if they were not.
+        kernels: Names of the kernels of attention and of layers.
+        faster: Packages and settings that would shorten updates on this card; empty if none are known.
     """
 
     kind: RunKind
@@ -54,6 +56,7 @@ class RunSummary:
     memory: Sequence[Sequence[str]] = ()
     why_padded: str = ""
     kernels: str = ""
+    faster: str = ""
 
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
@@ -86,9 +89,14 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
-        why_padded=next((str(e[WHY_PADDED]) for e in reversed(log_history) if WHY_PADDED in e), ""),
-        kernels=next((str(e[KERNELS]) for e in reversed(log_history) if KERNELS in e), ""),
+        why_padded=_last_text(log_history, WHY_PADDED),
+        kernels=_last_text(log_history, KERNELS),
+        faster=_last_text(log_history, FASTER),
     )
+
+
+def _last_text(log_history: Sequence[Entry], key: str) -> str:
+    return next((str(entry[key]) for entry in reversed(log_history) if key in entry), "")
 
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
@@ -184,6 +192,7 @@ def token_rows(summary: RunSummary) -> Rows:
     """Return rows with why rows are padded, kernels, tokens through the model, and tokens without packing."""
     rows = [["packing is off", f"{summary.why_padded}."]] if summary.why_padded else []
     rows += [["kernels", summary.kernels]] if summary.kernels else []
+    rows += [["would be faster", f"{summary.faster}."]] if summary.faster else []
     if not summary.forwarded_tokens:
         return rows
     rows.append(["tokens forwarded", f"{summary.forwarded_tokens:,}"])

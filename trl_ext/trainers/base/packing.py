@@ -14,7 +14,7 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.torch import capability_of, computes_below_float32
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.memory.cards import FASTER_ATTENTION
-from trl_ext.monitor.log_keys import KERNELS, WHY_PADDED
+from trl_ext.monitor.log_keys import FASTER, KERNELS, WHY_PADDED
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
@@ -56,6 +56,7 @@ class PackingSwitch(Trainer):
         _why_unshared: Reason why prompts are not shared although they should be; else empty.
         why_padded: Reason why rows are padded although packing was not turned off; else empty.
         layer_kernels: The kernels of norms, positions and MLPs, in words.
+        faster_checkpointing: Options that would fit on the card and make updates shorter, in words; or empty.
         _max_tokens: Most tokens of a forward; None if no budget is set.
         clock, counts: Seconds by phase, tokens and metrics of forwards since the last optimizer step.
         _metrics: TRL's lists by name for "train" and "eval".
@@ -69,6 +70,7 @@ class PackingSwitch(Trainer):
     _why_unshared = ""
     why_padded = ""
     layer_kernels = "transformers' own"
+    faster_checkpointing = ""
     clock = PhaseClock()  # for objects made without the constructor, which gives each trainer a separate clock
     _metrics: Any
 
@@ -295,14 +297,16 @@ class PackingSwitch(Trainer):
         if not is_slower or was_tried or major not in FASTER_ATTENTION:
             return ""
         faster, _, way = FASTER_ATTENTION[major]
-        return f". {faster} would be faster on this card for long rows: {way}"
+        return f"{faster} would be faster on this card for long rows: {way}"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides transformers.Trainer.log: adds text to the history, from which the report is made."""
         super().log(logs, start_time)
         entry: dict[str, Any] = self.state.log_history[-1]  # trackers take no text
         attention = self._attention_in_words()
-        entry[KERNELS] = f"attention: {attention}; layers: {self.layer_kernels}{self._faster_attention(attention)}"
+        entry[KERNELS] = f"attention: {attention}; layers: {self.layer_kernels}"
+        if faster := ". ".join(filter(None, (self._faster_attention(attention), self.faster_checkpointing))):
+            entry[FASTER] = faster
         if self.why_padded:
             entry[WHY_PADDED] = self.why_padded
 

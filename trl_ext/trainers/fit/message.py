@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
+from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.planner.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib, in_gib
@@ -14,6 +17,8 @@ from trl_ext.trainers.fit.plan import plan_of
 from trl_ext.trainers.step.out_of_memory import BACKWARD, FORWARD, Place, asked_gib, is_out_of_memory, place_of
 
 logger = logging.get_logger(__name__)
+# Formulas' bytes are at most so many times too low; and a share of an update's seconds that is worth a sentence.
+FORMULA_ERROR, WORTH_SAYING = 1.1, 0.02
 GENERAL = {
     "generate": "a smaller steps_per_generation, a shorter max_completion_length, or use_vllm with sleep mode",
     "step": "ZeRO-2 (--config_file zero2), its optimizer in host memory (zero2_offload), or LoRA (use_peft)",
@@ -104,6 +109,37 @@ def cheapest_change(trainer: Any) -> str:
         smaller = f"per_device_train_batch_size={part} gradient_accumulation_steps={steps * size // part}"
         return f"set {smaller}; the optimisation stays the same."
     return f"try {GENERAL['']}."
+
+
+def faster_checkpointing(trainer: Any, room_bytes: float) -> str:
+    """Return a sentence with the fastest checkpointing that takes at most so many more bytes; "" if none is faster.
+
+    A run with `memory` has what its plan chose. Bytes and seconds are estimated.
+    """
+    is_open = trainer.args.gradient_checkpointing and getattr(trainer.args, "memory_plan", None) is None
+    plan = _plan(trainer) if is_open else None
+    if plan is None:
+        return ""
+    now = best = plan.estimate
+    best_more = 0.0
+    for every, keeps in product((4, 2, 1), (True, False)):
+        try:
+            job = replace(now.job, checkpoint_every=every, keep_attention=keeps)
+            one = estimate(job, now.shape, now.hardware)
+        except ConfigError:  # a setting of this run that contradicts it
+            continue
+        more = one.worst["update"].num_bytes - now.worst["update"].num_bytes
+        if more * FORMULA_ERROR <= room_bytes and one.seconds["update"] < best.seconds["update"]:
+            best, best_more = one, more
+    saved = 1 - best.seconds["update"] / now.seconds["update"]
+    if saved < WORTH_SAYING:
+        return ""
+    keys = ["keep_attention: true"] * best.job.keep_attention
+    keys += [f"every_n_layers: {best.job.checkpoint_every}"] * (best.job.checkpoint_every > 1)
+    return (
+        f"gradient_checkpointing_kwargs: {{{', '.join(keys)}}} would make updates {saved:.0%} shorter and take "
+        f"{in_gib(best_more)} more of this card (estimated)"
+    )
 
 
 def _general(place: Place) -> list[str]:

@@ -1,6 +1,8 @@
 """The rehearsal before step 1 leaves nothing behind: with and without it, a run is the same to the bit."""
 
 import random
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,11 @@ from tests.nightly import nightly
 from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
 from trl_ext.errors import OutOfMemoryError
+from trl_ext.memory import Job, estimate, find_shape, parse_gpus
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.units import GIB
+from trl_ext.monitor.summary import summarize, token_rows
+from trl_ext.trainers.fit import message
 from trl_ext.trainers.fit.rehearsal import rehearsal
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains
 
@@ -281,6 +288,52 @@ def test_a_card_turns_the_rehearsal_on_and_its_line_tells_peak_and_state(card, t
     assert line in said and "That leaves" not in said
     _, said = run(22.5)
     assert "That leaves 0.5 GiB of 24.0 GiB. Set per_device_train_batch_size=2" in said
+
+
+def planned(**settings):
+    """The plan of a run as it is, of a model for which attention and layers take time."""
+    job = Job("grpo", max_prompt_length=8192, num_generations=32, global_batch=32, checkpoint_every=1, **settings)
+    return Plan(estimate(job, find_shape("Qwen/Qwen3-1.7B"), parse_gpus("1xH100-80GB")))
+
+
+def test_room_on_the_card_is_named_with_the_checkpointing_that_fits_and_is_fastest(
+    card, tmp_path, monkeypatch, caplog
+):
+    now = planned().estimate
+    monkeypatch.setattr(message, "plan_of", lambda trainer: planned())
+
+    def said(peak_gib, total_gib=80, **changes):
+        caplog.clear()
+        settings = dict(CHECKPOINTING, max_steps=1, logging_steps=1) | changes
+        trainer = grpo(tmp_path, **settings)
+        plain = trainer._compute_loss
+        trainer._compute_loss = lambda *args: card.allocate(peak_gib) or plain(*args)
+        monkeypatch.setattr(card, "free_and_total_bytes", lambda: ((total_gib - peak_gib) * GIB, total_gib * GIB))
+        trainer.train()
+        return caplog.text, dict(row[:2] for row in token_rows(summarize(trainer.state.log_history)))
+
+    text, rows = said(20)
+    options = re.search(r"gradient_checkpointing_kwargs: (\{.*?\}) would make updates (\d+)% shorter", text)
+    kept = re.fullmatch(r"\{keep_attention: true, every_n_layers: (\d)\}", options[1])
+    then = estimate(replace(now.job, keep_attention=True, checkpoint_every=int(kept[1])), now.shape, now.hardware)
+    assert int(options[2]) == round(100 * (1 - then.seconds["update"] / now.seconds["update"])) > 2
+    more = (then.worst["update"].num_bytes - now.worst["update"].num_bytes) / GIB
+    assert 1.1 * more <= 80 - 20 - 0.05 * 80 and f"take {more:.1f} GiB more of this card (estimated)" in text
+    assert rows["would be faster"].endswith("more of this card (estimated).")
+
+    kept_alone = estimate(replace(now.job, keep_attention=True), now.shape, now.hardware)
+    extra = (kept_alone.worst["update"].num_bytes - now.worst["update"].num_bytes) / GIB
+    assert "kwargs: {keep_attention: true} would" in said(75 - 1.1 * extra - 0.5)[0]
+    for changes in (dict(gradient_checkpointing=False, gradient_checkpointing_kwargs=None), dict(peak_gib=77)):
+        text, rows = said(**{"peak_gib": 20, **changes})
+        assert "shorter" not in text and "would be faster" not in rows
+    monkeypatch.setattr(message, "plan_of", lambda trainer: planned(keep_attention=True))
+    assert "{keep_attention: true}" not in said(74)[0], "it is there already"
+
+
+def test_a_plan_that_was_chosen_is_not_argued_with(monkeypatch):
+    args = SimpleNamespace(gradient_checkpointing=True, memory_plan=planned())
+    assert message.faster_checkpointing(SimpleNamespace(args=args), 80 * GIB) == ""
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "reward"])

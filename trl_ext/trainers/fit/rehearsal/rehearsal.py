@@ -13,10 +13,11 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from trl_ext.errors import OutOfMemoryError
+from trl_ext.memory.cards import HEADROOM_FRAC
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
 from trl_ext.monitor.card_memory import MemoryAudit, MemoryMeter, MemorySource, MemoryWatch, source_of
-from trl_ext.trainers.fit.message import cheapest_change, explained
+from trl_ext.trainers.fit.message import cheapest_change, explained, faster_checkpointing
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models, why_not
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
@@ -151,6 +152,9 @@ def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> Non
     if left < SCARCE_FRAC * total:
         hint = cheapest_change(trainer)
         _say(trainer, f"That leaves {in_gib(max(left, 0))} of {in_gib(total)}. {hint[:1].upper()}{hint[1:]}")
+    elif found := faster_checkpointing(trainer, left - HEADROOM_FRAC * total):
+        trainer.faster_checkpointing = found
+        _say(trainer, f"That leaves {in_gib(left)} of {in_gib(total)}: {found}.")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # blocks of the largest micro-batch's shapes are of little use to other shapes
     source.reset()

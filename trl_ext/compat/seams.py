@@ -235,6 +235,7 @@ transformers.models.bamba.modeling_bamba
         return_final_states): the same of Mamba-2
     mamba2_split_conv1d_scan_combined(zxbcdt): returns None where the two others serve
 transformers.masking_utils
+    find_packed_sequence_indices(position_ids): masks wait for its answer; forwards of ours need none
     sdpa_mask(local_size, use_vmap): arguments of every mask function: the window, and whether a model adds functions
         to the mask
 accelerate

@@ -6,11 +6,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -54,6 +54,23 @@ def register_attention(name: str, attention: Callable[..., Any]) -> None:
 def register_mask(name: str, mask: Callable[..., Any]) -> None:
     """Use a function for the masks of the attention implementation `name` in all models of this process."""
     AttentionMaskInterface.register(name, mask)
+
+
+def search_no_packed_rows(inside: Callable[[], bool]) -> None:
+    """Let transformers not search positions for rows of its kind of packing where `inside` is True; idempotent.
+
+    Its masks need the answer on the host, which waits for the card; forwards inside need no mask.
+    """
+    plain = masking_utils.find_packed_sequence_indices
+    if getattr(plain, "inside", None) is inside:
+        return
+
+    @wraps(plain)
+    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
+        return None if inside() else plain(position_ids)
+
+    find.inside = inside  # type: ignore[attr-defined]
+    masking_utils.find_packed_sequence_indices = find
 
 
 def is_flash(name: str) -> bool:

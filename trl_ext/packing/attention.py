@@ -23,6 +23,7 @@ from trl_ext.compat.transformers import (
     mask_function,
     register_attention,
     register_mask,
+    search_no_packed_rows,
 )
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel, merging_pays
@@ -124,6 +125,7 @@ def dispatch_on_segments(base: str) -> None:
         register_attention(base, AttentionDispatch(base, attention))
     if not isinstance(mask, MaskDispatch):
         register_mask(base, MaskDispatch(base, mask))
+    search_no_packed_rows(in_packed_forward)
     _dispatched.add(base)
 
 

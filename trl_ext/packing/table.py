@@ -141,7 +141,7 @@ class SegmentTable:
         if keys != self.lengths:
             seen = [self.segments[number] for asking in self.queries for number in self.chains[asking]]
             flat = runs([segment.start for segment in seen], [segment.length for segment in seen])
-            index = torch.from_numpy(flat).to(self.device)
+            index = self.on_device(flat)
         return KeyCopies(index, self.cumulated(keys), self.longest)
 
     @cached_property
@@ -201,11 +201,15 @@ class SegmentTable:
         if all(one[1] == other[0] for one, other in pairwise(spans)):
             return slice(spans[0][0], spans[-1][1])
         begins, ends = np.array(spans).T
-        return torch.from_numpy(runs(begins, ends - begins)).to(self.device)
+        return self.on_device(runs(begins, ends - begins))
 
     def cumulated(self, lengths: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Return the boundaries of runs of these lengths, int32 as kernels need it, on the row's device."""
-        return torch.from_numpy(cumulated(lengths).astype(np.int32)).to(self.device)
+        return self.on_device(cumulated(lengths).astype(np.int32))
+
+    def on_device(self, values: np.ndarray) -> torch.Tensor:
+        """Return the values as a tensor on the row's device, without waiting for the work that the device has."""
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
 
     def mask(self, segment: Segment, window: int | None) -> torch.Tensor:
         """Return [queries, keys], True where a query of `segment` sees a key; built once per shape and window.

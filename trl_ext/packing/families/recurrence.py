@@ -116,7 +116,7 @@ class StateOrder:
     def number_of_sequence(self) -> torch.Tensor:
         """[1, T] int32, the number of every token's segment."""
         numbers = np.repeat(np.arange(len(self.table.lengths), dtype=np.int32), self.table.lengths)
-        return torch.from_numpy(numbers).to(self.table.device)[None]
+        return self.table.on_device(numbers)[None]
 
     def arranged(self, is_padded: bool) -> _Arrangement:
         """Return the row as calls of padded segments of similar length, or as one call per level without padding."""
@@ -145,7 +145,7 @@ class StateOrder:
             return _Arrangement(levels, None, None, None)
         place = np.empty(num_tokens, dtype=np.int64)
         place[flat[real]] = real.nonzero()[0]
-        is_padding = None if real.all() else torch.from_numpy(~real).to(self.table.device)
+        is_padding = None if real.all() else self.table.on_device(~real)
         return _Arrangement(levels, self._tensor(flat.clip(max=num_tokens - 1)), is_padding, self._tensor(place))
 
     def _call(self, group: list[int], above: list[int], is_padded: bool) -> _Call:
@@ -189,4 +189,4 @@ class StateOrder:
         return self._reads[num_before]
 
     def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self.table.device)
+        return self.table.on_device(np.asarray(values, dtype=np.int64))

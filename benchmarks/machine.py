@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from trl_ext.compat.versions import installed_versions
+from trl_ext.scripts.process import LIBRARIES
 
 # A table is not found among what libraries will one day do otherwise.
-warnings.filterwarnings("ignore", category=FutureWarning)
+warnings.filterwarnings("ignore", category=FutureWarning, module=LIBRARIES)
 
 
 def machine() -> dict[str, str]:

@@ -19,7 +19,7 @@ DOORS: dict[str, set[str]] = {
     "rewards": {"errors"},
     "memory": {"compat", "errors", "resources"},
     "monitor": {"errors"},
-    "doctor": {"compat", "errors", "memory"},
+    "doctor": {"compat", "errors", "memory", "rewards"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "resources", "rewards"},
     "scripts": {"compat", "errors", "memory", "monitor", "resources", "rewards", "trainers"},
     "launch": {"compat", "errors", "resources", "rewards", "scripts", "trainers"},

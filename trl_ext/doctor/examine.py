@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from trl_ext.compat.versions import RESOLVED_WITH_VLLM
 from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.installed import holds, optional_windows, required_windows
@@ -43,6 +44,7 @@ WATCHED = (*HARMS, OLD_NAME, NEW_NAME, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
     """Judge all facts, in reading order; with a plan also whether it can run here."""
     checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler, check_host]
+    checks.append(check_sandbox)
     findings = [finding for check in checks for finding in check(facts)]
     findings += [_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory"]
     findings += [*check_variables(facts), *check_allocator(facts)]
@@ -135,6 +137,21 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
             yield ok("versions", f"{package} {version}.")
         else:
             yield note("versions", *_outside(package, window, version))
+    yield from _check_vllms_transformers(facts)
+
+
+def _check_vllms_transformers(facts: Facts) -> Iterator[Finding]:
+    """Name the transformers that belongs to vLLM: vLLM bounds it, so that pip changes the installed version."""
+    vllm, transformers = facts.versions.get("vllm"), facts.versions.get("transformers")
+    if vllm is None:
+        named = [f"{package} {version}" for package, version in RESOLVED_WITH_VLLM.items()]
+        yield ok("versions", f"The extra `vllm` resolves to {', '.join(named)}.")
+    elif transformers is not None and (window := facts.vllms_transformers):
+        what = f"vllm {vllm} takes transformers {window}; {transformers} is installed."
+        if holds(window, transformers):
+            yield ok("versions", what)
+        else:
+            yield note("versions", what, f"pip install 'transformers{window}'")
 
 
 def _outside(package: str, window: str, version: str | None) -> tuple[str, str]:
@@ -193,6 +210,21 @@ def check_host(facts: Facts) -> Iterator[Finding]:
         if disk.purpose == "shared memory" and disk.free_gib < LITTLE_SHARED_GIB and len(facts.gpus) > 1:
             advice = "Start the container with --shm-size=16g or --ipc=host: NCCL talks through it."
             yield note("shared memory", f"{disk.path} has {disk.free_gib:.2f} GiB.", advice)
+
+
+def check_sandbox(facts: Facts) -> Iterator[Finding]:
+    """Judge how far this machine confines the programs that the rule `code` runs."""
+    if facts.sandbox is None:
+        return
+    level, trouble = facts.sandbox
+    if level == 2:
+        yield ok("sandbox", "The rule `code` runs programs at L2, its highest level.")
+    elif level == 1:
+        advice = "L1 is what the rule requires by default; `require: L2` is refused here."
+        yield note("sandbox", f"The rule `code` runs programs at L1, not at L2 ({trouble}).", advice)
+    else:
+        advice = "L1 needs Linux 5.13 with seccomp and Landlock; `require: L0` gives up their protection."
+        yield note("sandbox", f"The rule `code` is refused here ({trouble}).", advice)
 
 
 def _check_disk(disk: Disk) -> Finding:

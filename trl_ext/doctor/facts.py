@@ -73,12 +73,15 @@ class Facts:
         versions: Installed version of a package, None if it is missing.
         untested: Findings about versions that are newer than the tested versions.
         vllm_window: Versions of vLLM that the installed TRL takes; "" for any.
+        vllms_transformers: Versions of transformers that the installed vLLM takes; "" for any, or without vLLM.
         kernels: None if PyTorch did not answer.
         no_kernels: Why it did not.
         compiler, ninja: Paths, None if missing.
         build_locks: Locks in the folder where helpers are compiled.
         host_total_gib, host_free_gib: Host memory, or the container's limit if that is less; None if unknown.
         disks: Folders that a run writes to.
+        sandbox: Level of the rule `code`'s sandbox, -1 if it does not start, and why the next level fails; None if
+            unknown.
         environment: Variables that matter and are set.
     """
 
@@ -91,6 +94,7 @@ class Facts:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     untested: tuple[Finding, ...] = ()
     vllm_window: str = ""
+    vllms_transformers: str = ""
     kernels: Kernels | None = None
     no_kernels: str = ""
     compiler: str | None = None
@@ -99,4 +103,5 @@ class Facts:
     host_total_gib: float | None = None
     host_free_gib: float | None = None
     disks: tuple[Disk, ...] = ()
+    sandbox: tuple[int, str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

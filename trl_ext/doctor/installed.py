@@ -59,9 +59,9 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def vllm_window() -> str:
-    """Return the versions of vLLM that the installed TRL takes, in pip's notation; "" if it gives none."""
+def window_of(package: str, user: str) -> str:
+    """Return the versions of a package that the installed `user` takes, in pip's notation; "" if it gives none."""
     from packaging.requirements import Requirement
 
-    wishes = map(Requirement, requires("trl") or ()) if installed_version("trl") else ()
-    return next((str(wish.specifier) for wish in wishes if wish.name == "vllm"), "")
+    wishes = map(Requirement, requires(user) or ()) if installed_version(user) else ()
+    return next((str(wish.specifier) for wish in wishes if wish.name == package), "")

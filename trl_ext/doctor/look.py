@@ -42,13 +42,15 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
     facts: dict[str, Any] = {
         "versions": installed.versions(),
         "untested": installed.untested_findings(),
-        "vllm_window": installed.vllm_window(),
+        "vllm_window": installed.window_of("vllm", user="trl"),
+        "vllms_transformers": installed.window_of("transformers", user="vllm"),
         "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         "ninja": shutil.which("ninja"),
         "build_locks": build_locks(),
         "host_total_gib": total,
         "host_free_gib": free,
         "disks": _disks(output_dir),
+        "sandbox": look_at_sandbox(),
         "environment": {name: os.environ[name] for name in WATCHED if name in os.environ},
     }
     if probe is not None:
@@ -126,6 +128,16 @@ def _disks(output_dir: str) -> tuple[Disk, ...]:
             free_gib = round(gib(shutil.disk_usage(there).free), 1)
             found.append(Disk(purpose, str(place), free_gib, os.access(there, os.W_OK)))
     return tuple(found)
+
+
+def look_at_sandbox() -> tuple[int, str]:
+    """Return the level of the rule `code`'s sandbox, -1 if it does not start, and why the next level fails."""
+    from trl_ext.rewards.isolation.sandbox import api
+
+    try:
+        return api.sandbox_level()
+    except api.SandboxTrouble as error:
+        return -1, str(error)
 
 
 # Cards --------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.trainers.record.launch import is_launcher
 
 # Libraries that all processes call in the same way.
-_LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
+LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
 _UNHEEDED = r"`torch\.distributed\.\w+` is deprecated"  # DeepSpeed's and accelerate's code
 _OMP = "Setting OMP_NUM_THREADS"
 
@@ -44,7 +44,7 @@ def quiet_libraries() -> None:
 
         disable_progress_bars()
         transformers_logging.set_verbosity_error()
-        warnings.filterwarnings("ignore", module=_LIBRARIES)
+        warnings.filterwarnings("ignore", module=LIBRARIES)
 
 
 def end_with_launcher() -> None:

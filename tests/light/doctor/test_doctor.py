@@ -44,6 +44,7 @@ HEALTHY = Facts(
         "flash-attn": None,
     },
     vllm_window=">=0.22.0,<=0.31.0",
+    vllms_transformers=">=5.10.4",
     kernels=Kernels("12.8", 4, "2.27.3", {"sdpa": "", "varlen": "", "flash-attn": "not installed"}),
     compiler="/usr/bin/c++",
     ninja="/usr/bin/ninja",
@@ -51,6 +52,7 @@ HEALTHY = Facts(
     host_free_gib=480.0,
     disks=(Disk("output", "/out", 900.0), Disk("model cache", "/cache", 900.0), Disk("shared memory", "/dev/shm", 64)),
     environment={OLD_NAME: "expandable_segments:True"},
+    sandbox=(2, ""),
 )
 
 HOPPER, BLACKWELL = (replace(HEALTHY, gpus=(replace(A40, capability=(major, 0)),) * 4) for major in (9, 10))
@@ -119,6 +121,12 @@ def test_every_finding_is_a_sentence_with_a_known_level():
         (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
         (replace(HEALTHY, has_nvlink=None), "links", "does not report"),
         (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),
+        (
+            replace(HEALTHY, vllms_transformers=">=5.10.4,<5.18"),
+            "versions",
+            "vllm 0.31.0 takes transformers >=5.10.4,<5.18; 5.23.0 is installed. "
+            "pip install 'transformers>=5.10.4,<5.18'",
+        ),
         (replace(HEALTHY, compiler=None), "compiler", "Not on the PATH: a C++ compiler,"),
         (replace(HEALTHY, ninja=None), "compiler", "Not on the PATH: ninja,"),
         (replace(HEALTHY, host_free_gib=8.0), "host memory", "8 of 512 GiB"),
@@ -130,6 +138,9 @@ def test_every_finding_is_a_sentence_with_a_known_level():
             "allocator",
             "under PYTORCH_ALLOC_CONF alone",
         ),
+        (replace(HEALTHY, sandbox=(1, "namespaces: no")), "sandbox", "at L1, not at L2 (namespaces: no). L1 is what"),
+        (replace(HEALTHY, sandbox=(0, "seccomp: no")), "sandbox", "refused here (seccomp: no). L1 needs Linux 5.13"),
+        (replace(HEALTHY, sandbox=(-1, "no Linux")), "sandbox", "is refused here (no Linux)"),
         (with_environment(NCCL_P2P_DISABLE="1"), "environment", "NCCL_P2P_DISABLE=1"),
         (with_environment(NCCL_DEBUG="info"), "environment", "Every rank prints"),
         (with_environment(NCCL_SOCKET_IFNAME="lo"), "environment", "loopback"),
@@ -170,6 +181,12 @@ def test_a_newer_version_than_tested_is_a_note_and_one_that_lacks_a_seam_a_probl
     monkeypatch.setattr(installed, "seam_problem", lambda: "It is gone. Run: pip install 'trl==1.16.*'")
     facts = replace(HEALTHY, untested=installed.untested_findings())
     assert "versions: It is gone. pip install 'trl==1.16.*'" in words(facts, "problem")
+
+
+def test_the_transformers_that_belongs_to_vllm_is_named():
+    assert "versions: vllm 0.31.0 takes transformers >=5.10.4; 5.23.0 is installed." in words(HEALTHY, "ok")
+    without = words(replace(with_versions(vllm=None), vllms_transformers=""), "ok")
+    assert "The extra `vllm` resolves to vllm 0.31.0, transformers 5.17.0, torch 2.13.0." in without
 
 
 def test_every_harm_can_be_triggered_and_harmless_values_pass():
@@ -329,6 +346,7 @@ def test_what_pytorch_answers_is_read_and_what_it_complains_about_told():
 
 def test_looking_works_on_this_machine_whatever_it_has(tmp_path):
     facts = look(str(tmp_path / "deep" / "out"), probe_s=0)
+    assert facts.sandbox and facts.sandbox[0] in (-1, 0, 1, 2)
     assert facts.versions["trl"] and bool(facts.gpus) != bool(facts.no_gpus)
     assert {disk.purpose for disk in facts.disks} >= {"output", "model cache"}
     assert examine(facts)
@@ -342,7 +360,7 @@ def test_windows_are_those_of_the_packages_own_requirements_and_vllms_is_trls():
     for package, window in (installed.required_windows() | installed.optional_windows("")).items():
         if window:
             assert str(wanted[package].specifier) == str(Requirement(f"x{window}").specifier)
-    assert installed.vllm_window().startswith(("<", ">"))
+    assert installed.window_of("vllm", user="trl").startswith(("<", ">"))
     assert set(SUPPORTED) <= set(installed.versions())
     assert installed.holds(">=2.11", "2.11.0+cu128")
     assert not installed.holds(">=2.11", "2.10.1")

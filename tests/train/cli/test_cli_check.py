@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from shutil import copytree
 
@@ -29,6 +30,7 @@ from trl_ext.launch import accelerate as launch
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import MODELS, find_shape
+from trl_ext.rewards.isolation.sandbox import api
 from trl_ext.scripts.training import load_rows
 
 GRPO = dict(rules=RULES, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_completion_length=6)
@@ -138,6 +140,25 @@ def test_the_rules_see_the_tag_that_the_chat_template_opens(ask, chat_model, tmp
     (tmp_path / "opens" / "chat_template.jinja").write_text(template + "<answer>\n")
     # The tag of the gold completions is the second one.
     assert "Gold completions earn 1 on" in told(ask(keys, model=tmp_path / "opens")[1], "rules")
+
+
+def test_the_level_at_which_programs_will_run_is_told_with_what_refuses_the_next(ask, tmp_path, monkeypatch):
+    rows = [{"prompt": "w3 w4", "tests": [{"input": "", "output": "1"}]}] * 16
+    keys = {**GRPO, "rules": [{"rule": "code"}], "dataset_name": str(recipes.write_rows(tmp_path / "programs", rows))}
+    for level, mark, words in ((2, "ok", "at L2, its highest"), (1, "note", "not at L2 (namespaces: kernel.x is 1)")):
+        monkeypatch.setattr(api, "sandbox_level", lambda level=level, **_: (level, "namespaces: kernel.x is 1"))
+        assert words in told(ask(keys)[1], "sandbox", mark)
+    assert told(ask(GRPO)[1], "sandbox") == ""
+
+
+def test_a_future_warning_is_shown_unless_it_is_a_librarys(ask, tmp_path, monkeypatch):
+    warn = "import warnings\nwarnings.warn('use two', FutureWarning, stacklevel=1)\n"
+    (tmp_path / "warning_rules.py").write_text(f"{warn}def one(row):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        ask({**GRPO, "rules": [{"rule": "call", "function": "warning_rules.one"}], "gradient_checkpointing": True})
+    assert [str(one.message) for one in shown if one.category is FutureWarning] == ["use two"]
 
 
 def test_eight_rows_are_shown_as_the_model_reads_them(ask, chat_model, tmp_path):

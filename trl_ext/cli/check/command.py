@@ -48,8 +48,6 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]
 def check(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     arguments, overrides = _parser().parse_known_args(list(argv))
-    # The findings report the same as these warnings.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     from trl_ext.doctor.finding import note
     from trl_ext.memory.models.find import OFFLINE, no_hub
 
@@ -61,7 +59,11 @@ def check(argv: Sequence[str]) -> int:
         findings.append(note("hub", f"{reason}: only local files are checked.", advice))
     from transformers.utils import logging
 
+    from trl_ext.scripts.process import LIBRARIES
+
     logging.set_verbosity_error()
+    # Users cannot act on these warnings; others, ours among them, are shown.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=LIBRARIES)
     with redirect_stdout(sys.stderr):  # libraries print at import, and --json must print JSON only
         findings += run_checks(arguments, overrides)
     return _report(findings, arguments.json)

@@ -9,11 +9,15 @@ from typing import Any
 
 from trl_ext.cli.check.data import Rows
 from trl_ext.cli.check.recipe import Parsed
+from trl_ext.doctor.examine import check_sandbox
+from trl_ext.doctor.facts import Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
+from trl_ext.doctor.look import look_at_sandbox
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.rewards.base.rows import TRL_EXTRAS, as_columns
+from trl_ext.rewards.rules.code import Code
 from trl_ext.scripts import training
 from trl_ext.scripts.data.dataset import unloadable
 from trl_ext.scripts.grpo import all_rewards
@@ -96,6 +100,8 @@ def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: A
     found: list[Finding] = []
     for reward in rewards:
         if hasattr(reward, "rules") and hasattr(reward, "explain"):
+            if any(isinstance(rule, Code) for rule in reward.rules):
+                found += check_sandbox(Facts(sandbox=look_at_sandbox()))
             try:
                 if missing := [name for name in reward.columns if name not in rows.train[0]]:
                     what = f"The data lack the column {', '.join(missing)}, which the rules read."

@@ -18,6 +18,14 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # Mounts, host name, shared memory, users, processes, network.
 _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
+# Settings that can refuse namespaces to users without root, as sysctl names them: the value that refuses, and a value
+# that allows. Debian has the second, Ubuntu the third.
+_NAMESPACE_SETTINGS = {
+    "user.max_user_namespaces": ("0", "10000"),
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -106,3 +114,12 @@ def enter_namespaces() -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def why_no_namespaces() -> str:
+    """Return a sentence that names what refuses namespaces here, and the command that allows them."""
+    for name, (refuses, allows) in _NAMESPACE_SETTINGS.items():
+        with suppress(OSError):
+            if Path("/proc/sys", *name.split(".")).read_text().strip() == refuses:
+                return f"{name} is {refuses}; to allow user namespaces: sudo sysctl -w {name}={allows}"
+    return "the container or a security module refuses user namespaces; Docker's seccomp profile does"

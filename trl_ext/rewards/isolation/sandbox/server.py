@@ -188,7 +188,10 @@ class Server:
 
 def _try_namespaces() -> None:
     """namespaces"""
-    kernel.enter_namespaces()
+    try:
+        kernel.enter_namespaces()
+    except OSError as error:
+        raise OSError(f"{error}; {kernel.why_no_namespaces()}") from error
     pid = os.fork()
     if pid == 0:
         os._exit(0)

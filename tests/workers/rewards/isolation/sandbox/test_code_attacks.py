@@ -203,8 +203,10 @@ def listener():
 
 
 def needs_level(level: int) -> None:
-    if sandbox.sandbox_level()[0] < level:
-        pytest.skip(f"this machine has no sandbox of level {level}")
+    """Skip the test on a machine with a lower level; the reason names the setting that refuses user namespaces."""
+    found, trouble = sandbox.sandbox_level()
+    if found < level:
+        pytest.skip(f"this machine has sandbox level {found}, not {level} ({trouble})")
 
 
 @pytest.mark.parametrize("level", [1, 2])

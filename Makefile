@@ -11,8 +11,8 @@
 #                     gpu-prof, gpu-kernels, gpu-quickstart: a part
 #
 # Lanes, each under an hour, for every night (docs/reference/lanes.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
-# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather, make long-run;
-# make lanes runs them all and writes down how each ended.
+# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather, make long-run,
+# make resolve; make lanes runs them all and writes down how each ended.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -35,7 +35,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
-	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather long-run lanes
+	resolve fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather long-run lanes
 
 # What the quickstart needs; the rest of a developer's environment comes with the first other command.
 $(VENV)/.quickstart: pyproject.toml
@@ -164,6 +164,15 @@ vllm: .venv-vllm/.installed
 # Workers of Ray that are killed at random steps, two networks, a lost head node: 25 minutes.
 drills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/drills
+
+# Are there versions for every set of extras on every Python? Nothing is installed but uv, which asks the index.
+.venv-resolve/.installed:
+	$(PYTHON) -m venv .venv-resolve
+	.venv-resolve/bin/python -m pip install --progress-bar off "uv>=0.9" pytest | $(ONE_LINE_EACH)
+	touch $@
+
+resolve: .venv-resolve/.installed
+	.venv-resolve/bin/python -m pytest --noconftest tests/lanes/test_resolution.py
 
 # The programs that read the files of docs/cluster, without ours and PyTorch; SkyPilot makes a folder in HOME.
 .venv-cluster/.installed:

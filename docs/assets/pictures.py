@@ -161,6 +161,44 @@ def draw_learning() -> None:
     save(figure, "learning.svg")
 
 
+PHASES = {"generation": ("generate",), "update": ("update",), "other": ("score", "logps", "other")}
+
+
+def step_seconds() -> dict[str, dict[str, dict[str, float]]]:
+    """Seconds of one step by case, trainer and phase: of `benchmarks/whole_step.py`."""
+    found = json.loads((FOLDER.parents[1] / "benchmarks/results/whole_step_cpu.json").read_text())
+    return {
+        case: {
+            run["variant"]: {
+                phase: sum(run["phases"][name] for name in names) / run["steps"] for phase, names in PHASES.items()
+            }
+            for run in found[case]["results"]
+        }
+        for case in ("answers", "tail")
+    }
+
+
+def draw_step() -> None:
+    """Seconds of a whole step as bars of its phases, a scale for each case."""
+    titles = {"answers": "answers of at most 16 tokens", "tail": "a long tail: median 24, longest 256"}
+    figure, axes = plt.subplots(1, 2, figsize=(9, 2.2), layout="constrained")
+    colors = dict(zip(PHASES, (ORANGE, BLUE, GREY), strict=True))
+    for axis, (case, runs) in zip(axes, step_seconds().items(), strict=True):
+        for row, phases in enumerate(runs.values()):
+            left = 0.0
+            for phase, seconds in phases.items():
+                axis.barh(row, seconds, left=left, color=colors[phase])
+                left += seconds
+            axis.text(left, row, f" {left:,.1f} s", va="center")
+        axis.set_yticks(range(len(runs)), ["TRL" if name == "trl" else name for name in runs])
+        axis.invert_yaxis()
+        axis.margins(x=0.18)
+        axis.set(title=titles[case], xlabel="seconds of a whole step")
+    handles = [Patch(color=color, label=name) for name, color in colors.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    save(figure, "step.svg")
+
+
 def save(figure: plt.Figure, name: str) -> None:
     """Write without a date, so that the same numbers make the same file."""
     figure.savefig(FOLDER / name, metadata={"Date": None}, facecolor="white")
@@ -172,3 +210,4 @@ if __name__ == "__main__":
     draw_memory()
     draw_family()
     draw_learning()
+    draw_step()

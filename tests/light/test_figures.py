@@ -5,13 +5,16 @@ import json
 import math
 import re
 import runpy
+import subprocess
 
 import pytest
 
+from benchmarks import ages
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence.md"
+README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence" / "tables.md"
+SCREEN = ROOT / "docs" / "reference" / "evidence.md"
 CHINESE, GRPO = ROOT / "README_zh.md", ROOT / "docs" / "grpo.md"
 CHINESE_GRPO = ROOT / "docs" / "zh" / "grpo.md"
 
@@ -39,6 +42,7 @@ def grpo_update() -> dict:
         CHINESE: {in_chinese(ratios)},
         CHINESE_GRPO: {in_chinese(ratios)},
         EVIDENCE: {from_to(ratios), *rows},
+        SCREEN: {f"{from_to(ratios)} as fast"},
     }
 
 
@@ -53,6 +57,7 @@ def reward() -> dict:
     }
     shared = by_variant["packed, shared"]
     pages = {CHINESE: {in_chinese(shared)}, ROOT / "docs" / "zh" / "reward.md": {in_chinese(shared)}}
+    pages |= {SCREEN: {f"{from_to(shared, 'and')} as fast"}}
     return {README: {from_to(shared)}, EVIDENCE: {from_to(shared, "and"), *rows}, **pages}
 
 
@@ -63,7 +68,8 @@ def ppo() -> dict:
     rows = {f"**{one['faster']:.2f} times** | {one['smaller']:.2f} times smaller" for one in ours}
     chinese = in_chinese([one["faster"] for one in ours])
     everywhere = {speed, memory, f"{memory_of_grpo:.2f} times", *rows}
-    return {README: {speed, memory}, CHINESE: {chinese}, EVIDENCE: everywhere}
+    screen = {f"{speed} as fast, peak memory {memory} smaller"}
+    return {README: {speed, memory}, CHINESE: {chinese}, EVIDENCE: everywhere, SCREEN: screen}
 
 
 def critic_start() -> dict:
@@ -79,7 +85,19 @@ def critic_start() -> dict:
 
 def rules() -> dict:
     rates = [one["value"] for one in results("rewards_cpu") if one["unit"].startswith("rows/s")]
-    return {EVIDENCE: {f"{min(rates):,.0f} to {max(rates):,.0f} rows/s"}}
+    by_name = {one["name"]: one["value"] for one in results("rewards_cpu")}
+    repeated, cold = by_name["maths, groups that repeat answers"], by_name["maths, cold"]
+    added = by_name["RuleSet over the bare function"]
+    page = {f"{min(rates):,.0f} to {max(rates):,.0f} rows/s", f"{repeated:,.0f} and {cold:,.0f} rows/s"}
+    return {EVIDENCE: {*page, f"| {max(rates):,.0f} rows/s |", f"| {added:.0f} µs a row |"}}
+
+
+def reading() -> dict:
+    found = json.loads((RESULTS / "reading.json").read_text())
+    styles = [one for name, one in found.items() if name.startswith("GSM8K")]
+    rows = styles[0]["rows"]
+    assert all(one["answer_as_labelled"] == one["math_as_labelled"] == rows for one in styles) and len(styles) == 7
+    return {page: {f"{rows:,} of {rows:,} in each"} for page in (EVIDENCE, SCREEN)}
 
 
 def judges() -> dict:
@@ -117,7 +135,8 @@ def learning() -> dict:
     english |= {f"from {begin} % to {ours_right} % and {trl_right} %"}
     chinese = {*(f" {one} 秒" for one in seconds), f"{ratio} 倍", f"从 {begin}% 到 {ours_right}% 和 {trl_right}%"}
     evidence = {f"{seconds[0]} s and {seconds[1]} s; from {begin} % to {ours_right} % and {trl_right} %"}
-    return {README: english, CHINESE: chinese, EVIDENCE: evidence}
+    screen = {f"{seconds[0]} s, TRL {seconds[1]} s", f"from {begin} % to {ours_right} % and {trl_right} %"}
+    return {README: english, CHINESE: chinese, EVIDENCE: evidence, SCREEN: screen}
 
 
 def whole_step() -> dict:
@@ -133,12 +152,17 @@ def whole_step() -> dict:
         f"{step_of_tail} times faster (asked 5.0); {update_of_tail} and {generate_of_tail} times",
         both.replace("the update", "the\nupdate"),
     }
+    screen = {
+        f"{step} and {step_of_tail} times as fast as TRL",
+        f"({generate} and {generate_of_tail} times)",
+    }
     pages = {
         GRPO: {f"gains less ({generate} times)", f"{step} times\nwith an update {update} times"},
         CHINESE: {f"{step} 倍", f"其中更新是 {update} 倍", f"{step_of_tail} 倍", f"其中更新是 {update_of_tail} 倍"},
         CHINESE_GRPO: {f"{generate} 倍", f"含生成的一步是 {step} 倍", f"其中更新是 {update} 倍"},
     }
-    return {README: {both, tail, f"; {step} times, and {step_of_tail} with a long tail |"}, EVIDENCE: rows, **pages}
+    readme = {both, tail, f"; {step} times, and {step_of_tail} with a long tail |"}
+    return {README: readme, EVIDENCE: rows, SCREEN: screen, **pages}
 
 
 def card() -> dict:
@@ -166,12 +190,16 @@ def card() -> dict:
     pages |= {docs / "reference" / "support.md": within, GRPO: {ratios}}
     pages |= {CHINESE_GRPO: {f"{updates[0]} 和 {updates[1]} 倍"}}
     pages |= {CHINESE: chinese}  # the tables of both fill themselves
+    pages |= {SCREEN: {f"{ratios} as fast as TRL, MFU {shares[0]} and {shares[1]}", f"at most {below} % below"}}
     return {README: {f"at most {below} % below"}, EVIDENCE: {ratios, *listed}, **pages}
 
 
 @pytest.mark.parametrize(
     "figures",
-    [card, whole_step, learning, grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning, curriculum],
+    [
+        *(card, whole_step, learning, grpo_update, reward, ppo, critic_start, rules, reading, judges, ahead_learning),
+        curriculum,
+    ],
     ids=lambda figures: figures.__name__,
 )
 def test_pages_give_the_figures_of_the_results(figures):
@@ -184,7 +212,7 @@ def test_pages_give_the_figures_of_the_results(figures):
     assert not absent
 
 
-@pytest.mark.parametrize("page", [README, EVIDENCE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, EVIDENCE, SCREEN], ids=lambda page: page.name)
 def test_no_page_has_a_figure_of_no_result(page):
     """A line that names times and a file of results holds no ratio that the file lacks."""
     lines = [line for line in page.read_text().splitlines() if "benchmarks/results/" in line and " times" in line]
@@ -242,7 +270,68 @@ def test_the_learning_picture_ends_on_the_seconds_of_both(pictures):
         assert len(seconds) == len(right) > 2 and seconds[0] == 0
 
 
+@pytest.mark.slow  # matplotlib
+def test_the_step_picture_has_the_seconds_of_each_step(pictures):
+    text = (ASSETS / "step.svg").read_text()
+    for runs in pictures["step_seconds"]().values():
+        assert list(runs) == ["trl", "trl_ext"]
+        assert all(f"> {sum(phases.values()):,.1f} s<" in text for phases in runs.values())
+
+
+# Ages ----------------------------------------------------------------------------------------------------------------
+
+ON_README = ("gpu_memory_h100", "gpu_speed_h100", "grpo_update_cpu", "learning_cpu", "ppo_cpu", "reward_cpu")
+ON_README += ("whole_step_cpu",)
+# Older than `MOST_COMMITS` when the test was written: they wait for `make bench` on an idle machine, or for a card.
+# A name whose figure is measured again fails here until it is taken out; none may be added.
+WAITING = {"gpu_memory_h100", "grpo_update_cpu", "ppo_cpu", "reward_cpu"}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)
 def test_the_page_names_the_commit_of_every_result(path):
     commit = json.loads(path.read_text())["commit"]
-    assert f"| `{path.name}` | `{commit}` |" in (ROOT / "docs/reference/evidence.md").read_text()
+    age = f"measured at `{commit.rstrip('+')}`<!-- {path.stem} -->"
+    assert f"| `{path.name}` | `{commit}` | {age} |" in EVIDENCE.read_text()
+    named = re.findall(rf"measured at `(\w+)`<!-- {path.stem} -->", SCREEN.read_text())
+    assert set(named) <= {commit.rstrip("+")}
+    assert all((ROOT / "trl_ext" / folder).is_dir() for folder in ages.DEPENDS[path.stem])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason="waits for `make bench`")] * (name in WAITING))
+        for name in ON_README
+    ],
+)
+def test_a_figure_on_readme_is_at_most_100_commits_of_its_folders_old(name):
+    if (commits := ages.age(name)) is None:
+        pytest.skip("the history of the repository is absent or shallow")
+    assert commits <= ages.MOST_COMMITS, f"{name} was measured {commits} commits ago: run its benchmark again"
+
+
+def test_the_site_prints_how_many_commits_ago_a_figure_was_measured(monkeypatch):
+    line = "| a | 2026-11-27, measured at `ec6af43`<!-- learning_cpu --> |"
+    for commits, words in ((12, "measured 12 commits ago"), (1, "measured 1 commit ago")):
+        monkeypatch.setattr(ages, "age", lambda name, commits=commits: commits)
+        assert ages.on_page_markdown(line, page=None) == f"| a | 2026-11-27, {words} |"
+    monkeypatch.setattr(ages, "age", lambda name: None)
+    assert ages.on_page_markdown(line) == "| a | 2026-11-27, measured at `ec6af43` |"
+    assert "hooks: [benchmarks/ages.py]" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_commits_that_changed_a_folder_are_counted(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    (tmp_path / "trl_ext/packing").mkdir(parents=True)
+    git("init", "--quiet")
+    for number, file in enumerate(["trl_ext/packing/a", "trl_ext/packing/a", "b", "trl_ext/packing/c"]):
+        (tmp_path / file).write_text(str(number))
+        git("add", ".")
+        git("commit", "--quiet", "--message", file)
+    monkeypatch.setattr(ages, "ROOT", tmp_path)
+    monkeypatch.setattr(ages, "measured_commit", lambda name: "HEAD~3")
+    assert ages.age("balance") == 2
+    monkeypatch.setattr(ages, "measured_commit", lambda name: "0123456")
+    assert ages.age("balance") is None

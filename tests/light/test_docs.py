@@ -154,3 +154,21 @@ def test_the_site_builds_strictly_and_asks_no_other_host(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     text = "".join(page.read_text() for page in (tmp_path / "site").rglob("*.html"))
     assert not re.findall(r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+stylesheet[^>]+https?:""", text)
+
+
+def test_no_message_names_a_page_which_a_wheel_does_not_hold():
+    """Docstrings may: who reads them has the source."""
+    named = []
+    for path in sorted((ROOT / "trl_ext").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        named += [
+            (path.name, node.value)
+            for node in texts
+            if id(node) not in docstrings and re.search(r"docs/\S+\.md", node.value)
+        ]
+    named += [
+        path.name for path in (ROOT / "trl_ext").rglob("*.jinja") if re.search(r"docs/\S+\.md", path.read_text())
+    ]
+    assert not named

@@ -71,7 +71,7 @@ Takes the arguments of two programs:
   --config        YAML recipe, or the name of a shipped recipe: {recipes}
   --config_file   accelerate file, or the name of a shipped file: zero2, multi_gpu, cpu, ... (default: the recipe's)
   --launcher ray  start workers of Ray Train instead of accelerate's processes: --num_workers, --resources_per_worker,
-                  --address, --storage_path, --max_failures, --autoscaling; see docs/cluster/ray.md
+                  --address, --storage_path, --max_failures, --autoscaling
   --vllm_servers  number of vLLM servers to start on cards of this machine; those cards then do not train. They end
                   with the run. Not for reward (default: none)
 

@@ -184,7 +184,6 @@ def summary_table(summary: RunSummary, log_history: Sequence[Entry] = (), folder
         verdict = judge_run(log_history, read_series(log_history), summary, None, *known)
         parts.append(Text(verdict.headline, "bold red" if verdict.mood == "worse" else "bold"))
         parts += [Text(f"* {warning}", "yellow") for warning in verdict.warnings]
-        parts += [Text(verdict.help)] if verdict.help else []
     return Group(*parts)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -113,7 +114,7 @@ def test_what_deserves_a_second_look_is_a_sentence(others, sentence):
 
 def test_a_collapse_of_entropy_and_a_critic_worse_than_the_mean_are_told():
     log = [entry | {"entropy": 2.0 * 0.5**number} for number, entry in enumerate(rewards([0.1] * 20))]
-    assert "Entropy fell from 0.78 to 2.4e-05: completions hardly differ any more." in warned(log)
+    assert "Entropy fell from 0.78 to 2.4e-05: completions hardly differ. Lower learning_rate" in warned(log)
     log = [{"step": step, "objective/scores": 0.1 * step, "loss/value_avg": 1.0} for step in range(1, 5)]
     assert "explained variance ended at -0.50" in warned([e | {"ppo/explained_variance": -0.5} for e in log])
 
@@ -225,3 +226,16 @@ def test_where_generation_takes_most_of_the_step_a_setting_shortens_it(recipe, v
 
 def test_samples_that_come_ahead_need_no_faster_generation():
     assert not RunRecord({"use_vllm": True, "generation_ahead": 1}, WITH_VLLM).faster_generation
+
+
+def test_every_warning_ends_on_what_to_do_and_names_no_page():
+    """A wheel has no pages, so the remedy is in the sentence; a run that got worse without a warning has one, too."""
+    others = {"completions/clipped_ratio": 0.3, "kl": 3.0, "rules/code/timeout_frac": 0.2, "loss": math.nan}
+    others |= {"rules/code/error_frac": 0.1, "rules/code/none_frac": 0.1, "rules/answer/no_answer_frac": 0.9}
+    log = [one | {"rewards/truth/mean": 1 - one["reward"]} | others for one in rewards([n / 20 for n in range(20)])]
+    worse = judged(rewards([1 - number / 20 for number in range(20)]))
+    still = judged([one | {"grad_norm": 0.0} for one in rewards([0.5] * 8)])
+    warnings = [*judged(log).warnings, *worse.warnings, *still.warnings]
+    assert len(warnings) >= 9 and worse.mood == still.mood == "worse" and worse.warnings and still.warnings
+    verbs = r"\b(?:Lower|Raise|Give|Change|Read|Choose|Then change|take|shows)\b"
+    assert not [one for one in warnings if not re.search(verbs, one) or ".md" in one]

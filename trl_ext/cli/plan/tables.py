@@ -156,7 +156,7 @@ def _other_engines(estimate: Estimate) -> Iterator[str]:
     if room >= 0 and job.zero_stage < 3 and not job.fsdp:
         found.append(f"{estimate.in_seconds(compiled_s)} s with cache_implementation: static")
     found.append(f"{estimate.in_seconds(plain_s / BATCHED)} s at best by continuous batching")
-    yield f"Generation, rough: {', '.join(found)}; --use_vllm plans vLLM (docs/running/vllm.md compares them)."
+    yield f"Generation, rough: {', '.join(found)}; --use_vllm plans vLLM."
 
 
 def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Completions worth reading, from the tables that TRL writes with `log_completions`.
+"""Completions worth reading, from the tables that TRL writes with `log_completions`, or from the few that are kept.
 
 Columns of a table of TRL's: step, prompt, completion, one for each reward function, advantage, and for our rules
     rule_trace      JSON: each rule's value, status, contribution to the total, and detail
@@ -18,6 +18,7 @@ from trl_ext.monitor.log_keys import finite
 COMPLETIONS_FOLDER = "completions"
 MOST_TABLES = 40  # to read: the first, the last, and others evenly between
 PER_GROUP = 2
+MOST_KEPT = 4  # completions of a step, without `log_completions`
 # Columns other than reward functions.
 _OTHERS = frozenset({"step", "prompt", "completion", "advantage", "rule_trace", "rule_columns", "image"})
 
@@ -98,6 +99,39 @@ def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[
             damaged.append(f"{path.name}: {' '.join(str(error).split())[:200]}")
     groups = {name: [_shown(one) for one in chosen] for name, chosen in _choose(candidates).items() if chosen}
     return Samples(groups, len(chosen_paths), len(paths), tuple(damaged))
+
+
+class FewCompletions:
+    """Keeps a few completions of a run's first and last logged step, where `log_completions` is off."""
+
+    def __init__(self) -> None:
+        self._paths: list[Path] = []
+
+    def keep(self, output_dir: Path, step: int, logs: Mapping[str, Any]) -> None:
+        """Write a table of this step from TRL's `_logs`, and remove the table before unless it is the first.
+
+        Raises OSError or ValueError if there can be no such table.
+        """
+        import pandas
+
+        path = output_dir / COMPLETIONS_FOLDER / f"completions_{step:05d}.parquet"
+        if path in self._paths:
+            return
+        columns = {
+            "step": step,
+            "prompt": list(map(conversation_text, logs["prompt"])),
+            "completion": list(map(conversation_text, logs["completion"])),
+            **logs["rewards"],
+            **logs["extra"],
+            "advantage": logs["advantages"],
+        }
+        table = pandas.DataFrame(columns)
+        table = table.iloc[evenly(range(len(table)), MOST_KEPT)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(path)
+        if len(self._paths) > 1:
+            self._paths.pop().unlink(missing_ok=True)
+        self._paths.append(path)
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:

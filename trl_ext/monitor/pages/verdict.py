@@ -26,8 +26,14 @@ MOST_WARNINGS = 8
 MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
 _SMALL = 0.02
-HELP_PAGE = "docs/running/my_run.md"
 _RULES = Curve("rewards/*/mean", "*")
+# What to do after a run that ended badly without another warning.
+_WORSE = "Read the samples. Lower learning_rate; if grad_norm is 0, change prompts or reward, or allow more tokens."
+_WITHOUT_VALUE = {
+    "timeout_frac": "ran out of time or memory on {:.1%} of completions. Raise `limits`, or give it a gate.",
+    "error_frac": "failed on {:.1%} of completions. `trl-ext score explain` shows the error.",
+    "none_frac": "gave no value on {:.1%} of completions. `trl-ext score audit` shows which rows it cannot judge.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class RunVerdict:
         headline: The change of the run's main metric.
         mood: "better", "worse", "same" or "unknown".
         is_finished: True if it took all its steps.
-        warnings: Sentences.
+        warnings: Sentences that end on what to do.
     """
 
     headline: str
@@ -46,12 +52,6 @@ class RunVerdict:
     ending: str
     is_finished: bool
     warnings: tuple[str, ...]
-
-    @property
-    def help(self) -> str:
-        """A sentence with the page of causes and remedies; empty if nothing went wrong."""
-        what = f"What to look at, and which key helps: {HELP_PAGE} of the documentation"
-        return what if self.warnings or self.mood == "worse" else ""
 
 
 def judge_run(
@@ -79,15 +79,23 @@ def judge_run(
         mood = "worse"
     numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
     broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
-    failure = broken and "{} was {} in step {}: from there on the weights may be broken.".format(*broken)
+    failure = broken and (
+        "{} was {} in step {}: from there on the weights may be broken. Resume from an earlier checkpoint with a "
+        "lower learning_rate, max_grad_norm of 1.0 or less, and bf16 instead of fp16.".format(*broken)
+    )
     if error := next((entry for entry in log_history if ERROR in entry), None):
         headline, mood = f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse"
-    is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
-    steps = f"{summary.num_steps:,} of {max_steps:,} steps" if max_steps else f"{summary.num_steps:,} steps"
-    time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
-    state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
-    ending = f"{'failed' if failure or error else state}: {steps}{time}"
-    warnings = [*([failure] if failure else []), *_overfit(series, summary, measures), *_warnings(series, summary)]
+    is_finished, steps = summary.train_s is not None, f"{summary.num_steps:,} steps"
+    if max_steps:
+        is_finished, steps = summary.num_steps >= max_steps, f"{summary.num_steps:,} of {max_steps:,} steps"
+    time, state = "", "stopped or still running"
+    if summary.train_s is not None:
+        time, state = f" in {duration(summary.train_s)}", "ended early"
+    state = "failed" if failure or error else "finished" if is_finished else state
+    ending = f"{state}: {steps}{time}"
+    warnings = [*filter(None, [failure]), *_overfit(series, summary, measures), *_warnings(series, summary)]
+    if not warnings and mood == "worse" and not error:
+        warnings = [_WORSE]
     seconds = {name: took for name, took in (summary.phase_s or {}).items() if name != EVALUATE}
     share = seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
     if faster_generation and share > GENERATION_FRAC:
@@ -100,25 +108,23 @@ def judge_run(
 def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, str]:
     """Return headline and mood from the run's main curve, on held-out rows if it was evaluated before and after."""
     curve = summary.kind.curves[0]
-    held_out = next((c for c in summary.held_out if c.key == curve.key), None)
-    change = summary.held_out[held_out] if held_out else Change()
-    where = summary.kind.held_out_title.lower()
+    change = next((found for c, found in summary.held_out.items() if c.key == curve.key), Change())
+    where, logged = f"on {summary.kind.held_out_title.lower()}", Series()
     if change.before is None or change.after is None:
         change = next((found for c, found in summary.training.items() if c.key == curve.key), Change())
-        where = "training"
+        where, logged = "in training", series.get(curve.key, Series())
     name = curve.name[0].upper() + curve.name[1:]
     before, after = change.before, change.after
     if before is None or after is None:
         return f"There is no {curve.name} in the log", "unknown"
-    values = series[curve.key].values if where == "training" else []
-    if len(values) == 1:
+    if len(logged.values) == 1:
         return f"{name} {score(after)} in the only logged step: too little to judge", "unknown"
     noise = _SMALL * max(abs(before), abs(after))
-    if where == "training":
-        noise = max(noise, _noise(values, _window(series[curve.key])))
-    words = f"{from_to(before, after)} {'in' if where == 'training' else 'on'} {where}"
+    if logged.values:
+        noise = max(noise, _noise(logged.values, _window(logged)))
+    words = f"{from_to(before, after)} {where}"
     if math.isinf(noise):
-        return f"{name} went {words}: {len(values)} logged steps are too little to judge", "unknown"
+        return f"{name} went {words}: {len(logged.values)} logged steps are too little to judge", "unknown"
     if abs(after - before) <= noise:
         return f"No change to speak of: {curve.name} went {words}", "same"
     if after > before:
@@ -138,7 +144,7 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
     if summary.why_padded:
         yield (
             f"Packing was off: {summary.why_padded}. Padded batches give the same results in more time; "
-            "docs/reference/packing.md lists what can be packed."
+            "packing: true stops such a run before its first step."
         )
     sampled, scored = (
         len(series.get(key, Series()).values) for key in ("completions/mean_length", summary.kind.curves[0].key)
@@ -151,8 +157,8 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
     for rule, found in ((key.split("/")[1], _last(series, key)) for key in series if key.endswith("/no_answer_frac")):
         if found and found > SAME_REWARD_FRAC:
             yield (
-                f"Rule '{rule}' found no answer in {found:.0%} of the last completions. Read some below; "
-                "`trl-ext score explain` shows what the rule reads."
+                f"Rule '{rule}' found no answer in {found:.0%} of the last completions. Read the samples in "
+                "report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
             )
     cut, same = (_last(series, key) or 0.0 for key in ("completions/clipped_ratio", "frac_reward_zero_std"))
     cut_off = (
@@ -162,9 +168,9 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
     earned = [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
     advice = "Choose prompts that are neither too easy nor too hard."
     if min(earned) >= 1:
-        advice = "They earn the most that there is: choose harder prompts, or a finer reward."
+        advice = "All reach the maximum reward: choose harder prompts, or a finer reward."
     elif max(earned) <= 0:
-        advice = "They earn the least that there is: choose easier prompts, or reward steps on the way."
+        advice = "All reach the minimum reward: choose easier prompts, or reward steps on the way."
     alike = f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
     shares = [(cut, TRUNCATED_FRAC, cut_off), (same, SAME_REWARD_FRAC, alike)]
     if min(earned) >= 1:  # cut-off completions that earn the most are no cause
@@ -175,20 +181,26 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
     if entropy and len(entropy.values) > 1 and (left := _last(series, "entropy")) is not None:
         begin = statistics.fmean(entropy.values[: _window(entropy)])
         if 0 <= left < ENTROPY_LEFT_FRAC * begin:
-            yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ any more."
+            yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
     if summary.kind is PPO and (explained := _last(series, "ppo/explained_variance")) is not None and explained < 0:
         yield (
             f"The critic's explained variance ended at {score(explained)}: it predicts returns worse than their mean "
-            "does."
+            "does. Give it critic_warmup_steps, or a higher learning rate."
         )
     yield from _overlap(series)
     yield from _rules(series)
     key = HELD_OUT + "score_length_correlation"
     if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
-        yield f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length?"
+        yield (
+            f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length? Add "
+            "pairs whose better side is shorter."
+        )
     training, held_out = _last(series, "accuracy"), _last(series, f"{HELD_OUT}accuracy")
     if training is not None and held_out is not None and training - held_out > OVERFIT_GAP:
-        yield f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits."
+        yield (
+            f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits. Train "
+            "fewer epochs, lower learning_rate, or add pairs."
+        )
     for phase, planned, measured, difference in list(summary.memory)[1:]:
         if planned != "-" and float(measured) > MEMORY_OVER_PLAN * float(planned):
             yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
@@ -256,15 +268,15 @@ def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[s
 def _rules(series: Mapping[str, Series]) -> Iterator[str]:
     for key, values in series.items():
         rule, _, metric = key.removeprefix("rules/").rpartition("/")
-        if key.startswith("rules/") and metric in ("timeout_frac", "error_frac", "none_frac"):
+        if key.startswith("rules/") and metric in _WITHOUT_VALUE:
             share = statistics.fmean(values.values)
-            what = {"timeout_frac": "ran out of time or memory", "error_frac": "failed", "none_frac": "gave no value"}
             if share > NO_VALUE_FRAC or (metric == "error_frac" and share > 0):
-                yield f"Rule '{rule}' {what[metric]} on {share:.1%} of completions."
+                yield f"Rule '{rule}' {_WITHOUT_VALUE[metric].format(share)}"
     rose = _change(series["reward"]) if "reward" in series else 0.0
     for key, curve in _RULES.members(series) if rose > OUTBID else ():
         if (fell := -_change(series[key])) > OUTBID:
-            yield f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
+            what = f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
+            yield f"{what} Raise its weight, or let it gate the others."
 
 
 def _window(series: Series) -> int:

@@ -277,8 +277,7 @@ class PackingSwitch(Trainer):
         if self.accelerator.is_main_process:
             logger.warning(
                 f"Packing is off, and {self._model_name} is trained on padded batches: {reason}. The results are the "
-                "same and take more time. packing=False leaves this warning out, packing=True stops here instead; "
-                "docs/reference/packing.md lists what can be packed."
+                "same and take more time. packing=False leaves this warning out, packing=True stops here instead."
             )
 
     def _attention_in_words(self) -> str:

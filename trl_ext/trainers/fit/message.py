@@ -144,4 +144,4 @@ def faster_checkpointing(trainer: Any, room_bytes: float) -> str:
 
 def _general(place: Place) -> list[str]:
     hint = GENERAL.get(place.phase, GENERAL[""])
-    return [f"Try {hint}. `trl-ext check RECIPE` shows the GiB of each, docs/oom.md their order."]
+    return [f"Try {hint}. `trl-ext check RECIPE` shows what would fit, the cheapest change first."]

@@ -4,6 +4,7 @@ TRL computes the loss. This trainer changes how many tokens go through the model
 """
 
 import math
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +24,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.compat.trl import num_experts
+from trl_ext.monitor.pages.samples import FewCompletions
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.families.images import ImageReader, take_images, why_not_packed
 from trl_ext.trainers.base.trainer import ExtendedTrainer
@@ -49,6 +51,7 @@ from trl_ext.trainers.grpo.rewards import (
     start_scoring,
     within_bounds,
 )
+from trl_ext.trainers.record.trainer import REPORT_VARIABLE
 from trl_ext.trainers.reward.scorer import with_scorers
 from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, check_padded, image_rows
 from trl_ext.trainers.rows.prompts import PromptChecks
@@ -152,6 +155,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _make_parts(self, args: Any, train_dataset: Any) -> None:
         """Make what takes part in rollouts and updates; it needs no model."""
         self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
+        self._few_completions = FewCompletions()
         self._old_policy = OldPolicy(self)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         self.equal_groups = EqualGroups()
@@ -605,11 +609,17 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         mode = "train" if self.model.training else "eval"
         self._reward_calls.shares.drop_zeros(self._metrics[mode], mode)
         super().log(logs, start_time)
-        if self.log_completions and self.num_completions_to_print is None and self._logs["prompt"]:
+        is_first = self.num_completions_to_print is None and self.accelerator.is_main_process
+        if self.log_completions and is_first and self._logs["prompt"]:
             self.num_completions_to_print = 0  # TRL prints none, but still writes and uploads them
-            if self.accelerator.is_main_process:
-                where = Path(str(self.args.output_dir)) / "completions"
-                print(f"Completions are printed once; each table is in {where}. num_completions_to_print=N prints N.")
+            where = Path(str(self.args.output_dir)) / "completions"
+            print(f"Completions are printed once; each table is in {where}. num_completions_to_print=N prints N.")
+
+    def _keep_completions(self) -> None:
+        """Keep a few completions if TRL writes none, nobody else gets the folder, and there will be a report."""
+        is_off = self.log_completions or self.args.push_to_hub or os.environ.get(REPORT_VARIABLE) == "0"
+        if not is_off and self.model.training and self._logs["prompt"]:
+            self._few_completions.keep(Path(str(self.args.output_dir)), self.state.global_step, self._logs)
 
     def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
         """Train a subclass's other models on the micro-batch; return the loss with their losses added."""

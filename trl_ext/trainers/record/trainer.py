@@ -94,8 +94,12 @@ class RunRecords(Trainer):
         try:
             if self._log_file:
                 self._log_file.write(history)
-        except OSError as error:  # the numbers stay in memory, and are written with the next entry
-            logger.warning_once(f"{LOG_FILE} could not be written: {error}. Training goes on.")
+                self._keep_completions()
+        except (OSError, ValueError) as error:  # the numbers stay in memory, and are written with the next entry
+            logger.warning_once(f"{LOG_FILE} or completions could not be written: {error}. Training goes on.")
+
+    def _keep_completions(self) -> None:
+        """Keep completions for the report, in trainers that have some."""
 
     def create_model_card(  # type: ignore[override]  # TRL's signature
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

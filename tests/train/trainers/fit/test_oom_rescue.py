@@ -208,7 +208,11 @@ def test_a_single_row_that_does_not_fit_ends_the_run(tmp_path):
     text = str(ends(subject))
     assert limit.failed in (3, 4)  # four to eight rows, which are planned by tokens, then half as many, down to one
     assert text.startswith("Out of memory in the forward: step 1, 1 row of ")
-    for words in ("Tried to allocate 1.96 GiB", "It could not be split: one row is left.", "docs/oom.md"):
+    for words in (
+        "Tried to allocate 1.96 GiB",
+        "It could not be split: one row is left.",
+        "`trl-ext check RECIPE` shows what would fit",
+    ):
         assert words in text
 
 

@@ -6,9 +6,9 @@ import pytest
 from datasets import Dataset
 
 from tests import grpo_trainers, recipes
-from tests.conftest import ROOT
 from trl_ext import RuleSet
-from trl_ext.monitor.pages.verdict import HELP_PAGE
+from trl_ext.cli.main import main
+from trl_ext.monitor.pages.samples import MOST_KEPT, read_samples
 from trl_ext.monitor.report import read_log_history
 from trl_ext.rewards import Answer, Length
 
@@ -28,7 +28,7 @@ KINDS = {
     "all 1": (
         RuleSet([Length(low=0, high=4000, unit="chars")]),
         {},
-        "In 100% of the last groups all completions earned the same: these teach nothing. They earn the most",
+        "In 100% of the last groups all completions earned the same: these teach nothing. All reach the maximum",
     ),
     "all cut": (RuleSet([Length(high=3, slack=3)]), SAMPLED, "100% of the last completions were cut off at"),
     "NaN": (gives_nan, {}, "In 4 of 4 logged steps no completion had a reward: every reward function gave None"),
@@ -48,7 +48,7 @@ def test_a_run_without_gradient_is_red_with_its_reason(kind, tmp_path, monkeypat
     assert page.split('<ul class="warnings"><li>')[1].replace("&#39;", "'").startswith(reason)
     said = capsys.readouterr().out
     assert headline in said and f"* {reason}" in said
-    assert HELP_PAGE in said and HELP_PAGE in page and (ROOT / HELP_PAGE).is_file()
+    assert ".md" not in said and ".md" not in page, "a page that no wheel holds"
     assert ("rules/answer/no_answer_frac" in read_log_history(tmp_path)[0]) == (kind == "all 0")
 
 
@@ -56,3 +56,41 @@ def test_a_run_with_gradients_is_not_called_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
     grpo_trainers.trained(tmp_path, max_steps=4)
     assert "was trained" not in capsys.readouterr().out
+
+
+def steps_kept(folder):
+    return sorted({int(path.stem.split("_")[1]) for path in (folder / "completions").glob("*.parquet")})
+
+
+def test_a_few_completions_of_the_first_and_last_step_are_kept_for_the_report(tmp_path, monkeypatch):
+    """Its warning asks to read some, and `trl-ext score explain` reads one."""
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    rules = RuleSet([Answer(gold="answer")])
+    trainer = grpo_trainers.trainer(tmp_path, rewards=rules, data=Dataset.from_list(ROWS), max_steps=4)
+    trainer.train()
+    assert steps_kept(tmp_path) == [1, 4]
+    samples = read_samples(tmp_path, {"answer"})
+    shown = [one for group in samples.groups.values() for one in group]
+    assert {one.step for one in shown} == {1, 4} and len(shown) <= 2 * MOST_KEPT
+    assert all(one.prompt and one.completion and one.gold["answer"] for one in shown)
+    page = (tmp_path / "report.html").read_text()
+    assert "Read the samples in report.html" in page and '<article class="card sample">' in page
+    table = str(tmp_path / "completions" / "completions_00004.parquet")
+    assert main(["score", "explain", str(tmp_path / "rules.yaml"), table, "--row", "1"]) == 0
+
+
+@pytest.mark.parametrize("report, changes", [("0", {}), ("1", {"push_to_hub": True})])
+def test_no_completion_is_kept_where_no_report_is_made_or_the_folder_is_pushed(report, changes, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_REPORT", report)
+    monkeypatch.setattr("transformers.Trainer.init_hf_repo", lambda *_, **__: None)
+    monkeypatch.setattr("transformers.Trainer._push_from_checkpoint", lambda *_: None)
+    grpo_trainers.trainer(tmp_path, max_steps=2, **changes).train()
+    assert steps_kept(tmp_path) == []
+
+
+def test_a_full_disk_does_not_end_a_run_that_keeps_completions(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    (tmp_path / "completions").write_text("a file where the folder would be")
+    trainer = grpo_trainers.trainer(tmp_path, max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2

@@ -13,6 +13,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.memory.models.find import check_here
 from trl_ext.monitor.report import ending
 from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.rewards.text.secrets import public
@@ -97,9 +98,10 @@ def check_model(model_args: ModelConfig) -> None:
 
 
 def check_folder(name: str, flag: str) -> None:
-    """Raise ConfigError for a path that is no folder; other names are hub names."""
+    """Raise ConfigError for a path that is no folder, and for a hub name that is not here if the hub is silent."""
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
         raise ConfigError(f"There is no folder {name}. Check --{flag}.")
+    check_here(name)
 
 
 def check_output_dir(name: str) -> None:

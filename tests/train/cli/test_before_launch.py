@@ -1,20 +1,23 @@
 """What one process can know is said before many start."""
 
 import json
+import os
 from contextlib import nullcontext
 from functools import cache
 
+import huggingface_hub
 import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command
 from filelock import FileLock
 
+import trl_ext
 from trl_ext import resources
 from trl_ext.cli import before_launch
 from trl_ext.cli.before_launch import check_before_launch
 from trl_ext.cli.check.recipe import make_parser
 from trl_ext.errors import ConfigError, DataError, SupportError
-from trl_ext.launch.accelerate import launch_arguments
+from trl_ext.launch.accelerate import launch, launch_arguments
 from trl_ext.trainers.checkpoints import folder
 
 parser_of = cache(make_parser)
@@ -140,3 +143,49 @@ def test_accelerate_has_nothing_to_say_of_one_process(caplog, monkeypatch):
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
     arguments = launch_arguments("trl_ext.scripts.grpo", parser_of("grpo"), ["--config", "recipe.yaml"])
     assert arguments.num_processes is None
+
+
+def test_a_run_that_is_ended_while_it_loads_does_not_send_to_an_output_that_has_no_reason(here, monkeypatch, capsys):
+    """A batch system or `timeout` ends it before our handler of SIGTERM is there."""
+    (here / "loads_for_long.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    monkeypatch.setenv("PYTHONPATH", str(here), prepend=os.pathsep)
+    check()  # writes the recipe
+    assert launch("loads_for_long", parser_of("grpo"), ["--config", "recipe.yaml", "--cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "exit code -15; it was ended by SIGTERM before it could save: by `timeout`" in said and "above" not in said
+
+
+@pytest.fixture
+def silent_hub(here, monkeypatch):
+    """A hub at a port where nobody listens, and a cache with one model."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(here / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    (here / "hf/hub/models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/abc").mkdir(parents=True)
+
+
+MISSPELT = "Qwen/Qwen2.5-0.5B-Instuct"
+SENTENCE = (
+    rf"^The model {MISSPELT} is not on this machine, and http://127\.0\.0\.1:9 does not answer \(.*\)\. "
+    r"Did you mean 'Qwen/Qwen2\.5-0\.5B-Instruct'\? Give a folder: elsewhere `hf download .* FOLDER`"
+)
+
+
+def test_a_hub_that_is_silent_is_a_sentence_before_anything_loads(silent_hub, capfd):
+    with pytest.raises(ConfigError, match=SENTENCE):
+        check(model_name_or_path=MISSPELT)
+    assert "Retrying" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "PPOTrainer", "RewardTrainer"])
+def test_a_program_hears_the_same_sentence_from_its_trainer(silent_hub, name, capfd):
+    with pytest.raises(ConfigError, match=SENTENCE):
+        getattr(trl_ext, name)(model=MISSPELT)
+    assert "Retrying" not in capfd.readouterr().err
+
+
+def test_a_model_of_the_cache_is_taken_from_there_by_the_processes_of_the_run(silent_hub):
+    check(model_name_or_path="Qwen/Qwen2.5-0.5B-Instruct")
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and huggingface_hub.constants.HF_HUB_OFFLINE

@@ -7,7 +7,6 @@ doctor asks PyTorch in a separate process, so that a broken one becomes a findin
 
 import argparse
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -49,12 +48,11 @@ def check(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     arguments, overrides = _parser().parse_known_args(list(argv))
     from trl_ext.doctor.finding import note
-    from trl_ext.memory.models.find import OFFLINE, no_hub
+    from trl_ext.memory.models.find import OFFLINE, leave_a_silent_hub
 
     findings: list[Any] = []
     # Comes before the imports: each library would wait half a minute for a hub that does not answer.
-    if (reason := no_hub()) and not reason.startswith(OFFLINE):
-        os.environ[OFFLINE] = "1"
+    if reason := leave_a_silent_hub():
         advice = f"Name a mirror, HF_ENDPOINT=URL; or set {OFFLINE}=1, and give folders."
         findings.append(note("hub", f"{reason}: only local files are checked.", advice))
     from transformers.utils import logging
@@ -79,7 +77,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped recipe; comes first")
     parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="default: guessed from the recipe's keys")
-    parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB (default: this machine's)")
+    parser.add_argument(
+        "--gpus", help="cards to plan for, such as 4xA40-48GB (default: this machine's, else the recipe's)"
+    )
     purpose = "memory of one card in GiB, for a card of --gpus that is not in the table"
     parser.add_argument("--gpu_memory_gib", type=float, help=purpose)
     parser.add_argument("--num_processes", type=int, help="training processes (default: one for each card)")
@@ -125,7 +125,8 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
 
     report = Report()
     report.findings += untested_findings()
-    hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
+    hardware, found = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib, arguments.recipe)
+    report.findings += found
     launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
     served, overrides = check_recipe.with_servers(
         arguments.vllm_servers, arguments.recipe, arguments.trainer, overrides, hardware.num_gpus if hardware else None

@@ -1,5 +1,6 @@
 """Find a model's shape: a config, a folder, a file, the hub's local cache, a known name, or a size such as 8B."""
 
+import glob
 import http.client
 import json
 import os
@@ -12,13 +13,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, did_you_mean
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.tables import read_table
 
-HUB_TIMEOUT_S = 5.0  # for the hub's first answer
+HUB_TIMEOUT_S = 10.0  # for the first answer of the hub
 OFFLINE = "HF_HUB_OFFLINE"
+_NOT_THERE = (502, 503, 504)  # codes of a proxy that does not reach the hub
+_IS_OFF = f"{OFFLINE} is set"
+_SNAPSHOTS = "models--*/snapshots/*"  # in the hub's cache
 _SIZE = re.compile(r"\d+(\.\d+)?[bm]", re.IGNORECASE)
 # Suffixes of a tuned version with the same shape.
 _VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thinking)(?=-|$)", re.IGNORECASE)
@@ -80,26 +84,55 @@ def weights_of(model: str) -> str | None:
     return None if _SIZE.fullmatch(model) or is_file else model
 
 
+def _hub_cache() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
 def cached_config(name: str) -> Path | None:
     """Return the newest config.json of a hub model in the local cache. The folders are read directly: importing
     huggingface_hub takes longer than the whole plan."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-    found = hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json") if is_hub_name else ()
+    found = _hub_cache().glob(f"models--{glob.escape(name.replace('/', '--'))}/snapshots/*/config.json")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def check_here(model: Any) -> None:
+    """Raise ConfigError for the name of a hub model that is not in the cache, if the hub does not answer; see
+    `leave_a_silent_hub`."""
+    if not isinstance(model, str) or Path(model).exists() or not (reason := leave_a_silent_hub()):
+        return
+    names = [path.parts[-3].removeprefix("models--").replace("--", "/") for path in _hub_cache().glob(_SNAPSHOTS)]
+    if model not in names:
+        raise ConfigError(
+            f"The model {model} is not on this machine, and {reason}. {did_you_mean(model, names)} Give a folder: "
+            f"elsewhere `hf download {model} --local-dir FOLDER`, here FOLDER as the model's name. Or name a mirror, "
+            "HF_ENDPOINT=URL."
+        )
+
+
+def leave_a_silent_hub() -> str:
+    """Read only from the cache from here on, also in child processes, if the hub does not answer.
+
+    huggingface_hub would try each file six times, for minutes. Returns the reason; "" if it answers, or was off.
+    """
+    if (reason := no_hub()) in ("", _IS_OFF):
+        return ""
+    from huggingface_hub import constants
+
+    os.environ[OFFLINE], constants.HF_HUB_OFFLINE = "1", True
+    return reason
 
 
 def no_hub() -> str:
     """Return why the hub must not be asked, in a few words: it is off, or does not answer one call; "" if it answers.
     huggingface_hub itself asks six times, for half a minute, and prints each attempt."""
     if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "TRUE", "YES"):
-        return f"{OFFLINE} is set"
+        return _IS_OFF
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
         urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:  # an answer
-        return f"{hub} answers {error.code}" if error.code >= 500 else ""
+        return f"{hub} answers {error.code}" if error.code in _NOT_THERE else ""
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         return "" if isinstance(reason, ssl.SSLError) else f"{hub} does not answer ({reason})"

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.memory.models.find import nearest_models
+from trl_ext.memory.models.find import leave_a_silent_hub, nearest_models
 from trl_ext.trainers.rows.screen import check_utf8
 
 logger = logging.get_logger(__name__)
@@ -27,7 +27,6 @@ _ADVICE = (
     "Name the splits with --dataset_train_split and --dataset_test_split; without held-out rows set eval_strategy to "
     '"no" and eval_on_start to false.'
 )
-PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,26 +195,18 @@ def bad_line(file: Path) -> str:
 
 
 def leave_if_unreachable() -> None:
-    """Read only from the cache, as with HF_HUB_OFFLINE=1, if the hub does not answer.
-
-    Otherwise huggingface_hub tries each file six times, over half a minute, and prints every try.
-    """
+    """Read only from the cache, as with HF_HUB_OFFLINE=1, if the hub does not answer; see `leave_a_silent_hub`."""
     import datasets.config
-    from huggingface_hub import constants, get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return
-    try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
-    except Exception:  # httpx's or requests' by the version of huggingface_hub, without a common base
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    datasets.config.HF_HUB_OFFLINE |= bool(leave_a_silent_hub())
 
 
-def unreachable(name: str, what: str = "dataset") -> str:
+def unreachable(
+    name: str, what: str = "dataset", kind: str = " --repo-type dataset", flag: str = "--dataset_name "
+) -> str:
     """Return a sentence that a dataset or model is neither here nor reachable, with two remedies."""
     from huggingface_hub import constants
 
-    kind, flag = (" --repo-type dataset", "--dataset_name ") if what == "dataset" else ("", "")
     return (
         f"The {what} '{name}' is not on this machine, and the hub ({constants.ENDPOINT}) cannot be reached. "
         f"Copy it (elsewhere: `hf download {name}{kind} --local-dir FOLDER`; here: {flag}FOLDER), or name a "
@@ -231,5 +222,5 @@ def unloadable(name: str, error: Exception) -> str:
     near = nearest_models(name)
     hint = f" Did you mean {near[0]}?" if near else ""
     if "connect" in reason:
-        reason = unreachable(name, "model").rstrip(".")
+        reason = unreachable(name, "model", kind="", flag="").rstrip(".")
     return f"{name} cannot be loaded, and there is no folder of this name: {reason}.{hint}"

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.trl import leave_fused_head_uncompiled
 from trl_ext.compat.versions import check_versions
+from trl_ext.memory.models.find import check_here
 from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.trainers.base.packing import PackingSwitch
 from trl_ext.trainers.checkpoints.folder import held
@@ -39,6 +40,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         """Return the checked config; for None a default config, named after the model."""
         ignore_failed_writes()
         check_versions()
+        check_here(model)
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = config(f"{name.split('/')[-1]}-{config.__name__.removesuffix('Config')}")

@@ -27,6 +27,14 @@ from trl_ext.scripts.process import quiet_launcher
 from trl_ext.scripts.recipe import argument_problem, launch_file, option_names, unknown_argument
 
 PORT = 29500  # the first machine's, unless named
+# Exit codes of signals, in Python's form and a shell's, whose reason no output gives.
+_REASONS = dict.fromkeys(
+    (-9, 137), "it was killed, often because host memory was full. Continue with --resume_from_checkpoint true."
+) | dict.fromkeys(
+    (-15, 143),
+    "it was ended by SIGTERM before it could save: by `timeout`, `kill` or a batch system. Start it again with more "
+    "time, and with --resume_from_checkpoint true if there is a checkpoint.",
+)
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -187,9 +195,9 @@ def _report_exit(code: int, who: str = "a process") -> int:
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above names what would fit.\n", file=sys.stderr)
     elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):
-        why = "its output above gives the reason; `trl-ext report OUTPUT_DIR` shows the run up to there."
-        if code in (-9, 137):
-            why = "it was killed, often because host memory was full. Continue with --resume_from_checkpoint true."
+        why = _REASONS.get(
+            code, "its output above gives the reason; `trl-ext report OUTPUT_DIR` shows the run up to there."
+        )
         print(f"\nerror: {who} stopped with exit code {code}; {why}\n", file=sys.stderr)
     return code if code > 0 else 1
 

@@ -1,9 +1,9 @@
 """Self-check at start-up: does this model compute the same numbers packed as alone?
 
-Layers that carry state along the row (Mamba, gated delta nets, short convolutions), attention that ignores unknown
-keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
-short rows go through the real model, alone and packed, and the log-probabilities or scores are compared. If the config
-names a short window or chunk, two rows are longer than it.
+Three faults run without an error and give wrong numbers: layers that carry state along the row (Mamba, gated delta
+nets, short convolutions), attention that ignores unknown keywords, and positions counted from the row instead of the
+segment. So a few short rows go through the real model, alone and packed, and log-probabilities or scores are compared.
+If the config names a short window or chunk, two rows are longer than it.
 
 Half precision rounds each forward by its shape. So a neighbour's influence is measured between forwards of equal
 shape, where it is exactly 0 in a correct model, and the error against each row alone is compared with

@@ -288,7 +288,7 @@ def test_presets_are_listed_and_each_is_a_question_that_other_settings_change(ca
 def test_a_slip_is_a_sentence(subtests):
     for words, message in (
         (["--preset", "24gb"], "There is no preset '24gb'. Nearest: "),
-        (["--trainer", "grpo"], "--model, --gpus missing"),
+        (["--trainer", "grpo"], "Give also, for example, --model 8B --gpus 4xA100-80GB"),
         ([*PPO, *K1, "--what-if", "max_length"], "KEY=VALUE"),
         ([*PPO, *K1, "--max", "dtype"], "cannot be searched for"),
         ([*PPO, *K1, "--what-if", "max_lenth=3"], "Nearest: max_length"),
@@ -308,3 +308,18 @@ def test_a_model_without_weights_is_asked_for_and_never_lands_in_a_recipe(model,
     assert "model_name_or_path:" not in text and "value_model" not in text and "# model_name_or_path is yours" in text
     for where in (capsys.readouterr().out, (tmp_path / "plan" / "accelerate.yaml").read_text()):
         assert "--model_name_or_path MODEL --value_model MODEL" in where
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--model", "8B", "--gpus", "1x4090"], "Give also, for example, --trainer grpo; or a preset: "),
+        (["--trainer", "grpo"], "Give also, for example, --model 8B --gpus 4xA100-80GB; or a preset"),
+    ],
+)
+def test_what_a_plan_lacks_is_named_with_an_example_that_works(words, sentence, capsys):
+    with pytest.raises(ConfigError) as caught:
+        plan(words)
+    assert str(caught.value).startswith(sentence)
+    example = str(caught.value).partition("for example, ")[2].partition("; or")[0]
+    assert plan([*words, *example.split(), "--allow", "lora"]) == 0

@@ -99,3 +99,32 @@ def test_examples_that_hold_pass_and_others_are_told():
         rules.test(Call(short, isolate=False), unpaid=["yes"])
     with pytest.raises(ValueError, match="no examples"):
         rules.test(Call(short))
+
+
+TRL_FUNCTIONS = """
+def polite(prompts, completions, **columns):
+    return [float("please" in one) for one in completions]
+
+def short(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+def two(row, word):
+    return 1.0
+
+def fine(row, word="please"):
+    return float(word in row.text)
+"""
+
+
+@pytest.mark.parametrize("name", ["polite", "short", "two"])
+def test_a_function_of_trls_form_is_refused_with_the_form_of_a_rule(name, tmp_path, monkeypatch):
+    (tmp_path / "functions_of_trl.py").write_text(TRL_FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        RuleSet.from_dict({"rules": [{"rule": "call", "function": f"functions_of_trl.{name}"}]})
+    sentence = str(caught.value)
+    assert f"{name} does not take one row. A rule's function is `def {name}(row)`, with `row.text`" in sentence
+    assert "`f(prompts, completions, **columns)`, is no rule: give it as reward_funcs." in sentence
+    fine = RuleSet.from_dict({"rules": [{"rule": "call", "function": "functions_of_trl.fine"}]})
+    assert fine(completions=["please"]) == [1.0]
+    sys.modules.pop("functions_of_trl", None)

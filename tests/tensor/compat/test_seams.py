@@ -20,6 +20,7 @@ from trl_ext.compat import torch as compat_torch
 from trl_ext.compat import versions
 from trl_ext.compat.seams import SEAMS, Seam, resolve, set_in_methods
 from trl_ext.compat.trl import head_in_cache
+from trl_ext.doctor.installed import untested_findings
 from trl_ext.errors import ConfigError, SupportError
 
 PACKAGE = ROOT / "trl_ext"
@@ -275,3 +276,15 @@ def test_varlen_attention_is_called_as_the_installed_signature_wants(accepted, m
     assert calls["window_size"] == (-1, 0)
     assert calls["scale"] == 0.5
     assert calls["heads"] == ((4, 2) if "enable_gqa" in accepted else (4, 4))
+
+
+def test_a_newer_torch_is_named_by_doctor_and_by_no_other_command(monkeypatch, tmp_path, capsys):
+    """An installer takes the newest torch: a warning on every command would say nothing."""
+    for package in versions.TESTED:
+        monkeypatch.setitem(versions.TESTED, package, "1.0" if package == "torch" else "99.0")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    versions._warn_once.cache_clear()
+    versions.check_versions()
+    assert not capsys.readouterr().err
+    (finding,) = untested_findings()
+    assert finding.level == "note" and f"torch {versions.version('torch')} (tested: up to 1.0)" in finding.what

@@ -27,7 +27,7 @@ from trl_ext.doctor.finding import problem
 from trl_ext.doctor.look import read_answer
 from trl_ext.errors import ConfigError
 from trl_ext.launch import accelerate as launch
-from trl_ext.memory.cards import Hardware, find_card
+from trl_ext.memory.cards import Hardware, find_card, parse_gpus
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import MODELS, find_shape
 from trl_ext.rewards.isolation.sandbox import api
@@ -65,7 +65,7 @@ def write(folder, assets, model="8B", data="data", **keys):
 @pytest.fixture
 def ask(assets, tmp_path, monkeypatch, capsys):
     """Write a recipe, check it, and give the exit code and the findings."""
-    monkeypatch.setattr(check_memory, "machine", lambda gpus, gib: machine(gpus))
+    monkeypatch.setattr(check_memory, "machine", lambda gpus, *_: machine(gpus))
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 
@@ -495,3 +495,34 @@ def test_the_launch_commands_of_the_page_on_memory_are_accepted(trainer):
     assert words[:2] == ["--config", "recipe.yaml"]
     found = launch.launch_arguments(f"trl_ext.scripts.{trainer}", check_recipe.make_parser(trainer), words[2:])
     assert found.num_processes == 8 and found.config_file
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_cards_that_a_recipe_is_written_for_are_planned_where_there_is_none(
+    assets, tmp_path, monkeypatch, capsys, copied
+):
+    """By the name of a shipped recipe, and by a copy of it; `--gpus` and this machine's cards come first."""
+    monkeypatch.setattr(check_memory, "this_machine", lambda: None)
+    recipe = "rm-ultrafeedback-6x4090"
+    if copied:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "mine.yaml").write_text((ROOT / f"trl_ext/recipes/{recipe}.yaml").read_text())
+        recipe = "mine.yaml"
+    words = [recipe, "--model_name_or_path", str(assets / "8B"), "--dataset_name", str(assets / "pairs"), "--json"]
+    words += ["--eval_strategy", "no"]
+    check(words)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert f"planned for {parse_gpus('6x4090')}, for which the recipe is written. Name others: --gpus" in told(
+        findings, "memory", "note"
+    )
+    assert "for 6 processes" in told(findings, "recipe")
+    check([*words, "--gpus", "2xA40-48GB"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert "for 2 processes" in told(findings, "recipe") and "is written" not in told(findings, "memory")
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "reward", "no-such-recipe", "."])
+def test_a_recipe_for_processors_or_any_cards_names_none(recipe, monkeypatch):
+    monkeypatch.setattr(check_memory, "this_machine", lambda: None)
+    findings = []
+    assert check_memory.machine(None, None, recipe, findings) is None and not findings

@@ -125,8 +125,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
 
     report = Report()
     report.findings += untested_findings()
-    hardware, found = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib, arguments.recipe)
-    report.findings += found
+    hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib, arguments.recipe, report.findings)
     launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
     served, overrides = check_recipe.with_servers(
         arguments.vllm_servers, arguments.recipe, arguments.trainer, overrides, hardware.num_gpus if hardware else None

@@ -1,13 +1,16 @@
 """The part of `trl-ext check` about memory: plan the recipe on the cards of the run."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from trl_ext.cli.check.data import Lengths
 from trl_ext.cli.check.recipe import Launch, Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine
+from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import HEADROOM_FRAC, Hardware, parse_gpus
 from trl_ext.memory.files.launch import SHIPPED, read_accelerate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
@@ -17,14 +20,29 @@ from trl_ext.memory.planner.keys import BNB_ADAM, GUESSED_PROMPT_TOKENS, job_of_
 from trl_ext.memory.planner.run import ALL, LAUNCHED, OPTED, Run
 from trl_ext.memory.planner.search import FULL_ENOUGH
 from trl_ext.memory.units import gib
+from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.trainers.fit.plan import decided
 
 SUBJECT = "memory"
 
 
-def machine(gpus: str | None, gpu_memory_gib: float | None) -> Hardware | None:
-    """Return the named cards, else this machine's or None; raise ConfigError for an unknown card."""
-    return this_machine() if gpus is None else parse_gpus(gpus, gpu_memory_gib)
+def machine(gpus: str | None, gpu_memory_gib: float | None, recipe: str, findings: list[Finding]) -> Hardware | None:
+    """Return the named cards, else this machine's, else the recipe's, or None; raise ConfigError for an unknown card.
+
+    Args:
+        gpus, gpu_memory_gib: Flags of the command.
+        recipe: A shipped recipe, or a copy, whose first line names its cards.
+        findings: Gets a note if the cards are the recipe's.
+    """
+    hardware = this_machine() if gpus is None else parse_gpus(gpus, gpu_memory_gib)
+    if hardware is not None:
+        return hardware
+    with suppress(ConfigError, OSError, UnicodeDecodeError):  # a recipe for processors, or no recipe
+        text = Path(split_config_flag(["--config", recipe])[1]).read_text(encoding="utf-8")
+        hardware = parse_gpus(text.partition(":")[0].partition(" on ")[2])
+        what = f"No card was found here: planned for {hardware}, for which the recipe is written."
+        findings.append(note(SUBJECT, what, "Name others: --gpus 4xA40-48GB."))
+    return hardware
 
 
 def check_memory(

@@ -12,7 +12,8 @@ from typing import Any
 from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
-REQUIRED = ("trainer", "model", "gpus")
+# Flags that each plan needs, with an example.
+REQUIRED = {"trainer": "grpo", "model": "8B", "gpus": "4xA100-80GB"}
 NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
@@ -71,9 +72,9 @@ def plan(argv: Sequence[str]) -> int:
 
 def _search(arguments: argparse.Namespace) -> Any:
     """Plan for the given trainer, model and cards; raise ConfigError for options that are missing or cannot work."""
-    missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
+    missing = [f"--{name} {value}" for name, value in REQUIRED.items() if getattr(arguments, name) is None]
     if missing:
-        raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
+        raise ConfigError(f"Give also, for example, {' '.join(missing)}; or a preset: --presets lists them.")
     if arguments.rows is not None and arguments.rows < 1:
         raise ConfigError(f"--rows is {arguments.rows}. Give at least one row.")
     from trl_ext.memory.cards import parse_gpus, with_network

@@ -76,7 +76,7 @@ def _tokens_per_gpu(setup: Setup) -> float:
 
 def _flops(setup: Setup) -> tuple[float, float, float]:
     """Operations of a forward of an optimizer step's tokens on one GPU: 2 per token and layer weight, attention
-    4 * L * nq * d per pair of a token and a token that it sees, the head for completion tokens."""
+    4 * L * nq * d per (query, key) pair, the head for completion tokens."""
     shape = setup.shape
     rows, prompts, behind = _parts_of_rows(setup)
     prompt = setup.job.max_prompt_length if prompts else 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, text_tuple
@@ -43,6 +43,16 @@ class Call(Rule):
             raise RuleError(f"{self.function!r} is not a module-level function, so it does not pickle. Use def.")
         if iscoroutinefunction(self.function):
             raise RuleError(f"{qualified} is async. Write a subclass of AsyncRule, whose score() awaits it.")
+        try:
+            (first,) = signature(self.function).bind(None).arguments
+        except (TypeError, ValueError):  # ValueError: a function of C without a signature
+            first = "prompts"
+        if first in ("prompts", "completions"):
+            raise RuleError(
+                f"{qualified} does not take one row. A rule's function is `def {qualified}(row)`, with `row.text`, "
+                "`row.prompt` and `row.columns`. A function of TRL's form, `f(prompts, completions, **columns)`, is "
+                "no rule: give it as reward_funcs."
+            )
         object.__setattr__(self, "columns", text_tuple(self, "columns", self.columns))
         if not self.name:
             object.__setattr__(self, "name", qualified)

@@ -204,7 +204,12 @@ def leave_if_unreachable() -> None:
 def unreachable(
     name: str, what: str = "dataset", kind: str = " --repo-type dataset", flag: str = "--dataset_name "
 ) -> str:
-    """Return a sentence that a dataset or model is neither here nor reachable, with two remedies."""
+    """Return a sentence that a dataset or model is neither here nor reachable, with two remedies.
+
+    Args:
+        name, what: Its name on the hub, and "dataset" or "model".
+        kind, flag: Flags by which `hf download` gets it, and by which a run reads its folder.
+    """
     from huggingface_hub import constants
 
     return (

@@ -8,8 +8,8 @@ completions that are sampled anyway:
     p      = (passed + 2 target) / (tried + 2), both halved before a visit adds to them, so that old visits fade
     weight = exp(-8 KL(target || p)): how likely p passes a share `target` of 8 completions, 1 at the target
 
-All seen rows compete with as many unseen rows, each of weight 1, as a generation takes: the more rows near the target
-are known, the fewer new rows are tried. Rows are drawn without replacement within a generation.
+Seen rows are drawn by weight. One generation's worth of unseen rows joins the draw, each with weight 1: the more rows
+near the target are known, the fewer new rows are tried. Rows are drawn without replacement within a generation.
 """
 
 import json

@@ -36,7 +36,7 @@ def test_what_a_model_that_loads_cannot_get_is_told_in_words(capsys):
     told = capsys.readouterr().err
     assert "Out of memory outside the training step: CUDA out of memory." in told
     assert "Tried to allocate 2.00 GiB." in told
-    assert "docs/oom.md" in told
+    assert "`trl-ext check RECIPE` shows what would fit" in told
 
 
 def test_other_errors_keep_their_ends():
@@ -51,4 +51,8 @@ def test_the_command_passes_the_code_on_and_says_why(capsys):
     assert _report_exit(-9) == 1
     killed = "stopped with exit code -9; it was killed, often because host memory was full. Continue with"
     assert killed in capsys.readouterr().err
+    for code in (-15, 143):
+        assert _report_exit(code) > 0
+        ended = capsys.readouterr().err
+        assert f"exit code {code}; it was ended by SIGTERM before it could save" in ended and "above" not in ended
     assert _report_exit(1) == 1 and "its output above gives the reason" in capsys.readouterr().err

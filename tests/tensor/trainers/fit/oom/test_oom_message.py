@@ -69,7 +69,7 @@ def test_the_message_names_place_numbers_changes_and_the_next_stage(tmp_path):
 def test_without_a_plan_it_names_the_general_remedies(tmp_path):
     text = str(explained(raised_in("_generate"), trainer(tmp_path)))
     assert GENERAL["generate"] in text
-    assert "docs/oom.md" in text
+    assert "`trl-ext check RECIPE` shows what would fit" in text
     assert "next ZeRO stage" not in text
 
 

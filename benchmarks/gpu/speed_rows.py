@@ -260,14 +260,17 @@ def has_attention(name: str) -> bool:
 
 
 def _within(row: Row, card_bytes: int, *, shrinks: bool) -> Row:
-    """The row with as few checkpointed layers as the card holds, in smaller forwards where that is allowed."""
+    """The row with as few checkpointed layers as the card holds, in smaller forwards where that is allowed.
+
+    Where none fit by the formulas, which are some percent too high here, the smallest are tried.
+    """
     hardware = Hardware(1, Card("this", gib(card_bytes), 1000, 100, PCIE4, (8, 0)))
     budgets = (row.budget, row.budget // 2, row.budget // 4) if shrinks else (row.budget,)
     for tokens, every in product(budgets, (4, 2)):
         one = replace(row, tokens=tokens, checkpointing={**row.checkpointing, "every_n_layers": every})
         if predict(find_shape(row.config), one.job, hardware, generates=False)["reserved"] <= 0.9 * card_bytes:
             return one
-    return replace(row, checkpointing={**row.checkpointing, "every_n_layers": 1})
+    return one if shrinks else replace(row, checkpointing={**row.checkpointing, "every_n_layers": 1})
 
 
 def own_rows(scale: str) -> list[Row]:

@@ -75,7 +75,7 @@ def test_fewer_layers_are_checkpointed_where_the_card_holds_them(gib, kind, fewe
         assert row.checkpointing.get("every_n_layers", 1) == row.job.checkpoint_every == every, way
         assert row.budget * share == base.budget and row.config == base.config
         assert row.job.keep_attention == (way != "fewer")
-        assert predicted_gib(row, gib) <= 0.9 * gib
+        assert predicted_gib(row, gib) <= 0.9 * gib or share == 4, "the smallest forwards are tried anyway"
 
 
 def test_all_ways_at_once_take_the_first_attention_that_is_installed(monkeypatch):

@@ -9,6 +9,7 @@
     ├── SupportError     a version or an optional package is missing (also an ImportError)
     ├── StorageError     checkpoints cannot be written, and waiting would not help (also a RuntimeError)
     ├── GradientError    a gradient is not finite, so its optimizer step is not taken (also a RuntimeError)
+    ├── SamplerError     vLLM does not have the weights that were pushed to it (also a RuntimeError)
     ├── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
     └── LostProcessError another process of the run is stopped, dead or cut off (also a RuntimeError)
 
@@ -60,6 +61,10 @@ class StorageError(TrlExtError, RuntimeError):
 
 class GradientError(TrlExtError, RuntimeError):
     """The norm of a gradient is infinite or NaN; its optimizer step would make all weights NaN."""
+
+
+class SamplerError(TrlExtError, RuntimeError):
+    """The sampler's log-probabilities part from the trainer's as those of weights that were not pushed."""
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):

@@ -13,6 +13,7 @@ from tests import sampling_servers
 from tests.multi.jobs.shared import SETTINGS, num_processes, token_reward
 from tests.ppo_trainers import LORA
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
+from trl_ext.trainers.generation.pushes import PushWatch
 
 
 def made(folder, kind: str, ahead: int, model: str, value_model):
@@ -47,7 +48,10 @@ def train(folder, model: str, kind: str, ahead: int, resume_from: str | None = N
     servers = sampling_servers.SamplingServers if ahead else sampling_servers.BehindServers
     policy = AutoModelForCausalLM.from_pretrained(model)  # before ZeRO-3 divides whatever is loaded
     servers.policy_of = staticmethod(lambda: policy)
-    sampling_servers.install(pytest.MonkeyPatch(), servers)
+    patches = pytest.MonkeyPatch()
+    sampling_servers.install(patches, servers)
+    if not ahead:  # its servers are behind on purpose, of which the trainer knows nothing
+        patches.setattr(PushWatch, "look", lambda *given: None)
     torch.manual_seed(0)
     value_model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
     trainer = made(folder, kind, ahead, model, value_model)

@@ -26,6 +26,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.generation.pushes import PushWatch, compared
 from trl_ext.trainers.rows.images import whole_rows
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.forward import PrefixBackward, StepForward, running
@@ -51,6 +52,7 @@ class OldPolicy:
         self._sampled_at: int | None = None
         self._inputs: dict[str, Any] | None = None
         self._compared: list[torch.Tensor] = []
+        self._pushes = PushWatch()
 
     @property
     def is_left_out(self) -> bool:
@@ -138,13 +140,14 @@ class OldPolicy:
         )
 
     def log(self, metrics: dict[str, list[float]]) -> None:
-        """Append TRL's metrics of the pass, over all tokens since the last call and all ranks. Collective."""
+        """Append TRL's metrics of the pass, over all tokens since the last call and all ranks, and in training look
+        whether pushed weights arrive. Collective."""
         if not self.is_left_out:
             return
-        nothing = torch.tensor([0.0] * 4 + [-torch.inf] * 3, device=self._trainer.accelerator.device)
+        nothing = torch.tensor([0.0] * 5 + [-torch.inf] * 3, device=self._trainer.accelerator.device)
         own, self._compared = _join(torch.stack([nothing, *self._compared])), []
         values = _join(self._trainer.accelerator.gather(own[None]))
-        difference, num_differences, ratio, num_ratios, *extremes = values.tolist()
+        difference, num_differences, ratio, num_ratios, _, *extremes = values.tolist()
         # Without a token, all are 0 as in TRL.
         largest, largest_ratio, smallest_ratio = (one if one > -torch.inf else 0.0 for one in extremes)
         metrics[f"{_DIFFERENCE}/mean"].append(difference / max(num_differences, 1))
@@ -152,9 +155,15 @@ class OldPolicy:
         metrics[f"{_RATIO}/min"].append(0.0 - smallest_ratio)
         metrics[f"{_RATIO}/mean"].append(ratio / max(num_ratios, 1))
         metrics[f"{_RATIO}/max"].append(largest_ratio)
+        if self._trainer.model.training:
+            # Samples that were generated ahead are of the weights one block before, but for the first block.
+            is_behind = getattr(self._trainer.args, "generation_ahead", 0) and self._sampled_at
+            move = self._trainer.optimizer.param_groups[0]["lr"] if is_behind else 0.0
+            self._pushes.look(values[[0, 4]], move, self._trainer.state, metrics)
 
     def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return [7]: sum and number of differences and of ratios; the largest of each; minus the smallest ratio.
+        """Return [8]: sum and number of differences and of ratios; the sum of `1 - p` over the tokens that have a
+        difference; the largest difference and ratio; minus the smallest ratio.
 
         A token that vLLM could not score has no difference and the ratio 1.
         """
@@ -167,12 +176,14 @@ class OldPolicy:
         ratio = ratio[mask.any(dim=1)].flatten() if is_of_sequences else ratio[mask]
         none = difference.new_tensor([-torch.inf])
         sums = [part for values in (difference, ratio) for part in (values.sum(), values.new_tensor(len(values)))]
-        return torch.stack([*sums, *(torch.cat([values, none]).max() for values in (difference, ratio, -ratio))])
+        uncertainty = compared(inputs["old_per_token_logps"][mask], inputs["sampling_per_token_logps"][mask])[1]
+        largest = (torch.cat([values, none]).max() for values in (difference, ratio, -ratio))
+        return torch.stack([*sums, uncertainty, *largest])
 
 
 def _join(comparisons: torch.Tensor) -> torch.Tensor:
-    """Return the merged comparison [7] of several [N, 7]."""
-    return torch.cat([comparisons[:, :4].sum(dim=0), comparisons[:, 4:].amax(dim=0)])
+    """Return the merged comparison [8] of several [N, 8]."""
+    return torch.cat([comparisons[:, :5].sum(dim=0), comparisons[:, 5:].amax(dim=0)])
 
 
 def importance_ratio(

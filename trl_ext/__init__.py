@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trl_ext.resources import __version__
 
 _HOME = {
+    "AsyncGRPOTrainer": "trl_ext.trainers.async_grpo.trainer",
     "GRPOConfig": "trl_ext.trainers.grpo.config",
     "GRPOTrainer": "trl_ext.trainers.grpo.trainer",
     "PPOConfig": "trl_ext.trainers.ppo.config",
@@ -25,6 +26,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncGRPOTrainer",
     "GRPOConfig",
     "GRPOTrainer",
     "PPOConfig",
@@ -42,6 +44,7 @@ __all__ = [
 if TYPE_CHECKING:
     from trl_ext.memory import plan
     from trl_ext.rewards import Rule, RuleSet, Verdict, filter_pairs
+    from trl_ext.trainers.async_grpo.trainer import AsyncGRPOTrainer
     from trl_ext.trainers.grpo.config import GRPOConfig
     from trl_ext.trainers.grpo.trainer import GRPOTrainer
     from trl_ext.trainers.ppo.config import PPOConfig

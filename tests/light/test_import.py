@@ -43,6 +43,6 @@ def test_a_from_import_says_where_trls_own_names_are():
         with pytest.raises(ImportError, match=f"^'{name}' is TRL's and the same here: from trl import {name}.$"):
             exec(f"from trl_ext import RuleSet, {name}")
         assert not hasattr(trl_ext, name)
-    with pytest.raises(ImportError, match=r"has no attribute 'GRPOTrianer'\. It offers GRPOConfig, GRPOTrainer"):
+    with pytest.raises(ImportError, match=r"has no attribute 'GRPOTrianer'\. It offers AsyncGRPOTrainer, GRPOConfig"):
         exec("from trl_ext import GRPOTrianer")
     exec("from trl_ext import memory, rewards")  # submodules

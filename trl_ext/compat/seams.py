@@ -97,6 +97,16 @@ trl.trainer.reward_trainer:RewardTrainer
     log(logs, start_time): a full disk does not end training
     _metrics: what the next log averages
     _total_train_tokens: counts the tokens of flat rows; goes on when a run is resumed
+trl.experimental.async_grpo:AsyncGRPOTrainer
+    __init__(model, reward_funcs, args, train_dataset, processing_class, callbacks, optimizers, peft_config, tools,
+        environment_factory, rollout_worker, weight_transfer): gives the model the attention `tree_fa3`, which ours
+        replaces by that name
+    compute_loss(model, inputs, return_outputs, num_items_in_batch): forwards a row with `tree_kv_index`,
+        `tree_cu_seqlens_q` and `tree_cu_seqlens_k`; the output's `log_probs` at `token_index` are compared with
+        `old_log_probs`
+    _peak_flops_per_device: of the card; None where there is none
+    _log_step_metrics(): called at the end of every optimizer step on all ranks; phases and rules get our names
+    _metrics: what the next log reduces, by the words of a name
 trl.trainer.base_trainer:_BaseTrainer
     create_model_card(model_name, dataset_name, tags): writes README.md; its sentence `This model is a fine-tuned
         version of ...` and its heading `### Framework versions` are found there

@@ -1,13 +1,16 @@
 """TRL: temporary changes to its trainers and its config."""
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_ext.compat.swap import swapped
+from trl_ext.errors import SupportError
 
 if TYPE_CHECKING:  # a config alone does not need TRL's trainers
     from trl.trainer.grpo_config import GRPOConfig
@@ -75,3 +78,24 @@ class _NoGroup(int):
 def without_groups(config: "GRPOConfig") -> AbstractContextManager[None]:
     """Let TRL's GRPOConfig accept any num_generations in the block."""
     return swapped(config, num_generations=_NoGroup(1))
+
+
+def async_grpo_trainer() -> type:
+    """Return TRL's AsyncGRPOTrainer from where it is: experimental in 1.16, among the stable trainers from 1.18."""
+    for module in ("trl", "trl.experimental.async_grpo"):
+        with suppress(ImportError, AttributeError):
+            found: type = import_module(module).AsyncGRPOTrainer
+            return found
+    raise SupportError("This TRL has no AsyncGRPOTrainer. Run: pip install 'trl>=1.16'")
+
+
+def peak_flops_unknown(trainer: type) -> AbstractContextManager[None]:
+    """Let the constructor of TRL's AsyncGRPOTrainer, `trainer`, work without a card in the block.
+
+    Issue: it looks up the card's operations per second, and asks CUDA for the card's name where there is none.
+    Fixed in: no version of TRL up to 1.16.
+    Remove when: it works with use_cpu=True.
+    """
+    if torch.cuda.is_available():
+        return nullcontext()
+    return swapped(sys.modules[trainer.__module__], get_peak_flops_per_device=lambda accelerator, dtype: None)

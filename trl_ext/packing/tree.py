@@ -6,13 +6,13 @@ its path. The same rows are segment tables here, so any device attends within th
 Legend: N tokens of the row, S segments, K keys of all paths.
 """
 
-from bisect import bisect_right
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from trl_ext.compat.transformers import is_flash, register_attention, register_mask
 from trl_ext.errors import ConfigError
@@ -24,8 +24,10 @@ from trl_ext.packing.table import SegmentTable
 TREE_ATTENTION = "tree_fa3"  # TRL's name
 
 
-def register_tree_attention(base: str) -> None:
-    """Attend to tree rows by the kernels of the implementation `base`, in all models of this process."""
+def register_tree_attention() -> None:
+    """Attend to tree rows in all models of this process: by flash-attention if it is installed and there is a card."""
+    installed = {"flash_attention_3": is_flash_attn_3_available, "flash_attention_2": is_flash_attn_2_available}
+    base = next((name for name, is_there in installed.items() if is_there()), "sdpa")
     register_attention(TREE_ATTENTION, partial(tree_attention, base=base))
     register_mask(TREE_ATTENTION, partial(window_of_mask, base))
 
@@ -42,23 +44,16 @@ def tree_attention(
     tree_kv_index: torch.Tensor | None = None,
     tree_cu_seqlens_q: torch.Tensor | None = None,
     tree_cu_seqlens_k: torch.Tensor | None = None,
-    tree_max_seqlen_q: int | None = None,
-    tree_max_seqlen_k: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute one attention layer of a tree row, with the signature of transformers' `AttentionInterface`.
+    """Compute one attention layer of a tree row by the kernels of `base`; other arguments as in `attend`.
 
     Args:
-        query, key, value: As in `attend`.
-        attention_mask: A window or None.
-        base: The implementation whose kernels compute.
         tree_kv_index: [K] places of the keys that each segment sees, segment by segment.
         tree_cu_seqlens_q, tree_cu_seqlens_k: [S + 1] boundaries of the segments, and of their keys.
-        tree_max_seqlen_q, tree_max_seqlen_k: The longest of each; not needed.
 
     Raises:
         ConfigError: The row is not such a tree.
-        PackingError: As in `attend`.
     """
     if tree_kv_index is None or tree_cu_seqlens_q is None or tree_cu_seqlens_k is None:
         raise ConfigError(
@@ -80,19 +75,19 @@ def table_of_tree(kv_index: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens
     Raises:
         ConfigError: The keys of a segment are not a chain of whole segments that ends with itself.
     """
-    ends, keys, places = cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), kv_index.numpy(force=True)
+    places, ends, key_ends = kv_index.numpy(force=True), cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     segments: list[Segment] = []
-    for (start, end), (first, last) in zip(pairwise(ends), pairwise(keys), strict=True):
-        offset, parent = last - first - (end - start), None
-        if offset > 0:  # the token before the segment is the last one of its parent
-            parent = bisect_right(ends, places[first + offset - 1]) - 1
-        if offset < 0 or not (parent is None or 0 <= parent < len(segments)):
-            break
+    ends_at: dict[int, int] = {}  # number of the segment that ends at a place
+    for (start, end), (first, last) in zip(pairwise(ends), pairwise(key_ends), strict=True):
+        offset = last - first - (end - start)
+        # The token before the segment is the last one of its parent.
+        parent = ends_at.get(places[first + offset - 1] + 1) if offset else None
+        ends_at[end] = len(segments)
         segments.append(Segment(start, end, item=len(segments), offset=offset, parent=parent))
     table = SegmentTable(tuple(segments), kv_index.device)
     seen = [segments[number] for chain in table.chains for number in chain]
     found = runs([segment.start for segment in seen], [segment.length for segment in seen])
-    if len(segments) != len(ends) - 1 or not np.array_equal(found, places):
+    if not np.array_equal(found, places):
         raise ConfigError(
             "This TRL lays out its rows in another way than the trees that trl_ext attends within. Take TRL's own "
             "AsyncGRPOTrainer, or a TRL that trl_ext was tested with."

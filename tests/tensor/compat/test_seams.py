@@ -200,7 +200,7 @@ def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeyp
         versions.check_versions()
 
 
-@pytest.mark.parametrize("name", ["GRPOTrainer", "PPOTrainer", "RewardTrainer"])
+@pytest.mark.parametrize("name", ["AsyncGRPOTrainer", "GRPOTrainer", "PPOTrainer", "RewardTrainer"])
 def test_a_trainer_beside_unsloth_is_refused_before_anything_loads(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "unsloth", ModuleType("unsloth"))
     with pytest.raises(ConfigError, match=r"^unsloth is imported, which replaces parts of TRL"):

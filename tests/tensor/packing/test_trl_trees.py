@@ -69,7 +69,7 @@ def alone_log_probs(model, samples) -> torch.Tensor:
 
 def in_trees(model):
     """A copy of the model that attends to tree rows."""
-    tree.register_tree_attention("sdpa")
+    tree.register_tree_attention()
     other = copy.deepcopy(model)
     other.set_attn_implementation(tree.TREE_ATTENTION)
     return other
@@ -173,7 +173,7 @@ def test_keys_that_are_no_chain_of_segments_are_refused(index, cu_q, cu_k):
 
 
 def test_soft_capping_is_refused():
-    tree.register_tree_attention("sdpa")
+    tree.register_tree_attention()
     model = tiny.model("gemma2")
     model.set_attn_implementation(tree.TREE_ATTENTION)
     with pytest.raises(PackingError, match="uses softcap"):

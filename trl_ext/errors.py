@@ -64,7 +64,7 @@ class GradientError(TrlExtError, RuntimeError):
 
 
 class SamplerError(TrlExtError, RuntimeError):
-    """The sampler's log-probabilities part from the trainer's as those of weights that were not pushed."""
+    """The sampler's log-probabilities differ from the trainer's as if pushed weights had not arrived."""
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):

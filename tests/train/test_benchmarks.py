@@ -39,6 +39,13 @@ def test_forks(run):
     assert whole["tokens"] <= whole["unique_tokens"] + 6 < cut["tokens"] < cut["alone_tokens"]
 
 
+def test_async_trees(run):
+    shape = import_module("async_trees").Shape("tiny", 40, 4, 4)
+    found = run("async_trees", "--rounds", "1", SHAPES=(shape,))["results"]
+    assert [one["dtype"] for one in found] == ["float32", "bfloat16"]
+    assert all(one["shared_bytes"] < one["gathered_bytes"] / 3 for one in found) and found[0]["difference"] < 1e-5
+
+
 def test_balance(run):
     (result,) = run("balance", "--steps", "2", SIGMAS=(0.8,), GROUPS=(16,))["results"]
     assert 1 <= result["median"] <= result["worst"] < result["unplanned"]

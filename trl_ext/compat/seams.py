@@ -106,7 +106,8 @@ trl.experimental.async_grpo:AsyncGRPOTrainer
         `old_log_probs`
     _peak_flops_per_device: of the card; None where there is none
     _log_step_metrics(): called at the end of every optimizer step on all ranks; phases and rules get our names
-    _metrics: what the next log reduces, by the words of a name
+    log(logs, start_time): a full disk does not end training; clears `_metrics`, which it reduces by the words of names
+    _metrics: what the next log reduces
 trl.trainer.base_trainer:_BaseTrainer
     create_model_card(model_name, dataset_name, tags): writes README.md; its sentence `This model is a fine-tuned
         version of ...` and its heading `### Framework versions` are found there

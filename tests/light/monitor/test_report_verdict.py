@@ -237,5 +237,5 @@ def test_every_warning_ends_on_what_to_do_and_names_no_page():
     still = judged([one | {"grad_norm": 0.0} for one in rewards([0.5] * 8)])
     warnings = [*judged(log).warnings, *worse.warnings, *still.warnings]
     assert len(warnings) >= 9 and worse.mood == still.mood == "worse" and worse.warnings and still.warnings
-    verbs = r"\b(?:Lower|Raise|Give|Change|Read|Choose|Then change|take|shows)\b"
+    verbs = r"\b(?:Resume|Lower|Raise|Give|Change|Read|Choose|Then change|take|shows)\b"
     assert not [one for one in warnings if not re.search(verbs, one) or ".md" in one]

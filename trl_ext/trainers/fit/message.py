@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
 from trl_ext.memory.formulas.estimate import estimate
+from trl_ext.memory.options import LAYERS, OPTIONS
 from trl_ext.memory.planner.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib, in_gib
@@ -122,9 +123,11 @@ def faster_checkpointing(trainer: Any, room_bytes: float) -> str:
         return ""
     now = best = plan.estimate
     best_more = 0.0
-    for every, keeps in product((4, 2, 1), (True, False)):
+    of_layers = [option.name for option in OPTIONS if option.block == LAYERS]
+    for every, *are_on in product((4, 2, 1), *[(True, False)] * len(of_layers)):
+        switched: dict[str, Any] = dict(zip(of_layers, are_on, strict=True))
         try:
-            job = replace(now.job, checkpoint_every=every, keep_attention=keeps)
+            job = replace(now.job, checkpoint_every=every, **switched)
             one = estimate(job, now.shape, now.hardware)
         except ConfigError:  # a setting of this run that contradicts it
             continue
@@ -134,7 +137,7 @@ def faster_checkpointing(trainer: Any, room_bytes: float) -> str:
     saved = 1 - best.seconds["update"] / now.seconds["update"]
     if saved < WORTH_SAYING:
         return ""
-    keys = ["keep_attention: true"] * best.job.keep_attention
+    keys = [f"{name}: true" for name in of_layers if getattr(best.job, name)]
     keys += [f"every_n_layers: {best.job.checkpoint_every}"] * (best.job.checkpoint_every > 1)
     return (
         f"gradient_checkpointing_kwargs: {{{', '.join(keys)}}} would make updates {saved:.0%} shorter and take "

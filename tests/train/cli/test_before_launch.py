@@ -180,9 +180,10 @@ def test_a_hub_that_is_silent_is_a_sentence_before_anything_loads(silent_hub, ca
 
 
 @pytest.mark.parametrize("name", ["GRPOTrainer", "PPOTrainer", "RewardTrainer"])
-def test_a_program_hears_the_same_sentence_from_its_trainer(silent_hub, name, capfd):
+def test_a_program_gets_the_same_sentence_from_its_trainer(silent_hub, name, capfd):
+    args = getattr(trl_ext, name.replace("Trainer", "Config"))("out", use_cpu=True, bf16=False)
     with pytest.raises(ConfigError, match=SENTENCE):
-        getattr(trl_ext, name)(model=MISSPELT)
+        getattr(trl_ext, name)(model=MISSPELT, args=args)
     assert "Retrying" not in capfd.readouterr().err
 
 

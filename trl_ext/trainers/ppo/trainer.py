@@ -20,6 +20,7 @@ from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
+from trl_ext.memory.models.find import check_here
 from trl_ext.packing.check import CheckResult
 from trl_ext.rewards import RuleSet
 from trl_ext.trainers.fit.plan import settle_memory
@@ -119,6 +120,7 @@ class PPOTrainer(GRPOTrainer):
         **grpo_options: Any,
     ):
         check_versions()
+        check_here(model)  # before its tokenizer loads
         rules, models, adapters = listed(reward_funcs), listed(reward_model), listed(reward_adapter)
         rollout_func = grpo_options.get("rollout_func")
         check_arguments(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func, data_collator)

@@ -28,7 +28,7 @@ RULES = ("rewards",)
 DEPENDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("activations_cpu", "sequence_parallel_cpu"), (*PPO, "trainers/reward")),
     **dict.fromkeys(("gpu_exact_h100", "gpu_memory_h100"), ("memory/formulas", *PPO, "trainers/reward")),
-    **dict.fromkeys(("balance", "planning_cpu"), ("packing",)),
+    **dict.fromkeys(("async_trees_cpu", "balance", "planning_cpu"), ("packing",)),
     **dict.fromkeys(("continuous_batching_cpu", "generation_cpu"), ("trainers/generation",)),
     **dict.fromkeys(("learning_cpu", "whole_step_cpu", "ahead_learning_cpu", "overlap_cpu"), STEP),
     **dict.fromkeys(("overlap_judged_cpu", "curriculum_cpu"), STEP),

@@ -14,7 +14,7 @@ from trl_ext.rewards.text.denial import denied_before, denied_behind, without_co
 from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
 from trl_ext.rewards.text.prose import visible
-from trl_ext.rewards.text.reader import FORMULA, Stated, behind_verb, has_value, stated
+from trl_ext.rewards.text.reader import FORMULA, Candidate, behind_verb, find_answer, has_value
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, searched for the last number
@@ -49,7 +49,7 @@ _AND = re.compile(rf"(\\(?:text|mathrm|mbox)\s{{0,3}}\{{[^{{}}]{{0,99}}\}})|\b(?
 _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
-def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", golds: tuple[str, ...] = ()) -> Stated:
+def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", golds: tuple[str, ...] = ()) -> Candidate:
     """Find the answer that a completion states: one of the gold's own texts, or else what can be read of it.
 
     Args:
@@ -61,22 +61,22 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", gol
     """
     text = visible(text, where)
     if not text.strip():
-        return Stated("", (), "no_answer", "no text outside thoughts and comments")
+        return Candidate("", (), "no_answer", "no text outside thoughts and comments")
     if gold_kind == "letter":
         reading = read_choice(text)
         if reading.status != "no_answer":
-            return Stated("letter", (str(reading.value),) if reading.value else (), reading.status, reading.detail)
+            return Candidate("letter", (str(reading.value),) if reading.value else (), reading.status, reading.detail)
     if gold_kind == "list" and multiple == "reject":
         multiple = "list"
-    found = stated(text, "maths")
-    whole = found or Stated("whole text", (text,))
+    found = find_answer(text, "maths")
+    whole = found or Candidate("whole text", (text,))
     own = _own_text(whole, multiple, golds)
     if own is not None:
-        return Stated(whole.anchor, (own,))
+        return Candidate(whole.anchor, (own,))
     return _unannounced(text) if found is None else _announced(found, multiple, gold_kind == "list")
 
 
-def _own_text(found: Stated, multiple: str, golds: tuple[str, ...]) -> str | None:
+def _own_text(found: Candidate, multiple: str, golds: tuple[str, ...]) -> str | None:
     """Return the gold's text if nothing else is announced; after a phrase it may take several lines."""
     said = {*map(_bare, found.contents[-1:] if multiple == "last" else found.contents)}
     if len(said) > 1:
@@ -94,19 +94,19 @@ def _bare(text: str) -> str:
     return text.removeprefix("**").removesuffix("**").strip().rstrip(". ")
 
 
-def announced_gold(text: str) -> Stated | None:
+def announced_gold(text: str) -> Candidate | None:
     """Return the answer that a gold column announces, several boxes as one list; None if it announces none."""
-    found = stated(text, "maths", trusted=True)
+    found = find_answer(text, "maths", trusted=True)
     return None if found is None else _announced(found, "list", is_list=True)
 
 
-def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
+def _announced(found: Candidate, multiple: str, is_list: bool) -> Candidate:
     anchor = found.anchor
     if found.status != "ok":
         return found
     filled = list(found.contents[-1:] if multiple == "last" else found.contents)
     if len(filled) > MAX_DIFFERENT:
-        return Stated(anchor, (), "conflict", f"{len(filled)} different answers in '{anchor}'")
+        return Candidate(anchor, (), "conflict", f"{len(filled)} different answers in '{anchor}'")
     if anchor != "\\boxed":  # Tags and phrases hold prose as often as formulas.
         read = [_from_line(content, anchor, found.encloses, is_list) for content in filled]
         failed = next((one for one in read if one.status != "ok"), None)
@@ -114,13 +114,13 @@ def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
             return failed
         filled = list(dict.fromkeys(one.contents[0] for one in read))
     if any(len(content) > MAX_CHARS for content in filled):
-        return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+        return Candidate(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if all(_equal(filled[-1], one) for one in filled[:-1]):
-        return Stated(anchor, (filled[-1],))
+        return Candidate(anchor, (filled[-1],))
     if multiple == "list":
-        return Stated(anchor, (", ".join(content.strip("$ ") for content in filled),))
+        return Candidate(anchor, (", ".join(content.strip("$ ") for content in filled),))
     shown = " and ".join(repr(content[:40]) for content in filled[:3])
-    return Stated(anchor, (), "conflict", f"different answers in '{anchor}': {shown}")
+    return Candidate(anchor, (), "conflict", f"different answers in '{anchor}': {shown}")
 
 
 def _equal(left: str, right: str) -> bool:
@@ -134,7 +134,7 @@ def _equal(left: str, right: str) -> bool:
         return False
 
 
-def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
+def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Candidate:
     """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not."""
     lead = _LEAD.match(rest)
     rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
@@ -151,19 +151,19 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
     formula = FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
         if _ANOTHER.match(rest, formula.end()):
-            return Stated(anchor, (), "conflict", f"several answers after '{anchor}'")
+            return Candidate(anchor, (), "conflict", f"several answers after '{anchor}'")
         if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
-            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied, or goes on")
+            return Candidate(anchor, (), "no_answer", f"'{anchor}' is denied, or goes on")
         return _checked(_formula_text(formula), anchor)
     if not encloses and not _OPTION.match(line):
         line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"\u3002')
     line = _NEARLY.split(line, maxsplit=1)[0]
     if line and not HALF.match(line) and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
         return _checked(line, anchor)
-    reading = stated_number(Stated(anchor, (rest,)))
+    reading = stated_number(Candidate(anchor, (rest,)))
     if reading.value is None:
-        return Stated(anchor, (), reading.status, reading.detail)
-    return Stated(anchor, (str(reading.value),))
+        return Candidate(anchor, (), reading.status, reading.detail)
+    return Candidate(anchor, (str(reading.value),))
 
 
 def _is_prose(text: str) -> bool:
@@ -171,7 +171,7 @@ def _is_prose(text: str) -> bool:
     return _WORD.search(_FUNCTION.sub(" ", _TEXT_GROUP.sub(" ", text.strip(" .")))) is not None
 
 
-def _unannounced(text: str) -> Stated:
+def _unannounced(text: str) -> Candidate:
     """Read the whole text, the last formula of the last line, or the last number as the answer."""
     stripped = text.strip().strip("*`\u2705 ").removeprefix("= ").removeprefix("=")
     if _is_expression(stripped) or _ONE_WORD.fullmatch(stripped):
@@ -183,13 +183,13 @@ def _unannounced(text: str) -> Stated:
     formulas = list(FORMULA.finditer(line))
     if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
         if denied_before(line, formulas[-1].start()) or denied_behind(line, formulas[-1].end()):
-            return Stated("last formula", (), "no_answer", "the last formula is denied")
+            return Candidate("last formula", (), "no_answer", "the last formula is denied")
         if not MULTIPLIER.match(line, formulas[-1].end()):
             return _checked(_formula_text(formulas[-1]), "last formula")
     reading = last_number(text[-_TAIL_CHARS:])
     if reading.value is None:
-        return Stated("last number", (), reading.status, reading.detail)
-    return Stated("last number", (str(reading.value),))
+        return Candidate("last number", (), reading.status, reading.detail)
+    return Candidate("last number", (str(reading.value),))
 
 
 def _last_display(text: str) -> str | None:
@@ -217,9 +217,9 @@ def _formula_text(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None)
 
 
-def _checked(answer: str, anchor: str) -> Stated:
+def _checked(answer: str, anchor: str) -> Candidate:
     if len(answer) > MAX_CHARS:
-        return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+        return Candidate(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if not answer.strip(" $.\\"):
-        return Stated(anchor, (), "no_answer", f"nothing after '{anchor}'")
-    return Stated(anchor, (answer.strip(),))
+        return Candidate(anchor, (), "no_answer", f"nothing after '{anchor}'")
+    return Candidate(anchor, (answer.strip(),))

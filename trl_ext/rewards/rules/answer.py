@@ -1,6 +1,5 @@
 """Compare the answer with a gold column: as a number, a text or a letter."""
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_co
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.numbers import CLOCK, read_gold_number, read_number, time_of
 from trl_ext.rewards.text.prose import normalized, visible
-from trl_ext.rewards.text.reader import AnswerReading, stated
+from trl_ext.rewards.text.reader import AnswerReading, Candidate, find_answer, read_all
 from trl_ext.rewards.text.task import best, golds_of
 
 _MAX_CHARS = 4_000  # of an answer, from its start
@@ -36,30 +35,34 @@ def judge_open(text: str, golds: list[str], match: str) -> Verdict:
 
     The announced answer is read, or else the whole text: a list of candidates is not exact, so it earns nothing.
     """
-    found = stated(text, "exact")
-    if found is not None and found.status != "ok":
-        return Verdict(0.0, found.status, found.detail)
-    answers = (text,) if found is None else found.contents
-    if len({" ".join(_words(answer)) for answer in answers}) > 1:
-        return Verdict(0.0, "conflict", f"several answers, such as {' and '.join(answers[:2])!r:.80}")
-    words, rights = _words(answers[0][:_MAX_CHARS]), [_words(gold) for gold in golds]
-    if not words:
-        return Verdict(0.0, "no_answer", "empty")
+    reading = read_all(_stated_text(text), _read_words)
+    if not isinstance(reading.value, tuple):
+        return Verdict(0.0, reading.status, reading.detail)
+    words, rights = reading.value, [_words(gold) for gold in golds]
     value = float(words in rights)
     if match == "f1":
         value = max(2 * (Counter(words) & Counter(right)).total() / (len(words) + len(right)) for right in rights)
-    return Verdict(value, "ok", f"{answers[0].strip()!r:.60}; gold {golds[0]!r:.60}")
+    return Verdict(value, "ok", f"{reading.detail}; gold {golds[0]!r:.60}")
 
 
-def _words(text: str) -> list[str]:
+def _stated_text(text: str) -> Candidate:
+    """Return the announced answer, or else the whole text."""
+    return find_answer(text, "exact") or Candidate("whole text", (text,))
+
+
+def _read_words(text: str) -> AnswerReading:
+    words = _words(text[:_MAX_CHARS])
+    return AnswerReading(words, "ok", text.strip()[:60]) if words else AnswerReading(None, "no_answer", "empty")
+
+
+def _words(text: str) -> tuple[str, ...]:
     """Return the words as SQuAD's script compares them: without case, punctuation, articles; here also accents."""
     bare = unicodedata.normalize("NFKD", text).casefold()
     kept = "".join(char for char in bare if char.isalnum() or char.isspace())
-    return [word for word in kept.split() if word not in ("a", "an", "the")]
+    return tuple(word for word in kept.split() if word not in ("a", "an", "the"))
 
 
 # The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
-_QUOTIENT = re.compile(r"(?<![\d.,])(\d{1,40})\s?/\s?(\d{1,40})(?![\d.,])")
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026\u300c\u300d\u300e\u300f\xab\xbb\u201e"
 
 
@@ -141,17 +144,11 @@ class Answer(Rule):
         if isinstance(found.value, tuple) and gold.value in found.value:
             return Verdict(None, "undecided", told)
         same = gold.value == found.value
-        if self.kind == "number" and same and _is_left(found.detail) and not _is_left(gold.detail):
+        if self.kind == "number" and same and found.is_left and not gold.is_left:
             return Verdict(self.floor, "ok", f"{told}; left to compute: a quotient of numbers")
         if self.kind == "number":  # "4:30" and "4:30 pm" are the same.
             same |= str(gold.value)[:-3] == found.value or gold.value == str(found.value)[:-3]
         return Verdict(float(same), "ok", told)
-
-
-def _is_left(detail: str) -> bool:
-    """Return True if a number was read from a quotient with a whole value, such as `36/2`."""
-    quotient = _QUOTIENT.search(detail)
-    return quotient is not None and int(quotient[2]) > 0 and int(quotient[1]) % int(quotient[2]) == 0
 
 
 def announced(gold: str, kind: str) -> str:
@@ -161,7 +158,7 @@ def announced(gold: str, kind: str) -> str:
         >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
         ('The answer is 18', '<answer>$18$</answer>', 'B) Paris')
     """
-    found = None if kind == "qa" else stated(gold, kind, trusted=True)
+    found = None if kind == "qa" else find_answer(gold, kind, trusted=True)
     content = found.contents[-1] if found and found.contents else gold
     if found is not None and not found.encloses:
         return f"The answer is {content}"
@@ -177,15 +174,12 @@ def read_exact(text: str) -> AnswerReading:
         >>> read_exact("The answer is  New   York.").value
         'new york'
     """
-    found = stated(text, "exact")
-    if found is not None and found.status != "ok":
-        return AnswerReading(None, found.status, found.detail)
-    contents = {_plain(content) for content in ((text,) if found is None else found.contents)}
-    if len(contents) > 1:
-        return AnswerReading(None, "conflict", f"several texts, such as {' and '.join(sorted(contents)[:2])!r:.80}")
-    plain = contents.pop()
-    anchor = "whole text" if found is None else f"'{found.anchor}'"
-    return AnswerReading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
+    return read_all(_stated_text(text), _read_plain)
+
+
+def _read_plain(text: str) -> AnswerReading:
+    plain = _plain(text)
+    return AnswerReading(plain, "ok", plain[:60]) if plain else AnswerReading(None, "no_answer", "empty")
 
 
 def _plain(text: str) -> str:

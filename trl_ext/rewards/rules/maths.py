@@ -24,7 +24,7 @@ from trl_ext.rewards.mathematics.tokens import (
     tokenize,
 )
 from trl_ext.rewards.text.choices import read_choice
-from trl_ext.rewards.text.reader import Stated
+from trl_ext.rewards.text.reader import Candidate
 from trl_ext.rewards.text.task import asked_forms, best, golds_of, stands_in, without_brackets
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
@@ -180,10 +180,10 @@ class Math(Rule):
             return Verdict(None, "undecided", f"'{found.anchor}': {found.detail}")
         return verdict
 
-    def _extract(self, row: Row, gold: Gold) -> Stated:
+    def _extract(self, row: Row, gold: Gold) -> Candidate:
         return extract(row.text, self.where, self.multiple, gold.kind, (gold.column, gold.text))
 
-    def _copied(self, row: Row, found: Stated) -> bool:
+    def _copied(self, row: Row, found: Candidate) -> bool:
         return self.form == "auto" and any(stands_in(answer, row.prompt) for answer in found.contents)
 
     def _asked(self, row: Row) -> frozenset[str]:

@@ -12,7 +12,7 @@ from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.languages import ASCII_NOUNS, LEADS, LETTER, NOUN, OPTION, OR
 from trl_ext.rewards.text.numbers import clean
 from trl_ext.rewards.text.prose import half_width
-from trl_ext.rewards.text.reader import AnswerReading, stated
+from trl_ext.rewards.text.reader import AnswerReading, find_answer, read_all
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
 # A letter in brackets or quotes of Chinese, Japanese or Korean.
@@ -50,15 +50,8 @@ def read_choice(text: str) -> AnswerReading:
         ('B', None)
     """
     text = _with_plain_letters(text)
-    found = stated(text, "choice")
-    if found is None:
-        return _bare(text)
-    if found.status != "ok":
-        return AnswerReading(None, found.status, found.detail)
-    readings = [letter_of(content) for content in found.contents]
-    if len({reading.value for reading in readings}) > 1:
-        return AnswerReading(None, "conflict", f"'{found.anchor}': several letters")
-    return AnswerReading(readings[-1].value, readings[-1].status, f"'{found.anchor}': {readings[-1].detail}")
+    found = find_answer(text, "choice")
+    return _bare(text) if found is None else read_all(found, letter_of)
 
 
 def _with_plain_letters(text: str) -> str:

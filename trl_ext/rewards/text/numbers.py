@@ -15,12 +15,14 @@ Every pattern takes linear time: each repetition is possessive (`*+`), bounded, 
 
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.prose import CALCULATOR, HALF_WIDTH, UNSPACED
-from trl_ext.rewards.text.reader import LEADS, AnswerReading, Stated, stated
+from trl_ext.rewards.text.reader import LEADS, AnswerReading, Candidate, find_answer, read_all
 from trl_ext.rewards.text.task import without_brackets
 
 MAX_DIGITS = 100  # A model that loops writes more; the cost of exact arithmetic grows with the square.
@@ -109,23 +111,16 @@ def read_number(text: str) -> AnswerReading:
         >>> read_number("16 - 3 = 13 eggs, so she earns $26.").value, read_number("A: 1,018 dollars").value
         (Fraction(26, 1), Fraction(1018, 1))
     """
-    found = stated(text, "number")
+    found = find_answer(text, "number")
     return _labelled(last_number(text), "last number") if found is None else stated_number(found)
 
 
-def stated_number(found: Stated) -> AnswerReading:
+def stated_number(found: Candidate) -> AnswerReading:
     """Read the number in a stated answer; different numbers are a conflict; an undecided answer gives a pair."""
-    if found.status == "undecided":
-        return AnswerReading(tuple(map(Fraction, found.contents)), found.status, found.detail)
-    if found.status != "ok":
-        return AnswerReading(None, found.status, found.detail)
-    readings = [_content(content, found.encloses) for content in found.contents]
-    if len({reading.value for reading in readings}) > 1:
-        return _labelled(_conflict(" and ".join(found.contents)), f"'{found.anchor}'")
-    return _labelled(readings[-1], f"'{found.anchor}'")
+    return read_all(found, partial(_content, encloses=found.encloses))
 
 
-def _content(content: str, encloses: bool) -> AnswerReading:
+def _content(content: str, *, encloses: bool) -> AnswerReading:
     text, contradiction = _right_side(clean(without_brackets(content)))
     if contradiction:
         return _conflict(text)
@@ -135,7 +130,7 @@ def _content(content: str, encloses: bool) -> AnswerReading:
 
 def read_gold_number(text: str) -> AnswerReading:
     """Read a gold column's announced number (`... #### 18`), else the whole text, never a part of it."""
-    found = stated(text, "number", trusted=True)
+    found = find_answer(text, "number", trusted=True)
     reading = _labelled(_alone(clean(without_brackets(text))), "whole text") if found is None else stated_number(found)
     # A column's `14,16` may be a list.
     return _conflict(reading.detail) if _DECIMAL_COMMA.search(reading.detail) else reading
@@ -163,7 +158,7 @@ def _plain_fraction(match: re.Match[str]) -> str:
 
 
 def _labelled(reading: AnswerReading, anchor: str) -> AnswerReading:
-    return AnswerReading(reading.value, reading.status, f"{anchor}: {reading.detail}")
+    return replace(reading, detail=f"{anchor}: {reading.detail}")
 
 
 def _no_answer(text: str) -> AnswerReading:
@@ -188,6 +183,12 @@ def _value(match: re.Match[str]) -> Fraction | None:
     upper = _fraction(top or plain)
     lower = _fraction(bottom or over or "1")
     return None if lower == 0 else _fraction(whole or "0") + upper / lower
+
+
+def _is_left(match: re.Match[str]) -> bool:
+    """Return True if a `_NUMBER` match is a quotient with a whole value, such as `36/2`."""
+    top, bottom = match["top"] or match["plain"], match["bottom"] or match["over"] or ""
+    return top.isdigit() and bottom.isdigit() and int(top) % int(bottom) == 0
 
 
 def _fraction(digits: str) -> Fraction:
@@ -220,7 +221,7 @@ def _alone(text: str) -> AnswerReading:
         rest = rest[multiplier.end() :]
     if value is None or not _is_unit(rest):
         return _part_of(text)
-    return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60])
+    return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60], _is_left(match))
 
 
 def time_of(clock: re.Match[str]) -> str:
@@ -291,7 +292,7 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     shown = ("-" if negative else "") + match[0].strip()
     if value is None:
         return _part_of(shown)
-    return AnswerReading(-value if negative else value, "ok", shown)
+    return AnswerReading(-value if negative else value, "ok", shown, _is_left(match))
 
 
 def _right_side(text: str) -> tuple[str, bool]:

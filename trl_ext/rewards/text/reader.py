@@ -12,9 +12,9 @@ largest $n$ is 34."). A denied anchor (see `denial`) is no answer. Every search 
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
@@ -23,6 +23,7 @@ from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxe
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
 _MAX_SEEDS = 64
+_NUMBERS = ("number", "maths")  # kinds whose answers are numbers
 _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
 _PHRASE = re.compile(
@@ -130,11 +131,48 @@ _TURNED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """The answer that a text states.
+class Phrase:
+    """A phrase that announces an answer, such as "the answer is".
 
-    `contents` holds one text, or one text for each box or tag; it is empty unless `status`, a Verdict's status, is
-    "ok"; `detail` is a line for people; `rest` is what follows a phrase, unchanged, unless the phrase is denied.
+    `anchor` is its text, `start` and `end` are its position. `letter` is the choice that the phrase itself holds
+    ("B is correct"), or "": the answer follows.
+    """
+
+    anchor: str
+    start: int
+    end: int
+    letter: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the answer follows a phrase that is not English."""
+        return not self.letter and self.anchor[:6].lower() not in ("answer", "####", "a:")
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The line after a phrase.
+
+    `is_below` is True if a line break precedes it, `is_heading` if more lines follow as well. `has_value` is True if
+    it begins with a value.
+    """
+
+    text: str
+    is_below: bool
+    is_heading: bool
+    has_value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An answer that a text announces.
+
+    Args:
+        anchor: The phrase, box or tag that announces it.
+        contents: The raw answer, or one for each box or tag; () unless `status` is "ok" or "undecided".
+        status: A Verdict's status: "no_answer" if it is denied, empty or not closed.
+        detail: The reason of a status, for people.
+        rest: The text after a phrase, unchanged, unless the phrase is denied.
     """
 
     anchor: str
@@ -151,14 +189,36 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """The answer in a text: the value to compare or None, a Verdict's status, and a line for people."""
+    """The answer in a text: the value to compare or None, a Verdict's status, and a line for people.
+
+    `is_left` is True if the value is left to compute: `36/2` for 18.
+    """
 
     value: object
     status: str
     detail: str
+    is_left: bool = False
 
 
-def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
+def read_all(found: Candidate, read: Callable[[str], AnswerReading]) -> AnswerReading:
+    """Read the contents of a candidate: different values are a conflict, an undecided answer gives all its values."""
+    if found.status not in ("ok", "undecided"):
+        return AnswerReading(None, found.status, found.detail)
+    readings = [read(content) for content in found.contents]
+    if found.status == "undecided":
+        return AnswerReading(tuple(reading.value for reading in readings), found.status, found.detail)
+    if len({reading.value for reading in readings}) > 1:
+        shown = " and ".join(repr(content[:40]) for content in found.contents[:3])
+        return AnswerReading(None, "conflict", f"different answers in '{found.anchor}': {shown}")
+    return replace(readings[-1], detail=f"'{found.anchor}': {readings[-1].detail}")
+
+
+def without_answer(anchor: str, status: str, detail: str, rest: str = "") -> Candidate:
+    """Return a candidate without an answer."""
+    return Candidate(anchor, (), status, f"'{anchor}' {detail}", rest)
+
+
+def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None:
     """Return the answer that a text announces; None without an announcement.
 
     Args:
@@ -171,82 +231,89 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
     readable = _READABLE.get(kind)
     if enclosed and readable and not any(map(readable.search, enclosed.contents)):
         # A box without a letter, or without a digit, is no answer to such a question.
-        spoken = _spoken(text, kind, None, trusted)
+        spoken = _in_phrases(text, kind, None, trusted)
         if spoken is not None and (spoken.contents or not enclosed.contents):
             return spoken
-    spoken = _spoken(text, kind, enclosed, trusted)
-    if spoken is not None:
-        return spoken
-    if enclosed is None:
-        return None
+    spoken = _in_phrases(text, kind, enclosed, trusted)
+    return spoken if spoken or enclosed is None else _in_enclosure(text, enclosed, kind, trusted)
+
+
+def _in_enclosure(text: str, enclosed: Enclosed, kind: str, trusted: bool) -> Candidate:
+    """Return the answer in boxes or tags."""
     anchor = enclosed.anchor
     if enclosed.is_nested:
-        return Stated(anchor, (), "conflict", f"'{anchor}' holds another one")
+        return without_answer(anchor, "conflict", "holds another one")
     if not enclosed.contents:
-        return Stated(anchor, (), "no_answer", f"'{anchor}' is not closed")
+        return without_answer(anchor, "no_answer", "is not closed")
     if not trusted and (denied_before(text, enclosed.start) or denied_behind(text, enclosed.end)):
-        return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
+        return without_answer(anchor, "no_answer", "is denied")
     filled = tuple(dict.fromkeys(content for content in enclosed.contents if not _BLANK.fullmatch(content)))
     if not filled:
-        return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
-    return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor != "\\boxed" else filled)
+        return without_answer(anchor, "no_answer", "is empty")
+    return Candidate(anchor, filled if anchor == "\\boxed" else tuple(_inner(content, kind) for content in filled))
 
 
 def _inner(content: str, kind: str) -> str:
     """Return the answer in a tag, which may hold sentences as well as a formula (of maths, all that a tag holds)."""
     if kind == "exact":
         return content
-    found = stated(content, kind)
+    found = find_answer(content, kind)
     if found is not None:
         return found.contents[0] if found.contents else "?"
     return content if kind == "maths" or has_value(content, kind) else behind_verb(content, kind) or content
 
 
-def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Stated | None:
+def _in_phrases(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Candidate | None:
     """Return the last phrase with a value; without any, and without a box or tag, the last phrase."""
-    last: Stated | None = None
     phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
-    marked = max((start for _, start, anchor, _ in phrases if anchor == "####"), default=-1)
+    marked = max((phrase.start for phrase in phrases if phrase.anchor == "####"), default=-1)
     if enclosed or marked >= 0:
-        phrases = [phrase for phrase in phrases if phrase[1] <= marked or _overrides(text, phrase[1])]
-    for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
-        is_letter = content is not None
-        rest = text[end : end + MAX_CONTENT].lstrip(_SPACE)
-        line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
-        line = without_contrast(line if line.isascii() else known.ENDS.sub("", line))
-        line = _SPELLED.sub(r"\1", line) if "(" in line else line
-        line = known.in_signs(line, with_roots=kind == "maths") if kind in ("number", "maths") else line
-        follows = is_letter or kind == "exact" or has_value(line, kind)
-        is_heading = is_below and "\n" in text[end:].strip()
-        is_abroad = not is_letter and anchor[:6].lower() not in ("answer", "####", "a:")
-        is_value = kind in ("number", "maths")
-        if is_abroad and is_value and not is_below:
-            is_sentence = _COLON.match(text, end - 1) and not _ONE_WORD.match(line)
-            if not follows and not is_sentence and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
-                return Stated(anchor, (), "no_answer", f"'{anchor}': words before the number in '{line[:60]}'")
-            if (either := _EITHER.match(line)) and not ONE_UNSPACED.match(anchor):
-                both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
-                return Stated(anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
-        if (not follows and (is_heading or is_abroad)) or (is_abroad and is_heading and is_value):
-            continue  # A heading before a solution, such as "Lösung:".
-        if not trusted and denied_before(text, end if not is_letter else start):
-            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
-        if not trusted and begins_with_denial(line):
-            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied", rest)
-        if (content := _content_of(line, kind, follows=follows)) is not None:
-            return Stated(anchor, (content,), rest=rest)
-        if last is None and not is_below:
-            last = Stated(anchor, (line,), rest=rest)
-    return None if enclosed else last
+        phrases = [phrase for phrase in phrases if phrase.start <= marked or _overrides(text, phrase.start)]
+    bare = None
+    for phrase in sorted(phrases, key=attrgetter("end"), reverse=True):
+        line = _line(text, phrase, kind)
+        found = _candidate(text, phrase, line, kind, trusted)
+        if found is not None and (found.status != "ok" or found.contents):
+            return found
+        if found is not None and not line.is_below and bare is None:
+            bare = replace(found, contents=(line.text,))
+    return None if enclosed else bare
 
 
-def _content_of(line: str, kind: str, *, follows: bool) -> str | None:
-    """Return a phrase's content: its line if that begins with a value, else the text after a verb in it, or None.
+def _candidate(text: str, phrase: Phrase, line: Following, kind: str, trusted: bool) -> Candidate | None:
+    """Return the answer in the line after a phrase, without contents if it holds none.
 
-    For maths the content is always the whole line.
+    None if the phrase announces nothing: a heading before a solution, such as "Lösung:".
     """
-    content = line if follows else behind_verb(line, kind)
-    return line if content is not None and kind == "maths" else content
+    is_foreign_number = phrase.is_foreign and kind in _NUMBERS
+    found = (
+        _foreign_number(text, phrase, line.text, line.has_value) if is_foreign_number and not line.is_below else None
+    )
+    if found is not None:
+        return found
+    if (line.is_heading and (is_foreign_number or not line.has_value)) or (phrase.is_foreign and not line.has_value):
+        return None
+    rest = text[phrase.end : phrase.end + MAX_CONTENT].lstrip(_SPACE)
+    if not trusted and denied_before(text, phrase.start if phrase.letter else phrase.end):
+        return without_answer(phrase.anchor, "no_answer", "is denied")
+    if not trusted and begins_with_denial(line.text):
+        return without_answer(phrase.anchor, "no_answer", "is denied", rest)
+    value = line.text if line.has_value else behind_verb(line.text, kind)
+    if value is None:
+        return Candidate(phrase.anchor, (), rest=rest)
+    return Candidate(phrase.anchor, (line.text if kind == "maths" else value,), rest=rest)
+
+
+def _foreign_number(text: str, phrase: Phrase, line: str, has_value: bool) -> Candidate | None:
+    """Return a refusal of words before the number of another language, and a number with two meanings."""
+    is_sentence = _COLON.match(text, phrase.end - 1) and not _ONE_WORD.match(line)
+    if not has_value and not is_sentence and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
+        return without_answer(phrase.anchor, "no_answer", f": words before the number in '{line[:60]}'")
+    either = None if ONE_UNSPACED.match(phrase.anchor) else _EITHER.match(line)
+    if either is None:
+        return None
+    both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
+    return Candidate(phrase.anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
 
 
 def _overrides(text: str, start: int) -> bool:
@@ -254,8 +321,8 @@ def _overrides(text: str, start: int) -> bool:
     return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None or _FINAL.match(text, start) is not None
 
 
-def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, str | None]]:
-    """Yield the phrases after `start`: each one's end, start, name, and its letter if it contains the answer."""
+def _phrases(text: str, kind: str, start: int) -> Iterator[Phrase]:
+    """Yield the phrases after `start`."""
     lowered = text.lower()
     if len(lowered) != len(text):  # The lower case of a few letters is longer, which would shift all positions.
         lowered = text
@@ -267,20 +334,20 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
             if match and not (_SPEAKS_OF if noun == "answer" else known.UNLESS).search(
                 text[max(0, place - 40) : place]
             ):
-                yield match.end(), place, match[0].strip(), None
+                yield Phrase(match[0].strip(), place, match.end())
             elif match is None:
                 begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)
                 if ended > 0 and _HEADING.fullmatch(text, begun, ended):
-                    yield ended, begun, noun, None
+                    yield Phrase(noun, begun, ended)
     for place in _backwards(text, "####", start):
         if kind == "exact" or has_value(text[place + 4 : place + 64].lstrip(" #"), kind):
-            yield place + 4, place, "####", None
+            yield Phrase("####", place, place + 4)
     for place in _backwards(text, "A:", start):
         opens_line = not text[text.rfind("\n", 0, place) + 1 : place].strip(" *>")
         if opens_line and (
             kind != "choice" or len(text[place + 2 :].lstrip()[:9].split("\n")[0].strip(" ()[]*.$")) == 1
         ):
-            yield place + 2, place, "A:", None
+            yield Phrase("A:", place, place + 2)
     if kind == "choice":
         for seed in [*_SEED.finditer(lowered, start)][-_MAX_SEEDS:]:
             place = seed.start()
@@ -288,17 +355,17 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
             if match is None and _WE.search(text[max(0, place - 14) : place]):
                 match = _PICKED.match(lowered, place)
             if match and _OPENING_LETTER.match(text, match.end()):
-                yield match.end(), place, match[0], None
+                yield Phrase(match[0], place, match.end())
         for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
             if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
-                yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
+                yield Phrase(match[0].strip(), match.start() - len(letter[0]), match.end(), letter[1])
         for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
             if not _ONE_OF_TWO.search(text[max(0, match.start() - 20) : match.start()]):
-                yield match.end(), match.start(), match[0], match[1]
+                yield Phrase(match[0], match.start(), match.end(), match[1])
         for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if not lowered.isascii() else ():
             group = 1 if match[1] else 2
             if not _TAKES_BACK.match(match[3]):
-                yield match.end(group), match.start(group), match[0][:20], match[group]
+                yield Phrase(match[0][:20], match.start(group), match.end(group), match[group])
 
 
 def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
@@ -311,16 +378,26 @@ def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
         yield place
 
 
-def _line(rest: str) -> tuple[str, bool]:
-    """Return the line, or the formula and its line, after a phrase, and whether a line break comes before it."""
+def _line(text: str, phrase: Phrase, kind: str) -> Following:
+    """Return the line, or the formula and its line, after a phrase; a letter that the phrase holds is its line."""
+    if phrase.letter:
+        return Following(phrase.letter, is_below=False, is_heading=False, has_value=True)
+    rest = text[phrase.end : phrase.end + MAX_CONTENT]
     content = rest.lstrip(_SPACE)
     is_below = "\n" in rest[: len(rest) - len(content)]
-    if is_below:
-        content = _BULLET.sub("", content, count=1)
+    content = _BULLET.sub("", content, count=1) if is_below else content
     formula = FORMULA.match(content)
-    start = formula.end() if formula else 0
-    end = content.find("\n", start)
-    return (content if end < 0 else content[:end]).strip(), is_below
+    end = content.find("\n", formula.end() if formula else 0)
+    line = _tidy((content if end < 0 else content[:end]).strip(), kind)
+    is_heading = is_below and "\n" in text[phrase.end :].strip()
+    return Following(line, is_below, is_heading, kind == "exact" or has_value(line, kind))
+
+
+def _tidy(line: str, kind: str) -> str:
+    """Return a line without a denied second value, the verb at its end, and words for signs."""
+    line = without_contrast(line if line.isascii() else known.ENDS.sub("", line))
+    line = _SPELLED.sub(r"\1", line) if "(" in line else line
+    return known.in_signs(line, with_roots=kind == "maths") if kind in _NUMBERS else line
 
 
 def has_value(line: str, kind: str) -> bool:

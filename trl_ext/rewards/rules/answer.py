@@ -62,8 +62,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in kept.split() if word not in ("a", "an", "the"))
 
 
-# The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
-_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026\u300c\u300d\u300e\u300f\xab\xbb\u201e"
+# The escapes are the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
+_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u3002\u3001\u2026"
 
 
 @dataclass(frozen=True, slots=True)

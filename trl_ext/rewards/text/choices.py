@@ -11,12 +11,10 @@ import re
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.languages import ASCII_NOUNS, LEADS, LETTER, NOUN, OPTION, OR
 from trl_ext.rewards.text.numbers import clean
-from trl_ext.rewards.text.prose import half_width
 from trl_ext.rewards.text.reader import AnswerReading, find_answer, read_all
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
-# A letter in brackets or quotes of Chinese, Japanese or Korean.
-_MARKED = re.compile(r"[\"“\u2018「『《〈【\u3014〖](\s?[A-Z])(?:\s?[\"”\u2019」』》〉】\u3015〗]|(?![A-Za-z0-9]))")
+_QUOTED = re.compile(r"[\"']([A-Z])[\"']")
 _ANOTHER = re.compile(
     rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])|\)\s?\([A-Z]\)"
 )
@@ -32,7 +30,7 @@ _OPTIONS = re.compile(  # all options again: "A. 1 B. 2 C. 3", also in lines
 )
 _LABELLED = re.compile(r"^[ \t*]{0,9}([A-Z])\**(?::|\s-\s)", re.MULTILINE)
 _CONCLUDED = re.compile(
-    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-Z]))[*).\s]{0,9}\Z",
+    r"\b(?:it's|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?|based\son\s[^.,:\n]{1,60},)\s[*(]{0,3}((?-i:[A-Z]))[*).\s]{0,9}\Z",
     re.IGNORECASE,
 )
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-Z])[ \t*$)\].]{0,9}$", re.MULTILINE)
@@ -49,19 +47,13 @@ def read_choice(text: str) -> AnswerReading:
         >>> read_choice("The answer is (B) Paris.").value, read_choice("A or B").value
         ('B', None)
     """
-    text = _with_plain_letters(text)
     found = find_answer(text, "choice")
     return _bare(text) if found is None else read_all(found, letter_of)
 
 
-def _with_plain_letters(text: str) -> str:
-    """Return the text in half width, with `【B】`, `“B”` and `「B」` as `B`; English is not changed."""
-    return text if text.isascii() else _MARKED.sub(r"\1", half_width(text))
-
-
 def letter_of(content: str) -> AnswerReading:
     """Read the letter that opens an answer; the text of its option may follow."""
-    content = clean(content).strip("'\"` \u2705")
+    content = _QUOTED.sub(r"\1", clean(content)).strip("'\"` \u2705")
     match = _OPENING.match(content)
     # A small letter counts only if it is the whole content: "a" opens many sentences.
     is_word = match is not None and (
@@ -82,6 +74,7 @@ def letter_of(content: str) -> AnswerReading:
 
 
 def _bare(text: str) -> AnswerReading:
+    text = _QUOTED.sub(r"\1", text)
     if len(text.strip()) <= len("(b).") or _OPTIONS.match(text):
         return letter_of(text)
     is_english = (lowered := text.lower()).isascii() and not any(noun in lowered for noun in _ASCII_NOUNS)

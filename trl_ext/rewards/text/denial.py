@@ -17,17 +17,17 @@ DENIAL = (
     r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|everything\ but|all\ but|hardly|nowhere\ near"
     r"|(?:other|rather)\ than|instead\ of|except|rul(?:e|ed|ing)\ out|eliminat(?:e|ed|ing)"
     r"|different\ from|differs\ from|opposite\ of|far\ from|unlikely)\b"
-    rf"|n['\u2019]t\b|\u2260|(?<![\d!)}}])!=|\\neq?\b|{DENIES})"
+    rf"|n't\b|\u2260|(?<![\d!)}}])!=|\\neq?\b|{DENIES})"
 )
 _FILLER = r"(?:\s(?:\w{2,12}ly|just|even|be|equals?|to|for|the|option|choice|answer|number|value|is))"
 _OPENING = r"(?:\s|[$*_(\[:\\\"'`{])*+"
 _DIRECT = re.compile(rf"{DENIAL}{_FILLER}{{0,3}}{_OPENING}\Z", re.IGNORECASE)
 _SUBJECT = (
-    r"(?:\s(?:that|if|whether|to|say|(?:it|that)['\u2019]s|my|the|this|our|final|correct|right|answer|result|value|solution|it|there|option"
+    r"(?:\s(?:that|if|whether|to|say|(?:it|that)'s|my|the|this|our|final|correct|right|answer|result|value|solution|it|there|option"
     r"|choice|number|is|are|was|be|equals?|would|could|should|can|will)\b|:){0,9}"
 )
 _CLAIM = re.compile(
-    rf"(?:(?:\b(?:not|never|cannot|hardly)|n['\u2019]t)\s(?:\w{{2,12}}ly\s|yet\s)?(?:think|believe|say|mean|claim|sure"
+    rf"(?:(?:\b(?:not|never|cannot|hardly)|n't)\s(?:\w{{2,12}}ly\s|yet\s)?(?:think|believe|say|mean|claim|sure"
     rf"|certain|suppose|expect|agree|know|convinced|assume|conclude|true|correct|right|likely|possible|the\ case)"
     rf"|\b(?:wrong|false|incorrect|untrue|unlikely|impossible|doubt|doubtful|deny)(?=\s(?:that|if|whether|to)\b))"
     rf"\b{_SUBJECT}{_OPENING}\Z",
@@ -36,8 +36,8 @@ _CLAIM = re.compile(
 _REFUSED = r"(?:wrong|incorrect|false|untrue|impossible|excluded|ruled\ out|no\ longer)\b"
 _AFTER = re.compile(
     rf"[)\]}}.*$\s'\"`\\_]{{0,9}}"
-    rf"(?:(?:is|was|are|would\ be|(?:is|was|are)(?:\ not|n['\u2019]t))\s(?:\w{{2,12}}ly\s)?{_REFUSED}"
-    r"|(?:(?:is|was|would|can?|could)(?:\ not|n['\u2019]t)|cannot)\s(?:be\s)?"
+    rf"(?:(?:is|was|are|would\ be|(?:is|was|are)(?:\ not|n't))\s(?:\w{{2,12}}ly\s)?{_REFUSED}"
+    r"|(?:(?:is|was|would|can?|could)(?:\ not|n't)|cannot)\s(?:be\s)?"
     r"(?:the|right|correct|true|it|possible|valid)\b)"
     r"|[)\]}*$\s]{0,6}(?:[:,?]\s?(?:no\b(?!\s\w)|false\b|wrong\b|incorrect\b)|,?\s?or\snot\b)"
     rf"|[)\]}}*$]{{0,4}}{WRONG}"
@@ -45,7 +45,7 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 # "42, not 41", "42 rather than 41", "B (not A)": a second value that is denied.
-_VALUE = r"[$\\(*]{0,4}(?:[-+\u2212]?[0-9][0-9.,/]*+|\(?[A-Z](?![A-Za-z]))(?:[$*)]|%){0,4}"
+_VALUE = r"[$\\(*]{0,4}(?:[-+]?[0-9][0-9.,/]*+|\(?[A-Z](?![A-Za-z]))(?:[$*)]|%){0,4}"
 _CONTRAST = re.compile(
     rf"(?<=[0-9A-Z$)\]}}*%])(?<![A-Za-z][A-Z])\s{{0,2}}[,(;]?\s?(?:(?:and|but)\s)?"
     rf"(?:not|rather\ than|instead\ of|as\ opposed\ to)\s{_VALUE}"
@@ -54,7 +54,7 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 
 # Each denial contains one of these; this search costs a tenth of the patterns.
-_CLAIMS = "not never hardly n't n\u2019t wrong false incorrect untrue unlikely impossible doubt deny".split()
+_CLAIMS = "not never hardly n't wrong false incorrect untrue unlikely impossible doubt deny".split()
 _CLAIM_HINT = re.compile("|".join(_CLAIMS))
 _DIRECT_HINT = re.compile(
     "|".join(_CLAIMS)

@@ -9,7 +9,7 @@ import re
 _LANGUAGES = (
     ("答案|答", "应?该?就?[是为选]", "(?:正确的)?选项|正确的", r"(?:选?项)?\s?[是为]?正确",
      r"不(?:可能|应该?)?是|不(?:等于|为)|(?:不(?:应该?|可以?|[能要会该])?|[别勿莫])选择?|不认为[^\n。]{0,9}|并非|没有|除了|排除",
-     r"是?错|[^\s\d，。]{0,2}不(?:[正对]|是(?!\s?\(?[A-Z]))",
+     r"是?错|(?:,\s)?不[正对]|[^\s\d,。]{0,2}不(?:[正对]|是(?!\s?\(?[A-Z]))",
      "或者?|还是|以?及|[和与]", "[检核]查|验[证算]|检验|核对|如果|假设|若|错误|不正确"),
     ("答え|正解|解答|回答", "は", "選択肢|正しいの", "が(?:正解|正しい)(?!で?は)", "",
      "[がと]?(?:では|じゃ|正解では)(?:な|あり)|は(?:間違|誤|不正|正しく)|とは限", "または|もしくは|[やとか]", "もし"),
@@ -18,8 +18,8 @@ _LANGUAGES = (
     ("ответ", r"(?:[—–-]\sэто|[—–-]|равен|является|это)(?=\s)", "вариант", r"\s(?:[—–-]\s|является\s)?(?:верн|прав)",
      r"не(?<!\wне)(?:\s(?:равен|является|думаю[^\n.]{0,20}))?\b", r"\s(?:[—–-]\s)?не(?:верн|правильн|\b)",
      r"\b(?:и|или|либо)\b", "провер|если|неверн|неправ"),
-    ("réponse", r"(?:est|serait)\b(?:\s(?:donc|alors)\b)?", "l['’]option", r"\sest\s(?:la\s)?(?:bonne|correct|juste)",
-     r"(?:n['’]est\s(?:donc\s)?pas|pense\spas[^\n.]{0,25})\b", r"\s(?:est\s(?:fau|incorr)|n['’]est\spas)",
+    ("réponse", r"(?:est|serait)\b(?:\s(?:donc|alors)\b)?", "l'option", r"\sest\s(?:la\s)?(?:bonne|correct|juste)",
+     r"(?:n'est\s(?:donc\s)?pas|pense\spas[^\n.]{0,25})\b", r"\s(?:est\s(?:fau|incorr)|n'est\spas)",
      r"\b(?:ou(?:\sbien)?|et)\b", "vérifi|mauvaise"),
     ("antwort|lösung", r"(?:ist|lautet|beträgt|wäre)\b(?:\s(?:also|daher|somit)\b)?|(?<=ist\sdie\santwort)", "",
      r"\sist\s(?:die\s)?(?:richtig|korrekt)", r"(?:nicht(?:,\sdass[^\n.]{0,20})?|niemals|kein(?<!\wkein)\w{0,7})\b",
@@ -27,7 +27,7 @@ _LANGUAGES = (
     ("respuesta", r"(?:es|sería|será)\b", "opción", r"\ses\s(?:la\s)?(?:correct|respuesta)",
      r"(?:no(?<!\wno)|nunca)\s(?:es|puede\sser|creo[^\n.]{0,25})\b", r"\s(?:es\s(?:incorrect|fals)|no\ses)",
      r"[ouye]\s", "verific|comprob"),
-    ("risposta", r"(?:è|sarebbe)\b", r"(?:l['’])?opzione", r"\sè\s(?:la\s)?(?:corrett|giust|risposta)", r"non\sè",
+    ("risposta", r"(?:è|sarebbe)\b", r"(?:l')?opzione", r"\sè\s(?:la\s)?(?:corrett|giust|risposta)", r"non\sè",
      r"\s(?:è\s(?:sbagliat|errat|fals)|non\sè)", r"\b(?:od|ed|oppure)\b", ""),
     ("resposta", r"(?:é|seria)\b", r"(?:a\s)?(?:alternativa|opção|letra)", r"\s(?:é|está)\s(?:a\s)?(?:corret|cert|r)",
      r"não\sé(?:\sa\sletra)?", r"\s(?:é\s(?:incorret|fals|errad)|não\sé|está\sinc)", r"ou\s", ""),
@@ -39,11 +39,11 @@ NOUN, _LINK, OPTION, RIGHT, DENIES, WRONG, OR, _CHECK = (
 NOUNS = ("answer", *(one for one in NOUN[3:-1].split("|") if one != "答案"))  # 答 finds it
 ASCII_NOUNS = tuple(noun for noun in NOUNS if noun.isascii())
 _WORD = r"(?:\s(?!inc|err|sbag|fal)[^\s.,:;!?]{1,14})"
-ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\uff1a】]|{_WORD}{{0,4}}?\s?{_LINK})"
-UNLESS = re.compile(rf"{_CHECK}[^\n.:,\uff0c\u3002]{{0,14}}\Z", re.IGNORECASE)
-CHOOSES = rf"(?:option|alternative|{OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?:[:\uff1a]|{_LINK}(?:\s?[:\uff1a])?)"
-LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTION}|(?:la|die)\s|l['’])\s*+){{0,2}})"
-LETTER = rf"{LEADS}[(\[*]*+(?P<letter>[A-Z])(?![A-Za-z0-9'\u00c0-\u024f])"
+ANNOUNCES = rf"(?<![대응]){NOUN}[a-zа-яё]{{0,2}}?\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\]]|{_WORD}{{0,4}}?\s?{_LINK})"
+UNLESS = re.compile(rf"{_CHECK}[^\n.:\u3002]{{0,14}}\Z", re.IGNORECASE)
+CHOOSES = rf"(?:option|alternative|{OPTION})(?:\scorr[a-z]{{1,5}})?\s?(?::|{_LINK}(?:\s?:)?)"
+LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:option|choice|letter|answer|{NOUN}|{OPTION}|(?:la|die)\s|l')\s*+){{0,2}})"
+LETTER = rf"{LEADS}[(\[*\"']*+(?P<letter>[A-Z])(?![A-Za-z0-9\u00c0-\u024f]|'[A-Za-z])"
 ENDS = re.compile(r"\s?(?:です|[にと]なります|である|입니다|이다|이?에요|예요)[.\u3002!*]{0,4}\s*\Z|\u3002.*")  # "is"
 
 # Words that multiply a number, by factor. A full stop may follow: "3 Mio. Euro".

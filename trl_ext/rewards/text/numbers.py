@@ -21,7 +21,7 @@ from functools import partial
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import CALCULATOR, HALF_WIDTH, UNSPACED
+from trl_ext.rewards.text.prose import CALCULATOR, UNSPACED
 from trl_ext.rewards.text.reader import LEADS, AnswerReading, Candidate, find_answer, read_all
 from trl_ext.rewards.text.task import without_brackets
 
@@ -39,7 +39,7 @@ _ALONE = re.compile(rf"(?P<sign>[-+]?)\s?{_NUMBER}(?P<rest>.*)", re.DOTALL)
 _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 
 _SYNONYM = re.compile(rf"\s*[(,]?\s*\bor\b\s*{_NUMBER}(?P<rest>.*)", re.DOTALL)  # 1/2 or 0.5
-_DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]|frac[0-9]")
+_DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|(?<![A-Za-z0-9_])[.-][0-9]|frac[0-9]")
 # Allowed after a separate number: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
 _VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
@@ -48,9 +48,9 @@ _NAMES = r"(?:sqrt|cbrt|(?:square\s|cube\s)?root|arc(?:sin|cos|tan)|sinh?|cosh?|
 _OPERATES = (
     r"(?>(?:\b(?:plus|minus|times|over|per|divided\ by|multiplied\ by|to\ the|the)\s|[*/\u00d7\u00f7\u00b7\s])*)"
     rf"(?:{_NAMES}(?:\s?[(^{{[0-9_]|\s(?:of\s)?[a-z](?![a-z])|\s(?:of\s)?(?:pi|theta|alpha)\b)"
-    r"|(?:sqrt|cbrt|ln|square\sroot|cube\sroot)(?![a-z])|(?:pi|e|theta|alpha|[nxyz])(?![\w'\u2019-]|\.\s?[a-z])"
+    r"|(?:sqrt|cbrt|ln|square\sroot|cube\sroot)(?![a-z])|(?:pi|e|theta|alpha|[nxyz])(?![\w'-]|\.\s?[a-z])"
     r"|[a-z]{1,3}\((?!e?s\))|(?:squared|cubed|factorial|doubled|halved|tripled|raised\sto|choose)\b"
-    r"|(?:more|less|fewer)\sthan\s[b-z](?![\w'\u2019])|(?<=\bto\sthe\s)(?:power|fourth|fifth|nth|n)\b)"
+    r"|(?:more|less|fewer)\sthan\s[b-z](?![\w'])|(?<=\bto\sthe\s)(?:power|fourth|fifth|nth|n)\b)"
 )
 _APPLIED = re.compile(
     rf"(?:{_NAMES}|raised\sto|power|choose)(?:\sof)?\s?(?:[({{\[][^)}}\]]{{0,40}}|\([^()]{{0,40}}\)\s?[-+*/^]\s?)?\s?-?\Z",
@@ -63,7 +63,7 @@ _PART = re.compile(
 )
 _ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{known.OR})\s*[-+]?[0-9]")
 _BEFORE = re.compile(LEADS, re.IGNORECASE)  # once `clean` has removed LaTeX and currencies
-_CLOSING = " \t)]\"'\u201d\u2019*_`!,;:\u3002"
+_CLOSING = " \t)]\"'*_`!,;:\u3002"
 # The left side of an equation that gives a number: a variable, one or two words, or arithmetic.
 _LEFT = re.compile(
     r"[A-Za-z](?:_?\{?\w\}?)?|[A-Za-z]{3,40}(?:\ [A-Za-z]{3,40})?"
@@ -72,13 +72,13 @@ _LEFT = re.compile(
 _MAX_SIDES = 20  # of an equation such as 2 * 3 * 7 = 6 * 7 = 42
 _SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)(?!(?<=\s[A-Z]\.)\s[a-z])")  # not in "E. coli"
 _CLAUSE_END = re.compile(
-    r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before"
+    r"[,;:(<]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before"
     r"|with\s(?:an?|the|its|his|her|their)\s(?!remainder))\b"
 )
 _CHANGED = re.compile(
     rf"{DENIAL}|\b(?:plus|minus|halves|thirds|quarters|or|power\ of|(?:multiplied|divided)\ by|raised)\b"
     rf"|(?<![a-z.]){_OPERATES}|\bto\ the\ (?:\w{{1,9}}\ )?(?:power|fourth|fifth|nth)\b|\b{_NAMES}\Z"
-    r"|(?-i:(?<![\w.'\u2019-])[eijknpqruvwxyz](?![\w'\u2019-]|\.[a-z]))",
+    r"|(?-i:(?<![\w.'-])[eijknpqruvwxyz](?![\w'-]|\.[a-z]))",
     re.IGNORECASE,
 )
 MULTIPLIER = re.compile(
@@ -90,17 +90,15 @@ HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width characters become ASCII, dashes a minus, currencies a dollar.
-_TO_ASCII: dict[int, int | str] = {**HALF_WIDTH, **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))}
-_TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
+_TO_ASCII: dict[int, int | str] = dict.fromkeys(map(ord, "\u2013\u2014"), ord("-"))
+_TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5"), ord("$"))
 _TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
 _BINDS = re.compile(rf"[^\W{UNSPACED}]-\Z|[)}}%]-\Z")  # a minus that is a hyphen or a subtraction
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
 CLOCK = re.compile(r"(?i)(?<![0-9:.])([01]?[0-9]|2[0-3]):([0-5][0-9])(?![0-9:.]?[0-9])(?:\s{0,3}([ap])\.?\s?m\b\.?)?")
-_GROUPED = re.compile(
-    r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ \u00a0\u2009\u202f'\u2019][0-9]{3})+(?![0-9/:^])"
-)  # 1 234, 1'234
+_GROUPED = re.compile(r"[1-9](?<![0-9.,/:^][1-9])[0-9]{0,2}(?:[ '][0-9]{3})+(?![0-9/:^])")  # 1 234, 1'234
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 

@@ -32,7 +32,7 @@ def after_think(text: str) -> str:
 
 
 def visible(text: str, where: str) -> str:
-    """Return the text to search for an answer, without comments, GSM8K's notes and the attributes of tags.
+    """Return the text to search for an answer in plain signs, without comments, GSM8K's notes and attributes of tags.
 
     Args:
         where: "all", or "after_think" for the text after the thoughts; that is "" while thoughts are open.
@@ -41,6 +41,7 @@ def visible(text: str, where: str) -> str:
         >>> visible('<think>43</think><answer value="42"></answer><!-- 42 -->', "after_think")
         '<answer></answer>'
     """
+    text = plain_signs(text)
     if where != "all" and "think>" in text:
         rest = after_think(text)
         text = "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
@@ -80,8 +81,19 @@ _BLANK = regex.compile(rf"(?:[\s\p{{C}}\p{{Default_Ignorable_Code_Point}}\u2800]
 _EMPHASIS = re.compile(r"[*~`]++|(?<![^\W_])_++|_++(?![^\W_])")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-# Not the comma, the colon and such: patterns of Chinese sentences look for them.
-_WIDE_SIGNS = {wide: code for wide, code in HALF_WIDTH.items() if chr(code).isalnum() or chr(code) in "()[]+-./%$="}
+# Signs of texts with answers, each written in one way. A full-width comma is as wide as a comma and a space; the full
+# stop and the comma of lists in Chinese stay.
+_ONE_SIGN: dict[int, str | int] = {
+    **HALF_WIDTH,
+    **dict.fromkeys(map(ord, "\u2018\u2019"), "'"),
+    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\xab\xbb\u300a\u300b\u3008\u3009\u300c\u300d\u300e\u300f"), '"'),
+    **dict.fromkeys(map(ord, "\u3010\u3014\u3016"), "["),
+    **dict.fromkeys(map(ord, "\u3011\u3015\u3017"), "]"),
+    **dict.fromkeys(map(ord, "\u00a0\u2009\u202f\u3000"), " "),
+    0x2212: "-",
+    0xFFE5: "\xa5",
+    0xFF0C: ", ",
+}
 
 # No form may hold its opening mark, so each form scans a character once: with 100,000 times "\(" each attempt ends at
 # the next "\(".
@@ -160,9 +172,22 @@ def normalized(text: str) -> str:
     return unicodedata.normalize("NFKC", text)[:MAX_CHARS]
 
 
-def half_width(text: str) -> str:
-    """Return the text with its full-width letters, digits, brackets and signs as ASCII."""
-    return text if text.isascii() else text.translate(_WIDE_SIGNS)
+# The letter of an option in brackets or quotes of Chinese, Japanese or Korean.
+_MARKED = re.compile(
+    r"[“\u2018「『《〈【\u3014〖](\s?[A-Z\uff21-\uff3a])(?:\s?[”\u2019」』》〉】\u3015〗]|(?![A-Za-z0-9\uff21-\uff3a]))"
+)
+
+
+def plain_signs(text: str) -> str:
+    """Return the text with its full-width forms, brackets, quotes, minus signs and spaces as ASCII.
+
+    Brackets and quotes around one letter are removed.
+
+    Example:
+        >>> plain_signs("\u3010\u7b54\u6848\u3011\uff22\uff0c\u22123")
+        '[答案]B, -3'
+    """
+    return text if text.isascii() else _MARKED.sub(r"\1", text).translate(_ONE_SIGN)
 
 
 def prose(text: str, filler: str = " ") -> str:

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from trl_ext.rewards.text import languages as known
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes, half_width
+from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _MAX_PHRASES = 8  # of each kind, from the end of the text on
@@ -28,7 +28,7 @@ _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
 _PHRASE = re.compile(
     r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
-    r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-Z]\)))"
+    r"|answers?\*{0,2}\s?(?:[:=]|(?=\s?\([A-Z]\)))"
     rf"|{known.ANNOUNCES}",
     re.IGNORECASE,
 )
@@ -60,7 +60,7 @@ _SEED = re.compile(
 _WE = re.compile(r"\b(?:I|we)\s(?:\w{2,9}\s)?\Z", re.IGNORECASE)
 _CHOSEN = re.compile(
     r"is:(?=\s[*(]{0,3}[A-Z][).])|(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:go(?:ing)?\swith|opt\sfor"
-    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)择?[是为]?[:\uff1a]?|\u2705",
+    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)择?[是为]?:?|\u2705",
     re.IGNORECASE,
 )
 _PICKED = re.compile(r"cho?ose|select|pick")
@@ -75,16 +75,16 @@ _ITS_LETTER = re.compile(
 )
 # The sentence of a conclusion in Chinese, with one letter of an option and no denial after it.
 _CONCLUDES = re.compile(
-    r"(?:因此|所以|综上|故|只有)[^\nA-Z\u3002\\$]{0,60}?(?:(?:选项?|[是为])[\s(\uff08]?([A-Z])(?![A-Za-z])|([A-Z])(?=\s?选?项))"
+    r"(?:因此|所以|综上|故|只有)[^\nA-Z\u3002\\$]{0,60}?(?:(?:选项?|[是为])[\s(]?([A-Z])(?![A-Za-z])|([A-Z])(?=\s?选?项))"
     r"([^\nA-Z\u3002\\$]{0,60})(?=[\u3002\n]|\Z)"
 )
-_TAKES_BACK = re.compile(r"[^\uff0c]{0,9}(?:不|错|没|非|无)")
-_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:]{{0,4}}(?i:{known.RIGHT})")
+_TAKES_BACK = re.compile(r"[^,]{0,9}(?:不|错|没|非|无)")
+_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:\"']{{0,4}}(?i:{known.RIGHT})")
 _ONE_OF_TWO = re.compile(rf"[A-Z][)*]{{0,3}}\s?(?:[,/&、]|{known.OR})\s?[(*]{{0,3}}\Z")  # "B and C are right"
 # A box or tag must match its kind's pattern to be read.
 _READABLE = {
     "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
-    "number": re.compile(r"[0-9\uff10-\uff19\u00bc-\u00be]|half|\A\W*\Z"),
+    "number": re.compile(r"[0-9\u00bc-\u00be]|half|\A\W*\Z"),
 }
 # An empty box: models copy it from a task with a blank.
 _BLANK = re.compile(
@@ -94,22 +94,22 @@ _BLANK = re.compile(
 _EITHER = re.compile(
     rf"[\s$\u20ac*(]*(?:{known.ABOUT})?(-?[1-9]\d{{0,2}}[.,]\d{{3}})(?![\d\\^]|[.,/]\d)", re.IGNORECASE
 )
-_COLON = re.compile(r".?\s?[:=\uff1a】]", re.DOTALL)
-_ONE_WORD = re.compile(r"[a-z\u00df-\u00ff\u0430-\u0451'\u2019]+\s[-\d][^\n]{0,25}\Z", re.IGNORECASE)
-_CLAUSE = re.compile(r"[,\uff0c.\u3002;:\uff1a](?!\d)")
-_NUMERAL = re.compile(r"[0-9\uff10-\uff19]")
-_SPACE = " \t\r\n,:*=}\uff1a\u00a0\u202f"
+_COLON = re.compile(r".?\s?[:=\]]", re.DOTALL)
+_ONE_WORD = re.compile(r"[a-z\u00df-\u00ff\u0430-\u0451']+\s[-\d][^\n]{0,25}\Z", re.IGNORECASE)
+_CLAUSE = re.compile(r"[,.\u3002;:](?!\d)")
+_NUMERAL = re.compile(r"[0-9]")
+_SPACE = " \t\r\n,:*=}"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
 )
 # Words before an announced number.
 LEADS = (
-    r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
+    r"[\s*_`\"'(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
     rf"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++|{known.ABOUT})*))[*_`\"'(\[{{]*+"
 )
 _VALUE = re.compile(
-    LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
+    LEADS + r"(?:[-+\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5]\s?)?(?:\.?[0-9]"
     r"|[$\\\u00bc-\u00be\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
     re.IGNORECASE,
 )
@@ -119,13 +119,13 @@ _VERB = re.compile(
     r"(?:\s{0,3}(?:only|still|exactly|equal\ to|a\ total\ of|now)\b)?",
     re.IGNORECASE,
 )
-_AMOUNT = re.compile(r"[\s*_`(]*[-+\u2212]?\s?(?:[$\u20ac\u00a3\u00a5\\]|[0-9])")
+_AMOUNT = re.compile(r"[\s*_`(]*[-+]?\s?(?:[$\u20ac\u00a3\u00a5\\]|[0-9])")
 _ONE_AMOUNT = re.compile(r"(?<=[a-z]\s)[$\\]{0,2}[0-9][0-9.,]*(?![^\s$%.,])|(?<![a-z]\s)[$\\]{0,2}(?<![0-9])[0-9]+")
 _SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?:\s|$)|[\n!?]")
 _TURNED = re.compile(
     r"\b(?:half|third|quarter|twice|double|triple|times|than|least|most|over|under|between|up\ to|before|after|one\ of"
     r"|except|if|unless|maybe|perhaps|either|or|not|never|nor|part\ of|square|root|power|sum|product|opposite|inverse"
-    r"|reciprocal|multiple|factor|divisor|successor|predecessor)\b|n['\u2019]t",
+    r"|reciprocal|multiple|factor|divisor|successor|predecessor)\b|n't",
     re.IGNORECASE,
 )
 
@@ -226,7 +226,6 @@ def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None
         kind: The kind of answer: "number", "maths", "choice" or "exact".
         trusted: True ignores denials, as in golds.
     """
-    text = text if kind == "exact" else half_width(text)
     enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
     readable = _READABLE.get(kind)
     if enclosed and readable and not any(map(readable.search, enclosed.contents)):

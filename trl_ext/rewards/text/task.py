@@ -7,6 +7,7 @@ from numbers import Number
 from typing import Any
 
 from trl_ext.rewards.base.rule import Verdict
+from trl_ext.rewards.text.prose import plain_signs
 
 _MIXED = re.compile(r"(-?[0-9]{1,30})\s?\(([0-9]{1,30})/([0-9]{1,30})\)")
 _IN_BRACKETS = re.compile(r"\((-?[0-9./\s]{1,60})\)")
@@ -31,7 +32,7 @@ def without_brackets(text: str) -> str:
 
 
 def golds_of(cell: Any) -> list[str] | None:
-    """Return the accepted answers of a gold cell as texts, each once; None if the cell holds no answer.
+    """Return the accepted answers of a gold cell as texts in plain signs, each once; None if the cell holds no answer.
 
     A text or a number is one answer. Each entry of a list is an accepted answer, except null, NaN and blank entries.
 
@@ -41,8 +42,9 @@ def golds_of(cell: Any) -> list[str] | None:
     """
     cell = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(cell, list | tuple):
-        return [str(cell)] if _is_answer(cell) else None
-    return list(dict.fromkeys(str(entry) for entry in cell if _is_answer(entry) and str(entry).strip())) or None
+        return [plain_signs(str(cell))] if _is_answer(cell) else None
+    found = (plain_signs(str(entry)) for entry in cell if _is_answer(entry))
+    return list(dict.fromkeys(entry for entry in found if entry.strip())) or None
 
 
 def _is_answer(cell: Any) -> bool:

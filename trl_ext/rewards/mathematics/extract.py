@@ -11,8 +11,8 @@ from trl_ext.rewards.mathematics.equal import compare
 from trl_ext.rewards.mathematics.tokens import MAX_CHARS, TooComplex, Unreadable, check_answer, tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.languages import OR
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
+from trl_ext.rewards.text.phrases import OR
 from trl_ext.rewards.text.prose import visible
 from trl_ext.rewards.text.reader import FORMULA, Candidate, behind_verb, find_answer, has_value
 

@@ -9,7 +9,7 @@ compared with them.
 import re
 
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
-from trl_ext.rewards.text.languages import FACTORS
+from trl_ext.rewards.text.number_words import FACTORS
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
 _SIGNS = {"\\degree": "degree", "%": "percent", "\\min": "minute", "\\sec": "second", **_CURRENCIES}

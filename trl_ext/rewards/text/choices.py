@@ -9,8 +9,8 @@ the options earns nothing; denied letters do not count.
 import re
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
-from trl_ext.rewards.text.languages import ASCII_NOUNS, LEADS, LETTER, NOUN, OPTION, OR
 from trl_ext.rewards.text.numbers import clean
+from trl_ext.rewards.text.phrases import LEADS, LETTER, NOUNS, OR
 from trl_ext.rewards.text.reader import AnswerReading, find_answer, read_all
 
 _OPENING = re.compile(LETTER, re.IGNORECASE)
@@ -19,8 +19,8 @@ _ANOTHER = re.compile(
     rf"[)\].*\s]*+(?:[,;/&|、]|\bor\b|\band\b|{OR})(?i:{LEADS})[(\[*]*+[A-Z](?![A-Za-z])|\)\s?\([A-Z]\)"
 )
 _SHOWN = re.compile(r"[(\[]([A-J])[)\]]|(?:[Oo]ption|[Cc]hoice)(?<!\w.{6}):?\s[*(\[]{0,3}([A-Z])(?![A-Za-z0-9'])")
-_SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUN}|{OPTION})\s?[*(\[]{{0,3}}([A-Z])(?![A-Za-z0-9'])")
-_ASCII_NOUNS = (*ASCII_NOUNS[1:], "letra", "alternativa")
+_SHOWN_ABROAD = re.compile(rf"{_SHOWN.pattern}|(?i:{NOUNS})\s?[*(\[]{{0,3}}([A-Z])(?![A-Za-z0-9'])")
+_ASCII_NOUNS = ("antwort", "respuesta", "risposta", "resposta", "letra", "alternativa")
 _REJECTED = re.compile(
     rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue|an?\sdistractor)", re.IGNORECASE
 )

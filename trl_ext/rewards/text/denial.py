@@ -7,7 +7,7 @@ not work, so the answer is 42", "the answer is 42, not 41".
 
 import re
 
-from trl_ext.rewards.text.languages import DENIES, WRONG
+from trl_ext.rewards.text.phrases import DENIES, WRONG
 
 WINDOW = 160  # characters before a value that are searched for a denial of a claim
 _NEAR = 80  # characters before a value that are searched for a denial of the value

@@ -19,8 +19,9 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-from trl_ext.rewards.text import languages as known
+from trl_ext.rewards.text import number_words as known
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.phrases import OR
 from trl_ext.rewards.text.prose import CALCULATOR, UNSPACED
 from trl_ext.rewards.text.reader import LEADS, AnswerReading, Candidate, find_answer, read_all
 from trl_ext.rewards.text.task import without_brackets
@@ -61,7 +62,7 @@ _PART = re.compile(
     r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|"
     rf"{_VARIABLE.pattern}|(?i:{_OPERATES})"
 )
-_ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{known.OR})\s*[-+]?[0-9]")
+_ANOTHER = re.compile(rf"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|{OR})\s*[-+]?[0-9]")
 _BEFORE = re.compile(LEADS, re.IGNORECASE)  # once `clean` has removed LaTeX and currencies
 _CLOSING = " \t)]\"'*_`!,;:\u3002"
 # The left side of an equation that gives a number: a variable, one or two words, or arithmetic.

@@ -12,75 +12,29 @@ largest $n$ is 34."). A denied anchor (see `denial`) is no answer. Every search 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
-from trl_ext.rewards.text import languages as known
+from trl_ext.rewards.text import number_words as known
+from trl_ext.rewards.text.announcements import Strength
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
+from trl_ext.rewards.text.phrases import ENDS, LETTER, Phrase, find_phrases
 from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
-_MAX_PHRASES = 8  # of each kind, from the end of the text on
-_MAX_SEEDS = 64
 _NUMBERS = ("number", "maths")  # kinds whose answers are numbers
 _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
-_PHRASE = re.compile(
-    r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
-    r"|answers?\*{0,2}\s?(?:[:=]|(?=\s?\([A-Z]\)))"
-    rf"|{known.ANNOUNCES}",
-    re.IGNORECASE,
-)
-# "this answer is correct" mentions an answer and gives none.
-_SPEAKS_OF = re.compile(
-    r"\b(?:this|that|your|which|whose|(?:(?:re-?|double[-\s]?|cross-?)?check(?:s|ed|ing)?|verif(?:y|ies|ied|ying)"
-    r"|confirm(?:s|ed|ing)?|validat(?:e|es|ed|ing)|test(?:s|ed|ing)?|if|whether|suppose|supposing|assum(?:e|ing)"
-    r"|unless)\s(?:that\s)?(?:(?:the|my|our|an)\s)?)(?:(?:final|correct)\s)?\Z",
-    re.IGNORECASE,
-)
 # Words that make a phrase after a box an announcement.
 _OVERRIDES = re.compile(
     r"final\s\Z|\b(?:wait|actually|correction|sorry|oops|no(?=[,.:;!]))\b[^\n]{0,40}\Z",
     re.IGNORECASE,
 )
-_FINAL = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our)\s){0,2}final\s", re.IGNORECASE)
-_HEADING = re.compile(
-    rf"[ *#>_]{{0,9}}(?:(?:the|my|our|final|correct)\s){{0,3}}(?:answers?|{known.NOUN})[ *_]{{0,9}}", re.I
-)
 _SPELLED = re.compile(  # "forty-two (42)"
     r"(?i)(?<![\w-])(?:(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}(?:teen|ty)|hundred"
     r"|thousand|million|dozen|and)[\s-])+\((\$?[0-9][0-9.,]*)\)"
 )
-# Words that find each way to choose; "choose" only counts after I or we.
-_SEED = re.compile(
-    "is:|option|choice|letter|alternativ|choose|chose|select|pick|go with|going with|opt for|choisis|wähle|elijo"
-    "|scelgo|escolho|选|正确的|選択肢|正しいの|선택|보기|옵션|вариант|opci|opzion|opçã|letra|\u2705"
-)
-_WE = re.compile(r"\b(?:I|we)\s(?:\w{2,9}\s)?\Z", re.IGNORECASE)
-_CHOSEN = re.compile(
-    r"is:(?=\s[*(]{0,3}[A-Z][).])|(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:go(?:ing)?\swith|opt\sfor"
-    rf"|choisis|wähle|elijo|scelgo|escolho)\b|{known.CHOOSES}|选(?<!不选)(?!项)择?[是为]?:?|\u2705",
-    re.IGNORECASE,
-)
-_PICKED = re.compile(r"cho?ose|select|pick")
-_OPENING_LETTER = re.compile(
-    r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + known.LETTER, re.IGNORECASE
-)
-_IS_RIGHT = re.compile(
-    r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
-)
-_ITS_LETTER = re.compile(
-    r"(?<![A-Za-z0-9'-])(?<![A-Z][,、/]\s)(?<![A-Z][,、/])(?<!\bor\s)(?<!\band\s)([A-Z])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z"
-)
-# The sentence of a conclusion in Chinese, with one letter of an option and no denial after it.
-_CONCLUDES = re.compile(
-    r"(?:因此|所以|综上|故|只有)[^\nA-Z\u3002\\$]{0,60}?(?:(?:选项?|[是为])[\s(]?([A-Z])(?![A-Za-z])|([A-Z])(?=\s?选?项))"
-    r"([^\nA-Z\u3002\\$]{0,60})(?=[\u3002\n]|\Z)"
-)
-_TAKES_BACK = re.compile(r"[^,]{0,9}(?:不|错|没|非|无)")
-_RIGHT_ABROAD = re.compile(rf"([A-Z])(?<![A-Za-z0-9'-][A-Z])[)\].*:\"']{{0,4}}(?i:{known.RIGHT})")
-_ONE_OF_TWO = re.compile(rf"[A-Z][)*]{{0,3}}\s?(?:[,/&、]|{known.OR})\s?[(*]{{0,3}}\Z")  # "B and C are right"
+_OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + LETTER, re.IGNORECASE)
 # A box or tag must match its kind's pattern to be read.
 _READABLE = {
     "choice": re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])|\A[a-z]\Z"),
@@ -128,25 +82,6 @@ _TURNED = re.compile(
     r"|reciprocal|multiple|factor|divisor|successor|predecessor)\b|n't",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Phrase:
-    """A phrase that announces an answer, such as "the answer is".
-
-    `anchor` is its text, `start` and `end` are its position. `letter` is the choice that the phrase itself holds
-    ("B is correct"), or "": the answer follows.
-    """
-
-    anchor: str
-    start: int
-    end: int
-    letter: str = ""
-
-    @property
-    def is_foreign(self) -> bool:
-        """True if the answer follows a phrase that is not English."""
-        return not self.letter and self.anchor[:6].lower() not in ("answer", "####", "a:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +199,14 @@ def _inner(content: str, kind: str) -> str:
 
 def _in_phrases(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Candidate | None:
     """Return the last phrase with a value; without any, and without a box or tag, the last phrase."""
-    phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
-    marked = max((phrase.start for phrase in phrases if phrase.anchor == "####"), default=-1)
-    if enclosed or marked >= 0:
-        phrases = [phrase for phrase in phrases if phrase.start <= marked or _overrides(text, phrase.start)]
+    phrases = find_phrases(text, kind, enclosed.end if enclosed else 0)
+    lines = [(phrase, _line(text, phrase, kind)) for phrase in phrases]
+    firm = [phrase.start for phrase, line in lines if phrase.row.strength is Strength.FIRM and line.has_value]
+    if enclosed or firm:
+        last = max(firm, default=-1)
+        lines = [(phrase, line) for phrase, line in lines if phrase.start <= last or _overrides(text, phrase.start)]
     bare = None
-    for phrase in sorted(phrases, key=attrgetter("end"), reverse=True):
-        line = _line(text, phrase, kind)
+    for phrase, line in sorted(lines, key=lambda pair: pair[0].end, reverse=True):
         found = _candidate(text, phrase, line, kind, trusted)
         if found is not None and (found.status != "ok" or found.contents):
             return found
@@ -290,7 +226,9 @@ def _candidate(text: str, phrase: Phrase, line: Following, kind: str, trusted: b
     )
     if found is not None:
         return found
-    if (line.is_heading and (is_foreign_number or not line.has_value)) or (phrase.is_foreign and not line.has_value):
+    if not line.has_value and (line.is_heading or phrase.row.needs_value):
+        return None
+    if line.is_heading and is_foreign_number:
         return None
     rest = text[phrase.end : phrase.end + MAX_CONTENT].lstrip(_SPACE)
     if not trusted and denied_before(text, phrase.start if phrase.letter else phrase.end):
@@ -317,64 +255,7 @@ def _foreign_number(text: str, phrase: Phrase, line: str, has_value: bool) -> Ca
 
 def _overrides(text: str, start: int) -> bool:
     """Return True if a phrase after a box, a tag or `####` names a final answer or is a correction."""
-    return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None or _FINAL.match(text, start) is not None
-
-
-def _phrases(text: str, kind: str, start: int) -> Iterator[Phrase]:
-    """Yield the phrases after `start`."""
-    lowered = text.lower()
-    if len(lowered) != len(text):  # The lower case of a few letters is longer, which would shift all positions.
-        lowered = text
-    for noun in [
-        one for one in (known.ASCII_NOUNS if lowered.isascii() else known.NOUNS) if lowered.find(one, start) >= 0
-    ]:
-        for place in _backwards(lowered, noun, start):
-            match = _PHRASE.match(text, place)
-            if match and not (_SPEAKS_OF if noun == "answer" else known.UNLESS).search(
-                text[max(0, place - 40) : place]
-            ):
-                yield Phrase(match[0].strip(), place, match.end())
-            elif match is None:
-                begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)
-                if ended > 0 and _HEADING.fullmatch(text, begun, ended):
-                    yield Phrase(noun, begun, ended)
-    for place in _backwards(text, "####", start):
-        if kind == "exact" or has_value(text[place + 4 : place + 64].lstrip(" #"), kind):
-            yield Phrase("####", place, place + 4)
-    for place in _backwards(text, "A:", start):
-        opens_line = not text[text.rfind("\n", 0, place) + 1 : place].strip(" *>")
-        if opens_line and (
-            kind != "choice" or len(text[place + 2 :].lstrip()[:9].split("\n")[0].strip(" ()[]*.$")) == 1
-        ):
-            yield Phrase("A:", place, place + 2)
-    if kind == "choice":
-        for seed in [*_SEED.finditer(lowered, start)][-_MAX_SEEDS:]:
-            place = seed.start()
-            match = _CHOSEN.match(text, place)
-            if match is None and _WE.search(text[max(0, place - 14) : place]):
-                match = _PICKED.match(lowered, place)
-            if match and _OPENING_LETTER.match(text, match.end()):
-                yield Phrase(match[0], place, match.end())
-        for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
-            if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
-                yield Phrase(match[0].strip(), match.start() - len(letter[0]), match.end(), letter[1])
-        for match in [*_RIGHT_ABROAD.finditer(text, start)][-_MAX_PHRASES:]:
-            if not _ONE_OF_TWO.search(text[max(0, match.start() - 20) : match.start()]):
-                yield Phrase(match[0], match.start(), match.end(), match[1])
-        for match in [*_CONCLUDES.finditer(text, start)][-_MAX_PHRASES:] if not lowered.isascii() else ():
-            group = 1 if match[1] else 2
-            if not _TAKES_BACK.match(match[3]):
-                yield Phrase(match[0][:20], match.start(group), match.end(group), match[group])
-
-
-def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
-    """Yield the last places of a mark, from the end on."""
-    place = len(text)
-    for _ in range(_MAX_PHRASES):
-        place = text.rfind(mark, start, place)
-        if place < 0:
-            return
-        yield place
+    return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None
 
 
 def _line(text: str, phrase: Phrase, kind: str) -> Following:
@@ -394,7 +275,7 @@ def _line(text: str, phrase: Phrase, kind: str) -> Following:
 
 def _tidy(line: str, kind: str) -> str:
     """Return a line without a denied second value, the verb at its end, and words for signs."""
-    line = without_contrast(line if line.isascii() else known.ENDS.sub("", line))
+    line = without_contrast(line if line.isascii() else ENDS.sub("", line))
     line = _SPELLED.sub(r"\1", line) if "(" in line else line
     return known.in_signs(line, with_roots=kind == "maths") if kind in _NUMBERS else line
 

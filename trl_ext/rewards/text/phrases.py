@@ -1,0 +1,106 @@
+r"""Find the phrases of the table of announcements in a text.
+
+`str.rfind`, which is fast, looks for each word of the table; only where it occurs, the patterns of its rows are tried.
+Every pattern reads a bounded number of characters, so the time is linear in the text.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from trl_ext.rewards.text.announcements import CHINESE, ENGLISH, Announcement
+from trl_ext.rewards.text.languages import OTHERS
+
+LANGUAGES = (ENGLISH, CHINESE, *OTHERS)
+
+_MAX_PLACES = 32  # of each word, from the end of the text on
+_BEFORE = 100  # characters before a word that are read
+
+# Words of all languages, for the patterns of other files.
+NOUNS, DENIES, WRONG, OR, _ENDS = (
+    f"(?:{'|'.join(filter(None, words))})"
+    for words in zip(*((one.nouns, one.denies, one.wrong, one.joins, one.ends) for one in LANGUAGES), strict=True)
+)
+LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:{NOUNS}|(?:la|die)\s|l')\s*+){{0,2}})"
+LETTER = rf"{LEADS}[(\[*\"']*+(?P<letter>[A-Z])(?![A-Za-z0-9\u00c0-\u024f]|'[A-Za-z])"
+_ONE_OF_TWO = re.compile(rf"[A-Z](?![a-z])[)*]{{0,3}}\s?(?:[,/&、]|{OR})\s?[(*]{{0,3}}\Z")  # "B and C are right"
+ENDS = re.compile(rf"\s?{_ENDS}[.\u3002!*]{{0,4}}\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A phrase that announces an answer, such as "the answer is".
+
+    Args:
+        row: Its row of the table.
+        anchor: Its text.
+        start: Position of its word, or of its letter.
+        end: Position of the first character after it.
+        letter: The choice that the phrase itself holds ("B is correct"), or "": the answer follows.
+    """
+
+    row: Announcement
+    anchor: str
+    start: int
+    end: int
+    letter: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the answer follows a phrase that is not English."""
+        return self.row.language not in ("", "English") and not self.letter
+
+
+def find_phrases(text: str, kind: str, start: int = 0) -> Iterator[Phrase]:
+    """Yield the phrases after `start` that announce an answer of a kind: "number", "maths", "exact" or "choice"."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # The lower case of a few letters is longer, which would shift all positions.
+        lowered = text
+    for word, matchers in _matchers(kind, is_ascii=lowered.isascii()):
+        place = lowered.rfind(word, start)
+        for _ in range(_MAX_PLACES):
+            if place < 0:
+                break
+            yield from filter(None, (matcher.phrase(text, place) for matcher in matchers))
+            place = lowered.rfind(word, start, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matcher:
+    """A row with its compiled patterns."""
+
+    row: Announcement
+    pattern: re.Pattern[str]
+    before: re.Pattern[str]
+    unless: re.Pattern[str] | None
+
+    def phrase(self, text: str, place: int) -> Phrase | None:
+        """Return the phrase whose word is at `place`; None if there is none."""
+        match = self.pattern.match(text, place)
+        if match is None:
+            return None
+        anchor, end = match[0].strip(), match.end()
+        window = text[max(0, place - _BEFORE) : place]
+        before = self.before.search(window)
+        if before is None or (self.unless and self.unless.search(window)):
+            return None
+        for found, offset in ((match, 0), (before, place - len(window))):
+            if "letter" in found.re.groupindex:
+                start = found.start("letter") + offset
+                is_one_of_two = _ONE_OF_TWO.search(text[max(0, start - 20) : start])
+                return None if is_one_of_two else Phrase(self.row, anchor, start, end, text[start])
+        return Phrase(self.row, anchor, place, end)
+
+
+@cache
+def _matchers(kind: str, *, is_ascii: bool) -> tuple[tuple[str, tuple[_Matcher, ...]], ...]:
+    """Return the rows of a kind by word; for texts in ASCII without the words that have other characters."""
+    kinds = ("any", "choice") if kind == "choice" else ("any", "value")
+    found: dict[str, list[_Matcher]] = defaultdict(list)
+    for row in (row for language in LANGUAGES for row in language.announcements if row.kind in kinds):
+        pattern, before, unless = (re.compile(one, re.IGNORECASE) for one in (row.pattern, row.before, row.unless))
+        for word in row.words.split("|"):
+            found[word].append(_Matcher(row, pattern, before, unless if row.unless else None))
+    return tuple((word, tuple(rows)) for word, rows in found.items() if word.isascii() or not is_ascii)

@@ -36,8 +36,9 @@ _ANOTHER = re.compile(  # after a formula: `or 5`, or another formula that is no
     r"|\s{1,3}\$(?!\s?(?:\\(?:text|mathrm|mbox|approx)|[A-Za-z]{1,3}\^))(?=[^$\n]{0,200}[0-9])"
 )
 _GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
+_AROUND = ' *`"'  # signs around an answer
 _LEAD = re.compile(
-    r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?"
+    r"\A(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?"
     r"|(?-i:[A-J])(?=:[^:]*\Z))[\s,:]+){1,3}",
     re.IGNORECASE,
 )
@@ -101,26 +102,29 @@ def announced_gold(text: str) -> Candidate | None:
 
 
 def _announced(found: Candidate, multiple: str, is_list: bool) -> Candidate:
-    anchor = found.anchor
+    """Return the one answer in an announced candidate: of several boxes or tags the equal, the last, or a list."""
     if found.status != "ok":
         return found
-    filled = list(found.contents[-1:] if multiple == "last" else found.contents)
-    if len(filled) > MAX_DIFFERENT:
-        return Candidate(anchor, (), "conflict", f"{len(filled)} different answers in '{anchor}'")
-    if anchor != "\\boxed":  # Tags and phrases hold prose as often as formulas.
-        read = [_from_line(content, anchor, found.encloses, is_list) for content in filled]
-        failed = next((one for one in read if one.status != "ok"), None)
-        if failed:
-            return failed
-        filled = list(dict.fromkeys(one.contents[0] for one in read))
-    if any(len(content) > MAX_CHARS for content in filled):
-        return Candidate(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+    contents = found.contents[-1:] if multiple == "last" else found.contents
+    if len(contents) > MAX_DIFFERENT:
+        return found.without_answer("conflict", f"holds {len(contents)} different answers")
+    read = [_from_content(content, found, is_list) for content in contents]
+    failed = next((one for one in read if one.status != "ok"), None)
+    if failed:
+        return failed
+    filled = [*dict.fromkeys(one.contents[0] for one in read)]
     if all(_equal(filled[-1], one) for one in filled[:-1]):
-        return Candidate(anchor, (filled[-1],))
+        return Candidate(found.anchor, (filled[-1],))
     if multiple == "list":
-        return Candidate(anchor, (", ".join(content.strip("$ ") for content in filled),))
+        return Candidate(found.anchor, (", ".join(content.strip("$ ") for content in filled),))
     shown = " and ".join(repr(content[:40]) for content in filled[:3])
-    return Candidate(anchor, (), "conflict", f"different answers in '{anchor}': {shown}")
+    return found.without_answer("conflict", f"holds different answers: {shown}")
+
+
+def _from_content(content: str, found: Candidate, is_list: bool) -> Candidate:
+    """Return the answer in a box as it is; tags and phrases hold prose as often as formulas."""
+    is_box = found.anchor == "\\boxed"
+    return _checked(content, found.anchor) if is_box else _from_line(content, found.anchor, found.encloses, is_list)
 
 
 def _equal(left: str, right: str) -> bool:
@@ -136,34 +140,56 @@ def _equal(left: str, right: str) -> bool:
 
 def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Candidate:
     """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not."""
-    lead = _LEAD.match(rest)
-    rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
+    rest, line = _begin(rest, encloses)
+    sentence = _SENTENCE.split(line, maxsplit=1)[0].strip(_AROUND)
+    together = _in_one(sentence, is_list)
+    if together is not None:
+        return _checked(together, anchor)
+    formula = FORMULA.match(rest)
+    if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
+        return _from_formula(rest, formula, anchor)
+    whole = line if encloses or _OPTION.match(line) else sentence.strip(_AROUND + "\u3002")
+    line = _NEARLY.split(whole, maxsplit=1)[0]
+    if _is_answer(line):
+        return _checked(line, anchor)
+    reading = stated_number(Candidate(anchor, (rest,)))
+    return Candidate(anchor, () if reading.value is None else (str(reading.value),), reading.status, reading.detail)
+
+
+def _begin(rest: str, encloses: bool) -> tuple[str, str]:
+    """Return a text from its answer on, without words such as "therefore", and the line of the answer."""
+    rest = _LEAD.sub("", rest, count=1).lstrip(" *:")
     is_prose = _is_prose(rest) or _SMALL_WORD.search(rest) is not None
     if is_prose and not has_value(rest, "maths"):
         rest = behind_verb(rest, "maths") or rest
-    line = (rest if encloses and not is_prose else rest.partition("\n")[0]).strip(' *`"')
-    sentence = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
-    if is_list and not _is_prose(parts := _AND.sub(lambda match: match[1] or ",", sentence.replace("$", " "))):
-        return _checked(parts, anchor)
+    return rest, (rest if encloses and not is_prose else rest.partition("\n")[0]).strip(_AROUND)
+
+
+def _in_one(sentence: str, is_list: bool) -> str | None:
+    """Return "1, 2" for "1 and 2" if the gold is a list, 1/2 for "1/2 or 0.5"; None for anything else."""
+    parts = _AND.sub(lambda match: match[1] or ",", sentence.replace("$", " ")) if is_list else ""
+    if parts and not _is_prose(parts):
+        return parts
     first, *others = _OR.split(sentence, maxsplit=2)
-    if len(others) == 1 and _equal(first.strip("$ "), others[0].strip("$ ).")):
-        return _checked(first, anchor)
-    formula = FORMULA.match(rest)
-    if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
-        if _ANOTHER.match(rest, formula.end()):
-            return Candidate(anchor, (), "conflict", f"several answers after '{anchor}'")
-        if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
-            return Candidate(anchor, (), "no_answer", f"'{anchor}' is denied, or goes on")
-        return _checked(_formula_text(formula), anchor)
-    if not encloses and not _OPTION.match(line):
-        line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"\u3002')
-    line = _NEARLY.split(line, maxsplit=1)[0]
-    if line and not HALF.match(line) and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
-        return _checked(line, anchor)
-    reading = stated_number(Candidate(anchor, (rest,)))
-    if reading.value is None:
-        return Candidate(anchor, (), reading.status, reading.detail)
-    return Candidate(anchor, (str(reading.value),))
+    is_same = len(others) == 1 and _equal(first.strip("$ "), others[0].strip("$ )."))
+    return first if is_same else None
+
+
+def _from_formula(rest: str, formula: re.Match[str], anchor: str) -> Candidate:
+    """Return the formula that follows an announcement, unless another answer or a denial follows it."""
+    found = _checked(_formula_text(formula), anchor)
+    if _ANOTHER.match(rest, formula.end()):
+        return found.without_answer("conflict", "holds several answers")
+    if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
+        return found.without_answer("no_answer", "is denied, or goes on")
+    return found
+
+
+def _is_answer(line: str) -> bool:
+    """Return True if a line is an expression, a name or an option, and not a sentence or "half ..."."""
+    if not line or HALF.match(line):
+        return False
+    return not _is_prose(line) or _NAME.fullmatch(line) is not None or _OPTION.match(line) is not None
 
 
 def _is_prose(text: str) -> bool:

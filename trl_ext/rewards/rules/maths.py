@@ -218,25 +218,40 @@ class Math(Rule):
             raise Unreadable("empty")
         if tokens == gold.tokens:
             return compare(gold.tokens, tokens)
-        try:
-            check_answer(tokens)
-        except TooComplex:
-            if why_undecided(gold.tokens):  # The gold's fault: a wrong answer must not earn more than a right answer.
-                return Match(None, why_undecided(gold.tokens))
-            raise
-        # A gold `(C)` or `\text{C}`; or C if the answer begins as an option: else C may be a constant.
-        is_option = tokens[1:2] in ((")",), (".",), (":",)) or tokens[2:3] == (")",)
-        letter = _letter(gold.tokens)
-        if letter in _LETTERS and (gold.tokens != (letter,) or is_option):
-            # The text of the option may follow its letter, as in `\textbf{(C)} 12`.
-            return Match(read_choice(f"answer is {answer}").value == letter, "letter")
-        found = compare(gold.tokens, tokens)
+        found = _too_complex(gold, tokens) or _match_option(gold, tokens, answer) or compare(gold.tokens, tokens)
         if found.path == "decimal comma" and ", " in answer:
             return Match(False, "a list")
         if self.form == "auto" and found.same and found.path not in _BY_TEXT:
             reason = unfit(gold.tokens, tokens, asked)
             return Match(False, reason) if reason else found
         return found
+
+
+def _too_complex(gold: Gold, tokens: Tokens) -> Match | None:
+    """Raise TooComplex for such an answer; with a gold that cannot be compared, return that instead.
+
+    It is the gold's fault, and a wrong answer must not earn more than a right answer.
+    """
+    try:
+        check_answer(tokens)
+    except TooComplex:
+        if why_undecided(gold.tokens):
+            return Match(None, why_undecided(gold.tokens))
+        raise
+    return None
+
+
+def _match_option(gold: Gold, tokens: Tokens, answer: str) -> Match | None:
+    r"""Compare the letter of an option with the gold's; None if the gold is no option.
+
+    The gold is one if it is `(C)` or `\text{C}`, or C and the answer begins as an option: else C may be a constant.
+    """
+    letter = _letter(gold.tokens)
+    is_option = tokens[1:2] in ((")",), (".",), (":",)) or tokens[2:3] == (")",)
+    if letter not in _LETTERS or (gold.tokens == (letter,) and not is_option):
+        return None
+    # The text of the option may follow its letter, as in `\textbf{(C)} 12`.
+    return Match(read_choice(f"answer is {answer}").value == letter, "letter")
 
 
 def _letter(tokens: Tokens) -> str:

@@ -48,7 +48,7 @@ def read_choice(text: str) -> AnswerReading:
         ('B', None)
     """
     found = find_answer(text, "choice")
-    return _bare(text) if found is None else read_all(found, letter_of)
+    return _without_phrase(text) if found is None else read_all(found, letter_of)
 
 
 def letter_of(content: str) -> AnswerReading:
@@ -73,37 +73,51 @@ def letter_of(content: str) -> AnswerReading:
     return AnswerReading(match["letter"].upper(), "ok", match["letter"].upper())
 
 
-def _bare(text: str) -> AnswerReading:
+def _without_phrase(text: str) -> AnswerReading:
+    """Read the only letter in brackets, the letter that opens the text, or the letter that ends it."""
     text = _QUOTED.sub(r"\1", text)
     if len(text.strip()) <= len("(b).") or _OPTIONS.match(text):
         return letter_of(text)
-    is_english = (lowered := text.lower()).isascii() and not any(noun in lowered for noun in _ASCII_NOUNS)
-    pattern = _SHOWN if is_english else _SHOWN_ABROAD
-    shown = [(match[match.lastindex or 0], match) for match in pattern.finditer(text)]
-    letters = {letter for letter, _ in shown[:-_MAX_DENIALS]}
-    letters |= {
-        letter
-        for letter, match in shown[-_MAX_DENIALS:]
-        if not denied_before(text, match.start())
-        and not (_REJECTED.match(text, match.end()) or denied_behind(text, match.end()))
-    }
-    if len(letters) > 1 or any(_ANOTHER.match(text, match.end()) for _, match in shown[-_MAX_DENIALS:]):
-        return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
-    if shown and not letters:
-        return AnswerReading(None, "no_answer", f"letter {shown[-1][0]} is denied")
-    listed = _LISTED.match(text)
-    labelled = {match[1] for match in _LABELLED.finditer(text)}
-    if letters:
-        letter: str | None = letters.pop()
-    elif listed:
-        letter = listed[1]
-    elif len(labelled) == 1 and (match := _LABELLED.match(text)):  # "A: Paris\nB: Rome" is a list of options.
-        letter = match[1]
-    elif match := _CONCLUDED.search(text[-100:]):
-        letter = match[1]
-    else:  # The letter that is the whole last line, unless other lines are letters, too.
-        last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
-        letter = last[1] if last and len({match[1] for match in _LONE.finditer(text)}) == 1 else None
+    shown = _in_brackets(text)
+    if shown is not None:
+        return shown
+    letter = _letter_at_an_end(text)
     if letter is None:
         return AnswerReading(None, "no_answer", "no letter A to Z is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")
+
+
+def _in_brackets(text: str) -> AnswerReading | None:
+    """Read the letters in brackets or after "option": several are a conflict; None if there are none."""
+    is_english = (lowered := text.lower()).isascii() and not any(noun in lowered for noun in _ASCII_NOUNS)
+    shown = [*(_SHOWN if is_english else _SHOWN_ABROAD).finditer(text)]
+    if not shown:
+        return None
+    last = shown[-_MAX_DENIALS:]
+    kept = shown[:-_MAX_DENIALS] + [match for match in last if not _is_denied(text, match)]
+    letters = {match[match.lastindex or 0] for match in kept}
+    if len(letters) > 1 or any(_ANOTHER.match(text, match.end()) for match in last):
+        return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
+    if not letters:
+        return AnswerReading(None, "no_answer", f"letter {shown[-1][shown[-1].lastindex or 0]} is denied")
+    letter = letters.pop()
+    return AnswerReading(letter, "ok", f"letter: {letter}")
+
+
+def _is_denied(text: str, match: re.Match[str]) -> bool:
+    rejected = _REJECTED.match(text, match.end()) is not None
+    return rejected or denied_before(text, match.start()) or denied_behind(text, match.end())
+
+
+def _letter_at_an_end(text: str) -> str | None:
+    """Return the letter that opens a text, or that is its conclusion or its whole last line."""
+    if listed := _LISTED.match(text):
+        return listed[1]
+    labelled = {match[1] for match in _LABELLED.finditer(text)}
+    if len(labelled) == 1 and (match := _LABELLED.match(text)):  # "A: Paris\nB: Rome" is a list of options.
+        return match[1]
+    if match := _CONCLUDED.search(text[-100:]):
+        return match[1]
+    last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
+    is_only = last is not None and len({match[1] for match in _LONE.finditer(text)}) == 1
+    return last[1] if last and is_only else None

@@ -203,17 +203,13 @@ def _alone(text: str) -> AnswerReading:
         return reading if reading.value is None else AnswerReading(time_of(clock), "ok", text[:60])
     match = _ALONE.fullmatch(text)
     if match is None:
-        half = HALF.match(text)
-        if half and _is_unit(text[half.end() :]):
-            return AnswerReading(Fraction(1, 2), "ok", text[:60])
-        return _no_answer(text)
-    rest = match["rest"]
-    value = None if _PART.match(rest) and not MULTIPLIER.match(rest) else _value(match)
-    if _ANOTHER.match(rest):
-        synonym = _SYNONYM.match(rest)
-        if synonym is None or value is None or _value(synonym) != value:
-            return _conflict(text)
-        rest = synonym["rest"].lstrip(" )")
+        return _half(text)
+    rest: str | None = match["rest"]
+    value = None if _PART.match(match["rest"]) and not MULTIPLIER.match(match["rest"]) else _value(match)
+    if _ANOTHER.match(match["rest"]):
+        rest = _behind_synonym(match["rest"], value)
+    if rest is None:
+        return _conflict(text)
     multiplier = MULTIPLIER.match(rest)
     if value is not None and multiplier:
         value = _multiply(value, multiplier)
@@ -221,6 +217,19 @@ def _alone(text: str) -> AnswerReading:
     if value is None or not _is_unit(rest):
         return _part_of(text)
     return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60], _is_left(match))
+
+
+def _half(text: str) -> AnswerReading:
+    half = HALF.match(text)
+    is_half = half is not None and _is_unit(text[half.end() :])
+    return AnswerReading(Fraction(1, 2), "ok", text[:60]) if is_half else _no_answer(text)
+
+
+def _behind_synonym(rest: str, value: Fraction | None) -> str | None:
+    """Return the text after the same value in other digits, as in "1/2 or 0.5"; None for another value."""
+    synonym = _SYNONYM.match(rest)
+    is_same = synonym is not None and value is not None and _value(synonym) == value
+    return synonym["rest"].lstrip(" )") if synonym and is_same else None
 
 
 def time_of(clock: re.Match[str]) -> str:

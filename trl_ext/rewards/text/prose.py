@@ -234,7 +234,7 @@ def refusal(rule: Rule, text: str) -> Verdict | None:
 MAX_NESTED = 3  # levels of nested boxes that are read: each costs a pass over the text
 
 _BOX = re.compile(
-    r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[{}]|\\\\(?!boxed|fbox)|[{}]"
+    r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[{}]|\\\\(?!boxed|fbox)|(?P<brace>\{)|\}"
 )
 _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
@@ -277,23 +277,21 @@ def _outermost(text: str) -> tuple[list[str], int, int] | None:
         return None
     found: list[str] = []
     start = end = -1
-    opened: list[tuple[int, int]] = []  # Of each open brace: start of the box, start of its content; -1 if no box.
+    opened: list[re.Match[str]] = []
     num_open_boxes = 0
     for match in _BOX.finditer(text, first):
         if match["bare"] and not num_open_boxes:
             found.append(match["bare"])
             start, end = match.span()
-        elif match["open"]:
-            opened.append((match.start(), match.end()))
-            num_open_boxes += 1
-        elif match[0] == "{":
-            opened.append((-1, -1))
+        elif match.lastgroup in ("open", "brace"):
+            opened.append(match)
+            num_open_boxes += match.lastgroup == "open"
         elif match[0] == "}" and opened:
-            begun, content = opened.pop()
-            num_open_boxes -= begun >= 0
-            if begun >= 0 and not num_open_boxes:
-                found.append(text[content : match.start()].strip())
-                start, end = begun, match.end()
+            opener = opened.pop()
+            num_open_boxes -= opener.lastgroup == "open"
+            if opener.lastgroup == "open" and not num_open_boxes:
+                found.append(text[opener.end() : match.start()].strip())
+                start, end = opener.start(), match.end()
     if num_open_boxes:
         return [], text.rfind("\\boxed"), len(text)
     return (found, start, end) if found else None

@@ -1,32 +1,33 @@
 r"""Find where a text states its answer, for `Answer` and `Math`.
 
 Six anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, {"answer": ...} at the end, `####`, a line that
-starts with `A:`, and a phrase ("the answer is", "Final answer:", a heading "Answer", also in nine other `languages`).
-The last anchor counts: a model may correct itself, and several answers earn nothing more. After a box, a tag or
-`####`, only another of these, a "final answer" or a correction ("Wait, the answer is 43") counts, because models check
-their boxed answer. A check, a condition ("if the answer is 7") and a phrase without a value ("this answer is correct")
-announce nothing if there is another anchor. All boxes, or all tags, are returned.
+starts with `A:`, and a phrase of the table of `announcements` ("the answer is", "Final answer:", a heading "Answer").
+Each gives a `Candidate`, and `choose` takes the strongest, and of equals the latest: a model may correct itself, and
+several answers earn nothing more. A box, a tag and `####` are stronger than a phrase, because models check their boxed
+answer; after one of them a "final answer" and a correction ("Wait, the answer is 43") are as strong. A check, a
+condition ("if the answer is 7") and a phrase without a value ("this answer is correct") announce nothing if there is
+another anchor. All boxes, or all tags, are one candidate.
 
 After a phrase the value follows at once, after line breaks, or after the verb of a sentence ("Final Answer: The
 largest $n$ is 34."). A denied anchor (see `denial`) is no answer. Every search takes time linear in the text.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from trl_ext.rewards.text import number_words as known
 from trl_ext.rewards.text.announcements import Strength
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.phrases import ENDS, LETTER, Phrase, find_phrases
-from trl_ext.rewards.text.prose import ONE_UNSPACED, Enclosed, answer_tags, boxes
+from trl_ext.rewards.text.prose import ONE_UNSPACED, answer_tags, boxes
 
 MAX_CONTENT = 8_000  # characters that are read after a phrase
 _NUMBERS = ("number", "maths")  # kinds whose answers are numbers
 _TO_ENCLOSE = ("\\boxed", "<answer>", "JSON")
 
-# Words that make a phrase after a box an announcement.
-_OVERRIDES = re.compile(
+# Words before a phrase that make it a final answer or a correction.
+_CORRECTS = re.compile(
     r"final\s\Z|\b(?:wait|actually|correction|sorry|oops|no(?=[,.:;!]))\b[^\n]{0,40}\Z",
     re.IGNORECASE,
 )
@@ -108,6 +109,9 @@ class Candidate:
         status: A Verdict's status: "no_answer" if it is denied, empty or not closed.
         detail: The reason of a status, for people.
         rest: The text after a phrase, unchanged, unless the phrase is denied.
+        end: Position of the first character after its announcement.
+        strength: The strength of its announcement.
+        corrects: True for a final answer or a correction, which counts as much as a box before it.
     """
 
     anchor: str
@@ -115,11 +119,18 @@ class Candidate:
     status: str = "ok"
     detail: str = ""
     rest: str = ""
+    end: int = 0
+    strength: Strength = Strength.FIRM
+    corrects: bool = False
 
     @property
     def encloses(self) -> bool:
         """True if the anchor marks the end of its content, as a box or a tag does."""
         return self.anchor in _TO_ENCLOSE
+
+    def without_answer(self, status: str, detail: str) -> "Candidate":
+        """Return the candidate without its answer, for a reason."""
+        return replace(self, contents=(), status=status, detail=f"'{self.anchor}' {detail}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +159,15 @@ def read_all(found: Candidate, read: Callable[[str], AnswerReading]) -> AnswerRe
     return replace(readings[-1], detail=f"'{found.anchor}': {readings[-1].detail}")
 
 
-def without_answer(anchor: str, status: str, detail: str, rest: str = "") -> Candidate:
-    """Return a candidate without an answer."""
-    return Candidate(anchor, (), status, f"'{anchor}' {detail}", rest)
+def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the strongest candidate, and of equals the latest; None without any.
+
+    After a box, a tag or `####` a final answer and a correction are as strong as these.
+    """
+    found = tuple(candidates)
+    strongest = max((one.strength for one in found), default=Strength.BARE)
+    kept = (one for one in found if one.strength == strongest or (one.corrects and one.strength >= Strength.PHRASE))
+    return max(kept, key=lambda one: one.end, default=None)
 
 
 def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None:
@@ -161,30 +178,30 @@ def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None
         kind: The kind of answer: "number", "maths", "choice" or "exact".
         trusted: True ignores denials, as in golds.
     """
-    enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
-    readable = _READABLE.get(kind)
-    if enclosed and readable and not any(map(readable.search, enclosed.contents)):
-        # A box without a letter, or without a digit, is no answer to such a question.
-        spoken = _in_phrases(text, kind, None, trusted)
-        if spoken is not None and (spoken.contents or not enclosed.contents):
-            return spoken
-    spoken = _in_phrases(text, kind, enclosed, trusted)
-    return spoken if spoken or enclosed is None else _in_enclosure(text, enclosed, kind, trusted)
+    enclosed = _enclosure(text, kind, trusted)
+    start = enclosed.end if enclosed and enclosed.strength is Strength.FIRM else 0  # No phrase before it is stronger.
+    phrases = (_after(text, phrase, kind, trusted) for phrase in find_phrases(text, kind, start))
+    return choose(filter(None, (enclosed, *phrases)))
 
 
-def _in_enclosure(text: str, enclosed: Enclosed, kind: str, trusted: bool) -> Candidate:
-    """Return the answer in boxes or tags."""
-    anchor = enclosed.anchor
-    if enclosed.is_nested:
-        return without_answer(anchor, "conflict", "holds another one")
-    if not enclosed.contents:
-        return without_answer(anchor, "no_answer", "is not closed")
-    if not trusted and (denied_before(text, enclosed.start) or denied_behind(text, enclosed.end)):
-        return without_answer(anchor, "no_answer", "is denied")
-    filled = tuple(dict.fromkeys(content for content in enclosed.contents if not _BLANK.fullmatch(content)))
-    if not filled:
-        return without_answer(anchor, "no_answer", "is empty")
-    return Candidate(anchor, filled if anchor == "\\boxed" else tuple(_inner(content, kind) for content in filled))
+def _enclosure(text: str, kind: str, trusted: bool) -> Candidate | None:
+    """Return the answer in the boxes, or in the tags, of a text; in those that come last."""
+    found = max(filter(None, (boxes(text), answer_tags(text))), key=lambda one: one.start, default=None)
+    if found is None:
+        return None
+    # A box without a letter, or without a digit, is no answer to such a question.
+    is_readable = kind not in _READABLE or any(map(_READABLE[kind].search, found.contents))
+    strength = Strength.FIRM if is_readable else Strength.UNREADABLE
+    filled = tuple(dict.fromkeys(content for content in found.contents if not _BLANK.fullmatch(content)))
+    contents = filled if found.anchor == "\\boxed" else tuple(_inner(content, kind) for content in filled)
+    candidate = Candidate(found.anchor, contents, end=found.end, strength=strength)
+    if found.is_nested:
+        return candidate.without_answer("conflict", "holds another one")
+    if not found.contents:
+        return candidate.without_answer("no_answer", "is not closed")
+    if not trusted and (denied_before(text, found.start) or denied_behind(text, found.end)):
+        return candidate.without_answer("no_answer", "is denied")
+    return candidate if filled else candidate.without_answer("no_answer", "is empty")
 
 
 def _inner(content: str, kind: str) -> str:
@@ -197,65 +214,56 @@ def _inner(content: str, kind: str) -> str:
     return content if kind == "maths" or has_value(content, kind) else behind_verb(content, kind) or content
 
 
-def _in_phrases(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Candidate | None:
-    """Return the last phrase with a value; without any, and without a box or tag, the last phrase."""
-    phrases = find_phrases(text, kind, enclosed.end if enclosed else 0)
-    lines = [(phrase, _line(text, phrase, kind)) for phrase in phrases]
-    firm = [phrase.start for phrase, line in lines if phrase.row.strength is Strength.FIRM and line.has_value]
-    if enclosed or firm:
-        last = max(firm, default=-1)
-        lines = [(phrase, line) for phrase, line in lines if phrase.start <= last or _overrides(text, phrase.start)]
-    bare = None
-    for phrase, line in sorted(lines, key=lambda pair: pair[0].end, reverse=True):
-        found = _candidate(text, phrase, line, kind, trusted)
-        if found is not None and (found.status != "ok" or found.contents):
-            return found
-        if found is not None and not line.is_below and bare is None:
-            bare = replace(found, contents=(line.text,))
-    return None if enclosed else bare
-
-
-def _candidate(text: str, phrase: Phrase, line: Following, kind: str, trusted: bool) -> Candidate | None:
-    """Return the answer in the line after a phrase, without contents if it holds none.
-
-    None if the phrase announces nothing: a heading before a solution, such as "Lösung:".
-    """
+def _after(text: str, phrase: Phrase, kind: str, trusted: bool) -> Candidate | None:
+    """Return the answer in the line after a phrase; None if the phrase announces nothing."""
+    line = _line(text, phrase, kind)
+    candidate = _candidate(text, phrase, line)
     is_foreign_number = phrase.is_foreign and kind in _NUMBERS
-    found = (
-        _foreign_number(text, phrase, line.text, line.has_value) if is_foreign_number and not line.is_below else None
-    )
-    if found is not None:
-        return found
-    if not line.has_value and (line.is_heading or phrase.row.needs_value):
+    if is_foreign_number and not line.is_below and (doubtful := _doubtful(text, phrase, line, candidate)):
+        return doubtful
+    if _is_mention(phrase, line, is_foreign_number):
         return None
-    if line.is_heading and is_foreign_number:
-        return None
-    rest = text[phrase.end : phrase.end + MAX_CONTENT].lstrip(_SPACE)
-    if not trusted and denied_before(text, phrase.start if phrase.letter else phrase.end):
-        return without_answer(phrase.anchor, "no_answer", "is denied")
-    if not trusted and begins_with_denial(line.text):
-        return without_answer(phrase.anchor, "no_answer", "is denied", rest)
+    if not trusted:
+        if denied_before(text, phrase.start if phrase.letter else phrase.end):
+            return replace(candidate.without_answer("no_answer", "is denied"), rest="")
+        if begins_with_denial(line.text):
+            return candidate.without_answer("no_answer", "is denied")
     value = line.text if line.has_value else behind_verb(line.text, kind)
-    if value is None:
-        return Candidate(phrase.anchor, (), rest=rest)
-    return Candidate(phrase.anchor, (line.text if kind == "maths" else value,), rest=rest)
+    if value is not None:
+        return candidate if kind == "maths" else replace(candidate, contents=(value,))
+    return None if line.is_below else replace(candidate, strength=Strength.BARE)
 
 
-def _foreign_number(text: str, phrase: Phrase, line: str, has_value: bool) -> Candidate | None:
-    """Return a refusal of words before the number of another language, and a number with two meanings."""
-    is_sentence = _COLON.match(text, phrase.end - 1) and not _ONE_WORD.match(line)
-    if not has_value and not is_sentence and _NUMERAL.search(_CLAUSE.split(line, maxsplit=1)[0]):
-        return without_answer(phrase.anchor, "no_answer", f": words before the number in '{line[:60]}'")
-    either = None if ONE_UNSPACED.match(phrase.anchor) else _EITHER.match(line)
+def _is_mention(phrase: Phrase, line: Following, is_foreign_number: bool) -> bool:
+    """Return True for a heading before a solution, such as "Lösung:", and for a phrase without the value it needs."""
+    if line.has_value:
+        return line.is_heading and is_foreign_number
+    return line.is_heading or phrase.row.needs_value
+
+
+def _candidate(text: str, phrase: Phrase, line: Following) -> Candidate:
+    """Return the whole line after a phrase as a candidate."""
+    before = text[max(0, phrase.start - 60) : phrase.start]
+    return Candidate(
+        *(phrase.anchor, (line.text,)),
+        rest=text[phrase.end : phrase.end + MAX_CONTENT].lstrip(_SPACE),
+        end=phrase.end,
+        strength=phrase.row.strength,
+        corrects=_CORRECTS.search(before) is not None,
+    )
+
+
+def _doubtful(text: str, phrase: Phrase, line: Following, candidate: Candidate) -> Candidate | None:
+    """Return a refusal of words before the number of another language, and a number with two meanings; else None."""
+    is_sentence = _COLON.match(text, phrase.end - 1) and not _ONE_WORD.match(line.text)
+    if not line.has_value and not is_sentence and _NUMERAL.search(_CLAUSE.split(line.text, maxsplit=1)[0]):
+        return candidate.without_answer("no_answer", f": words before the number in '{line.text[:60]}'")
+    either = None if ONE_UNSPACED.match(phrase.anchor) else _EITHER.match(line.text)
     if either is None:
         return None
     both = (re.sub("[.,]", "", either[1]), either[1].replace(",", "."))
-    return Candidate(phrase.anchor, both, "undecided", f"'{either[1]}' is {both[0]} or {both[1]}")
-
-
-def _overrides(text: str, start: int) -> bool:
-    """Return True if a phrase after a box, a tag or `####` names a final answer or is a correction."""
-    return _OVERRIDES.search(text[max(0, start - 60) : start]) is not None
+    detail = f"'{either[1]}' is {both[0]} or {both[1]}"
+    return replace(candidate, contents=both, status="undecided", detail=detail)
 
 
 def _line(text: str, phrase: Phrase, kind: str) -> Following:

@@ -61,11 +61,7 @@ def public(value: Any, found: set[str] | None = None) -> Any:
     """
     found = set() if found is None else found
     if isinstance(value, Mapping):
-        shown = {key: public(item, found) for key, item in value.items() if not is_secret(key, item)}
-        found.update(*(_texts(item) for key, item in value.items() if is_secret(key, item)))
-        if isinstance(env := shown.get("env"), dict):
-            shown["env"] = {name: env.get(name) if _SHOWN_VARIABLE.match(name) else None for name in value["env"]}
-        return shown
+        return _public_mapping(value, found)
     if isinstance(value, (list, tuple)):  # pairs of name and value, too
         secret = [item for item in value if isinstance(item, (list, tuple)) and len(item) == 2 and is_secret(*item)]
         found.update(_texts(secret))
@@ -78,6 +74,14 @@ def public(value: Any, found: set[str] | None = None) -> Any:
             shown = public(given, found)
             return value if shown == given else json.dumps(shown, default=str)
     return _public_text(value, found)
+
+
+def _public_mapping(value: Mapping[str, Any], found: set[str]) -> dict[str, Any]:
+    shown = {key: public(item, found) for key, item in value.items() if not is_secret(key, item)}
+    found.update(*(_texts(item) for key, item in value.items() if is_secret(key, item)))
+    if isinstance(env := shown.get("env"), dict):
+        shown["env"] = {name: env.get(name) if _SHOWN_VARIABLE.match(name) else None for name in value["env"]}
+    return shown
 
 
 def _public_text(text: str, found: set[str]) -> str:

@@ -6,6 +6,9 @@ from tests.processor_time import timed
 from trl_ext.rewards import Answer, RuleSet
 from trl_ext.rewards.base.rule import Row
 from trl_ext.rewards.rules.maths import Math
+from trl_ext.rewards.text.announcements import Strength
+from trl_ext.rewards.text.phrases import LANGUAGES
+from trl_ext.rewards.text.reader import Candidate, choose
 
 HOSTILE = "answer: |not |not a |the answer to |is wrong that |A:\n|####|I choose |B is |is ".split("|")
 ABROAD = "答案 |答案是不是|선택지는 |Ответ не — |antwort a b c |opción correcta |选项是|forty (4|1 234 |7:00 ".split(
@@ -40,3 +43,20 @@ def test_a_rule_set_pays_the_value_and_leaves_out_what_is_undecided():
     rewards = rules(prompts=["?"] * 3, completions=texts, answer=["30000", "3", "1234"])
     assert rewards == [1.0, 0.0, None]
     rules.close()
+
+
+def test_the_strongest_candidate_is_chosen_and_of_equals_the_latest():
+    box = Candidate("box", ("1",), end=5)
+    early, late = (Candidate(str(end), ("2",), end=end, strength=Strength.PHRASE) for end in (2, 9))
+    correction = Candidate("final", ("3",), end=7, strength=Strength.PHRASE, corrects=True)
+    bare = Candidate("bare", ("4",), end=20, strength=Strength.BARE)
+    assert choose([]) is None
+    assert choose([early, late, bare]) is late
+    assert choose([early, box, late, bare]) is box
+    assert choose([early, box, correction, late]) is correction
+
+
+def test_each_row_of_the_table_finds_words_in_lower_case_for_a_kind_that_exists():
+    rows = [row for language in LANGUAGES for row in language.announcements]
+    assert {row.kind for row in rows} == {"any", "choice", "value"}
+    assert all(row.words == row.words.lower() and all(row.words.split("|")) for row in rows)

@@ -230,7 +230,7 @@ def _after(text: str, phrase: Phrase, kind: str, trusted: bool) -> Candidate | N
             return candidate.without_answer("no_answer", "is denied")
     value = line.text if line.has_value else behind_verb(line.text, kind)
     if value is not None:
-        return candidate if kind == "maths" else replace(candidate, contents=(value,))
+        return candidate if kind == "maths" or line.has_value else replace(candidate, contents=(value,))
     return None if line.is_below else replace(candidate, strength=Strength.BARE)
 
 

@@ -2,7 +2,7 @@
 
 Two expressions are the same if they agree at four points, to far more digits than they are written with. For the
 expressions of answers, this practically never happens by chance. It takes milliseconds for any answer, while symbolic
-simplification may not return. `size` runs first: it bounds, from the tree alone, the digits of all values.
+simplification may not return. No operation starts whose result would have more than MAX_DIGITS digits.
 """
 
 import hashlib
@@ -14,69 +14,28 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node, parse
+from trl_ext.rewards.mathematics.parse import parse
 from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tree import LEAVES, Node, has_variable, is_whole, operands, walk
 
 _LOG_2 = math.log10(2)
-_HUGE = 10**300
-GROWING = frozenset({"factorial", "binomial", "exp", "sinh", "cosh"})  # faster than any power
+_MAX_BITS = MAX_DIGITS / _LOG_2  # of a value, on either side of the point
+_GROWING = frozenset({"factorial", "binomial", "exp", "sinh", "cosh"})  # faster than any power
+_ROUNDING = frozenset({"floor", "ceil"})
+_BRANCHING = frozenset({"log", "ln", "arcsin", "arccos", "arctan"})  # no value, or another branch, below 0
+_MAX_ROOT = 64  # degree of a root that is computed exactly
 
 
-def size(node: Node) -> float:
-    """Return the digits that a tree's value may need on either side of the point; TooComplex above MAX_DIGITS."""
-    digits = _size(node)
-    if digits > MAX_DIGITS:
+def _check_bits(num_bits: float | Fraction) -> None:
+    if not num_bits < _MAX_BITS:
         raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
-    return digits
 
 
-def _size(node: Node) -> float:
-    kind = node[0]
-    if kind == "num":
-        return math.log10(max(2, abs(node[1].numerator), node[1].denominator))
-    if kind in ("var", "const"):
-        return 0.16 if kind == "var" else 0.5  # A variable is evaluated between 0.7 and 1.4.
-    sizes = [size(child) for child in node[1:] if isinstance(child, tuple)]
-    if kind == "pow":
-        return sizes[0] * max(1.0, _largest(node[2]))
-    if kind == "call":
-        grown = _call_digits(node[1], [_largest(child) for child in node[2:]]) if node[1] in GROWING else 0.0
-        return sum(sizes) + 1 + grown
-    return sum(sizes) + _LOG_2 * (len(sizes) - 1)
-
-
-def _call_digits(name: str, values: list[float]) -> float:
-    """Return the decimal digits before the point of a function's value at the given arguments."""
-    largest = values[0]
-    if name == "factorial":
-        return largest * math.log10(largest + 2)
-    if name == "binomial":
-        return min(largest * _LOG_2, values[1] * math.log10(largest + 2))
-    return largest / 2 if name in GROWING else math.log10(max(values) + 10)
-
-
-def _largest(node: Node) -> float:
-    """Estimate the largest absolute value of a tree, at most 1e300. If it is too low, the evaluation stops."""
-    kind = node[0]
-    if kind == "num":
-        return float(min(abs(node[1]), _HUGE))
-    if kind in ("var", "const"):
-        return 1.4 if kind == "var" else math.pi
-    values = [_largest(child) for child in node[1:] if isinstance(child, tuple)]
-    if kind == "add":
-        return min(sum(values), _HUGE)
-    if kind == "mul":
-        return min(math.prod(values), _HUGE)
-    if kind == "call":
-        return 10.0 ** min(_call_digits(node[1], values), 300)
-    base, exponent = values
-    if node[2] == MINUS_ONE and base > 0:
-        return min(1 / base, _HUGE) if node[1][0] == "num" else 10.0
-    return 10.0 ** min(math.log10(max(base, 2)) * max(exponent, 1), 300)
+# Exact values ----------------------------------------------------------------------------------------------------
 
 
 def exact_value(node: Node) -> Fraction | None:
-    """Return the rational value of a tree whose `size` was checked; None if the value is not rational."""
+    """Return the rational value of a tree; None if the value is not rational; TooComplex above MAX_DIGITS."""
     try:
         return _exact(node)
     except ZeroDivisionError:
@@ -84,32 +43,31 @@ def exact_value(node: Node) -> Fraction | None:
 
 
 def _exact(node: Node) -> Fraction | None:
-    kind = node[0]
-    if kind == "num":
-        return node[1]
-    if kind in ("var", "const"):
+    if node[0] == "num":
+        number: Fraction = node[1]
+        return number
+    values = [_exact(operand) for operand in operands(node)]
+    compute = _EXACT.get(node[0])
+    found = compute(*values) if compute and None not in values else None
+    if found is None:
         return None
-    values = [_exact(child) for child in node[1:] if isinstance(child, tuple)]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    if kind == "add":
-        return sum(known, Fraction(0))
-    if kind == "mul":
-        return math.prod(known, start=Fraction(1))
-    if kind == "call":
-        name, first = node[1], known[0]
-        if name in ("factorial", "binomial") and all(value.denominator == 1 and value >= 0 for value in known):
-            return Fraction(math.factorial(int(first)) if name == "factorial" else math.comb(*map(int, known)))
-        rounded: dict[str, Callable[[Fraction], Fraction | int]] = {"abs": abs, "floor": math.floor, "ceil": math.ceil}
-        return Fraction(rounded[name](first)) if name in rounded else None
-    base, exponent = known
-    if exponent.denominator == 1:
+    _check_bits(_num_bits(found))
+    return Fraction(found)
+
+
+def _num_bits(number: Fraction | int) -> int:
+    return max(abs(number.numerator), number.denominator).bit_length() - 1
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    degree = exponent.denominator
+    if degree == 1:
+        _check_bits(abs(exponent) * _num_bits(base))
         return base ** int(exponent)
-    if base < 0 or exponent.denominator > 64:
+    if base < 0 or degree > _MAX_ROOT:
         return None
-    top, bottom = _root(base.numerator, exponent.denominator), _root(base.denominator, exponent.denominator)
-    return None if top is None or bottom is None else Fraction(top, bottom) ** exponent.numerator
+    top, bottom = _root(base.numerator, degree), _root(base.denominator, degree)
+    return None if top is None or bottom is None else _power(Fraction(top, bottom), degree * exponent)
 
 
 def _root(number: int, degree: int) -> int | None:
@@ -123,10 +81,39 @@ def _root(number: int, degree: int) -> int | None:
     return low if low**degree == number else None
 
 
+def _factorial(number: Fraction) -> int | None:
+    if number.denominator > 1 or number < 0:
+        return None
+    _check_bits(number * (_num_bits(number) + 1))
+    return math.factorial(int(number))
+
+
+def _binomial(number: Fraction, chosen: Fraction) -> int | None:
+    if number.denominator > 1 or chosen.denominator > 1 or number < 0 or chosen < 0:
+        return None
+    _check_bits(min(number, chosen * (_num_bits(number) + 1)))
+    return math.comb(int(number), int(chosen))
+
+
+_EXACT: dict[str, Callable[..., Fraction | int | None]] = {
+    "add": lambda *terms: sum(terms),
+    "mul": lambda *factors: math.prod(factors),
+    "pow": _power,
+    "factorial": _factorial,
+    "binomial": _binomial,
+    "abs": abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+
+# Values at points ------------------------------------------------------------------------------------------------
+
 _NUM_POINTS = 4  # The last point has negative variables.
 _ROUNDED_POINTS = range(_NUM_POINTS, 36)
 _MAX_ROUNDED = 50
 _SPARE_DIGITS = 20
+_STEP_DIGITS = 50  # The precision grows in steps, so that most answers share one evaluation of the gold.
 _MAX_COST = 400  # calls at 100 digits; a tenth of a second
 _MAX_GAMMA_DIGITS = 100  # The gamma function needs seconds for the first value to a thousand digits.
 
@@ -139,7 +126,7 @@ class Value:
 
     Args:
         exact: The value if it is rational, else None.
-        digits: Upper bound of the decimals of its numbers.
+        digits: Sum of the digits of its numbers.
         names: Its variables.
         rounding: True if it rounds a variable; it is then compared at many points, most of them whole.
         branching: True for a logarithm or root of a variable; no negative point is then used.
@@ -149,7 +136,7 @@ class Value:
 
     node: Node
     exact: Fraction | None
-    digits: int
+    digits: float
     names: frozenset[str]
     rounding: bool
     branching: bool
@@ -161,20 +148,25 @@ class Value:
 def value_of(tokens: Tokens) -> Value:
     """Return the value of an expression, or raise Unreadable or TooComplex."""
     node = parse(tokens)
-    digits = math.ceil(size(node))
     exact = exact_value(node)
     nodes = list(walk(node))
-    names = frozenset(one[1] for one in nodes if one[0] == "var")
-    rounding = any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes)
-    if rounding and any(one[0] == "num" and max(abs(one[1]).as_integer_ratio()) > _MAX_ROUNDED for one in nodes):
+    numbers = [one[1] for one in nodes if one[0] == "num"]
+    calls = [one for one in nodes if one[0] not in LEAVES]
+    moving = {"root" if one[0] == "pow" and not is_whole(one[2]) else one[0] for one in calls if has_variable(one)}
+    rounding = bool(_ROUNDING & moving)
+    if rounding and any(max(abs(one).as_integer_ratio()) > _MAX_ROUNDED for one in numbers):
         raise Unreadable("a variable that is rounded, and large numbers: points prove nothing about it")
-    # Logarithms, inverse functions, powers with other than integer exponents.
-    cuts = [one for one in nodes if one[0] == "call" and (one[1] in ("log", "ln") or one[1].startswith("arc"))]
-    cuts += [one for one in nodes if one[0] == "pow" and (one[2][0] != "num" or one[2][1].denominator != 1)]
-    branching = any(map(has_variable, cuts))
-    calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
-    gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)
-    return Value(node, exact, digits, names, rounding, branching, len(calls), gamma)
+    costly = [one[0] for one in calls if one[0] not in ("add", "mul") and exact is None]
+    return Value(
+        node=node,
+        exact=exact,
+        digits=_LOG_2 * sum(map(_num_bits, numbers)),
+        names=frozenset(one[1] for one in nodes if one[0] == "var"),
+        rounding=rounding,
+        branching=not moving.isdisjoint({"root", *_BRANCHING}),
+        num_calls=len(costly),
+        gamma=not {"factorial", "binomial"}.isdisjoint(costly),
+    )
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -188,18 +180,18 @@ def proportion(left: Value, right: Value) -> Any:
     """Return the real constant c with left = c * right at every point; None if there is none, or a value is zero."""
     digits = _precision(left, right)
     pairs = list(_pairs(left, right, digits))
-    if any(a is None or b is None or _close(a, 0, digits) or _close(b, 0, digits) for a, b in pairs):
+    if any(one is None or _close(one, 0, digits) for pair in pairs for one in pair):
         return None
     factors = [a / b for a, b in pairs]
-    if not all(_close(factor, factors[0], digits) for factor in factors) or not _close(factors[0].imag, 0, digits):
-        return None
-    return factors[0].real
+    first = factors[0]
+    constant = all(_close(factor, first, digits) for factor in factors) and _close(first.imag, 0, digits)
+    return first.real if constant else None
 
 
 def real_value(tokens: Tokens) -> float:
     """Return the value of an expression without variables; raise Unreadable if it is not real."""
     value = value_of(tokens)
-    found = None if value.names else _at_point(value, 0, 50)
+    found = None if value.names else _at_point(value, 0, _STEP_DIGITS)[0]
     if found is None or abs(found.imag) > 1e-20:
         raise Unreadable("no real number")
     return float(found.real)
@@ -211,22 +203,24 @@ def rounds_to(value: Value, decimal: Tokens) -> bool:
         return False
     places = len(decimal[-1].partition(".")[2])
     digits = _precision(value, value_of(decimal))
-    found, wanted = _at_point(value, 0, digits), _at_point(value_of(decimal), 0, digits)
+    found, wanted = _at_point(value, 0, digits)[0], _at_point(value_of(decimal), 0, digits)[0]
     if found is None or not _close(found.imag, 0, digits):
         return False
-    context = _context()
-    context.dps = 2 * digits
-    return bool(abs(found.real - wanted.real) <= context.mpf(10) ** -places / 2)
+    return bool(abs(found.real - wanted.real) <= _context(digits).mpf(10) ** -places / 2)
 
 
 def _precision(left: Value, right: Value) -> int:
-    """Return the number of decimals to compare, in steps of 50, so that most answers share one evaluation of the gold.
+    """Return the number of decimals to compare.
 
     Raises TooComplex if that would take too long; the cost of a call grows with the square of the digits.
     """
-    digits = -(-(left.digits + right.digits + _SPARE_DIGITS) // 50) * 50
-    if (left.num_calls + right.num_calls) * (digits / 100) ** 2 > _MAX_COST:
-        raise TooComplex(f"{left.num_calls + right.num_calls} powers and functions to {digits} digits")
+    num_digits = _SPARE_DIGITS + sum(
+        value.digits + _LOG_2 * _at_point(value, 0, _STEP_DIGITS)[1] for value in (left, right)
+    )
+    digits = _STEP_DIGITS * math.ceil(num_digits / _STEP_DIGITS)
+    num_calls = left.num_calls + right.num_calls
+    if num_calls * (digits / 100) ** 2 > _MAX_COST:
+        raise TooComplex(f"{num_calls} powers and functions to {digits} digits")
     if (left.gamma or right.gamma) and digits > _MAX_GAMMA_DIGITS:
         raise TooComplex(f"the factorial of a variable to {digits} digits")
     return digits
@@ -234,88 +228,91 @@ def _precision(left: Value, right: Value) -> int:
 
 def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
     """Yield both values at each point: one point without variables, no negative point for roots and logarithms."""
-    count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
-    for index in range(count) if not (left.rounding or right.rounding) else _ROUNDED_POINTS:
-        a, b = _at_point(left, index, digits), _at_point(right, index, digits)
+    points = range(_NUM_POINTS - (left.branching or right.branching))
+    if left.rounding or right.rounding:
+        points = _ROUNDED_POINTS
+    for index in points if left.names or right.names else (0,):
+        a, b = _at_point(left, index, digits)[0], _at_point(right, index, digits)[0]
         # A cached value belongs to the context of the thread that computed it.
-        yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all nodes below it."""
-    yield node
-    for child in node[1:]:
-        if isinstance(child, tuple):
-            yield from walk(child)
-
-
-def has_variable(node: Node) -> bool:
-    return any(one[0] == "var" for one in walk(node))
+        yield (None, None) if a is None or b is None else (_context(digits).mpc(a), _context(digits).mpc(b))
 
 
 @lru_cache(maxsize=4096)
-def _at_point(value: Value, index: int, digits: int) -> Any:
-    """Return the value at one point, to twice the digits that are compared; None if it is not finite."""
-    context = _context()
-    context.dps = 2 * digits
-    point = {}
+def _at_point(value: Value, index: int, digits: int) -> tuple[Any, int]:
+    """Return the value at one point, to twice the digits that are compared, and the bits of its largest intermediate.
+
+    The value is None if it is not finite.
+    """
+    context = _context(digits)
+    variables = {}
     for name in value.names:  # A hash of the name, between 0.7 and 1.4, so that `x^{2023}` stays small.
         digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
         place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
         if index >= _NUM_POINTS:  # Up to about 700; whole at every second point, and for letters such as n.
             place = place * 2 ** (index % 10)
             place = context.ceil(place) if index % 2 or name in "jkmnpqN" else place
-        point[name] = -place if index == _NUM_POINTS - 1 else place
+        variables[name] = -place if index == _NUM_POINTS - 1 else place
+    point = _Point(context, variables)
     try:
-        found = context.mpc(_evaluate(value.node, context, point))
+        return context.mpc(point.value(value.node)), point.num_bits
     except (ArithmeticError, ValueError, TypeError, NotImplementedError):  # what mpmath raises outside a domain
-        return None
-    return found if context.isfinite(found) else None
+        return None, point.num_bits
 
 
-def _context() -> Any:
+class _Point:
+    """Numbers for variables, and the bits of the largest or smallest value that was computed from them."""
+
+    def __init__(self, context: Any, variables: dict[str, Any]) -> None:
+        self.context = context
+        self.variables = variables
+        self.constants = {"pi": +context.pi, "e": +context.e, "i": context.j}
+        self.num_bits = 0
+
+    def value(self, node: Node) -> Any:
+        kind, content = node[:2]
+        if kind == "num":
+            return self.context.mpf(content.numerator) / content.denominator
+        if kind in LEAVES:
+            return self.variables[content] if kind == "var" else self.constants[content]
+        values = [self.value(operand) for operand in operands(node)]
+        _check_bits(self.bits_before(kind, values))
+        compute = _OPERATIONS.get(kind)
+        found = compute(self.context, *values) if compute else getattr(self.context, kind)(*values)
+        if not self.context.isfinite(found):
+            raise ArithmeticError
+        num_bits = abs(self.context.mag(found or 1))
+        _check_bits(num_bits)
+        self.num_bits = max(self.num_bits, num_bits)
+        return found
+
+    def bits_before(self, kind: str, values: list[Any]) -> Any:
+        """Estimate the bits that an operation's result needs."""
+        if kind == "pow":
+            return abs(values[1]) * (abs(self.context.mag(values[0] or 1)) or 0.5)
+        return max(map(abs, values)) if kind in _GROWING else 0
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {  # Others have mpmath's names.
+    "add": lambda context, *terms: context.fsum(terms),
+    "mul": lambda context, *factors: context.fprod(factors),
+    "pow": lambda context, base, exponent: context.power(base, exponent),
+    "log": lambda context, number, base=10: context.log(number, base),
+    "abs": lambda context, number: context.fabs(number),
+    "arcsin": lambda context, number: context.asin(number),
+    "arccos": lambda context, number: context.acos(number),
+    "arctan": lambda context, number: context.atan(number),
+}
+
+
+def _context(digits: int) -> Any:
+    """Return this thread's mpmath context, set to twice the digits that are compared."""
     if not hasattr(_local, "context"):
         from mpmath import MPContext
 
         _local.context = MPContext()
+    _local.context.dps = 2 * digits
     return _local.context
 
 
-def _evaluate(node: Node, context: Any, point: dict[str, Any]) -> Any:
-    kind = node[0]
-    if kind == "num":
-        return context.mpf(node[1].numerator) / node[1].denominator
-    if kind == "var":
-        return point[node[1]]
-    if kind == "const":
-        return {"pi": +context.pi, "e": +context.e, "i": context.j}[node[1]]
-    values = [_evaluate(child, context, point) for child in node[1:] if isinstance(child, tuple)]
-    if kind == "add":
-        return context.fsum(values)
-    if kind == "mul":
-        return context.fprod(values)
-    if kind == "pow":
-        _check_digits(abs(values[1]) * abs(context.mag(values[0] or 1)))
-        return context.power(*values)
-    return _call(node[1], values, context)
-
-
-def _check_digits(num_bits: Any) -> None:
-    if not num_bits < 4 * MAX_DIGITS:
-        raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
-
-
-def _call(name: str, values: list[Any], context: Any) -> Any:
-    """Call mpmath's function of this name."""
-    for value in values:
-        _check_digits(abs(value) if name in GROWING else context.mag(value or 1))
-    if name == "log":
-        return context.log(values[0], values[1] if len(values) > 1 else 10)
-    own = {"abs": "fabs", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-    return getattr(context, own.get(name, name))(*values)
-
-
 def _close(left: Any, right: Any, digits: int) -> bool:
-    context = _context()
-    context.dps = 2 * digits
-    return bool(abs(left - right) <= max(1, abs(left), abs(right)) * context.mpf(10) ** -digits)
+    return bool(abs(left - right) <= max(1, abs(left), abs(right)) * _context(digits).mpf(10) ** -digits)

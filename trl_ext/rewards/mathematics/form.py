@@ -10,37 +10,61 @@ ratio     5 : 8
 numeral   52_8   (1A)_{16}                          the same digits of the same base
 words     \text{east}
 scalar    everything else, an expression of `parse`
+
+Names, domains, numerals and words are recognised by patterns over the tokens with spaces between them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 
-from trl_ext.rewards.mathematics.spelling import WORDS, is_number
-from trl_ext.rewards.mathematics.tokens import MAX_MATRIX, MAX_PARTS, Tokens, TooComplex, closes_at, is_symbol, split
+from trl_ext.rewards.mathematics.spelling import WORDS
+from trl_ext.rewards.mathematics.tokens import GREEK, MAX_PARTS, Tokens, TooComplex, closes_at, spaced, split
 
 SET_RELATIONS = {"\\subset": "\\supset", "\\subseteq": "\\supseteq", "\\subsetneq": "\\supsetneq"}
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx", *SET_RELATIONS, *SET_RELATIONS.values()})
-ACCENTS = frozenset({"\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline", "\\overline"})
-_AROUND_POINTS = frozenset({"|", "\\angle", "\\overline", "\\triangle", "_", "{", "}", "\\cap", "\\complement"})
+_LEADS = frozenset({"+", "\\approx", WORDS + "only"})
 _FILLING = re.compile(r"\bis an?\b|\b(?:the|is|are|it|must be)\b|[.!,]")
 _IF = frozenset({WORDS + "if", WORDS + "when", WORDS + "for", "."})
-_OPENS = (WORDS + "for", WORDS + "where", "\\forall")
-_OPERATORS = RELATIONS | {"\\cdot"}  # An answer that starts with such a sign is text.
 _TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
-_HIGH_DIGITS = frozenset("ABCDEF")
+_OPENS = (WORDS + "for", WORDS + "where", "\\forall", "(")
 _MAX_SIGNS = 3  # plus-minus signs of one expression, so eight values
-# The domain of a parameter: `k \in \mathbb{Z}`, `\text{ for all positive integers } n`.
-_DOMAIN_WORDS = frozenset(
-    "for all any every each some where is an a arbitrary real reals number numbers integer integers natural rational"
-    " positive negative nonnegative non-negative nonzero whole even odd constant".split()
-)
-_DOMAIN_SIGNS = frozenset(("\\in", "\\neq", ">", "<", "\\geq", "_", "^", "{", "}", "+", "*", "\\cdot", "0", "1"))
-# Words that deny an answer do not name it.
-_NO_NAME = frozenset("not no never wrong false incorrect except neither nor but".split())
 _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
+_TOGETHER = ({"\\pm": "+", "\\mp": "-"}, {"\\pm": "-", "\\mp": "+"})
+
+# Patterns over spaced tokens.
+_RELATION = "(?:" + "|".join(map(re.escape, sorted(RELATIONS))) + ")"
+_LETTER = rf"(?:\"?[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?= |\Z)"
+_UNKNOWN = rf"(?![ei](?: |\Z)){_LETTER}(?: _ \{{ (?:[^{{}}]+ )?\}})?(?: ')*(?: \( {_LETTER}(?: \S {_LETTER})* \))?"
+_ACCENTED = rf"\\(?:bar|hat|vec|tilde|widehat|underline|overline) \{{ {_UNKNOWN} \}}"
+_VARIABLE = re.compile(rf"(?:{_UNKNOWN}|{_ACCENTED}|\( {_UNKNOWN}(?: , {_UNKNOWN})* \))")
+_AROUND = r"(?:[|_{}]|\\(?:angle|overline|triangle|cap|complement)|[0-9]+)"
+_POINTS = rf"(?:{_AROUND} )*[A-Z](?: {_AROUND})* [A-Z](?: {_AROUND}| [A-Z])*"
+_NO_NAME = "not|no|never|wrong|false|incorrect|except|neither|nor|but"  # Words that deny an answer do not name it.
+_ONE_NAME = rf"(?:{_UNKNOWN}|{_ACCENTED}|{_POINTS}|\"(?!\S*\b(?:{_NO_NAME})\b)\S+)"
+_NAME = re.compile(
+    rf"{_VARIABLE.pattern}|{_ONE_NAME}(?: : {_ONE_NAME})*|\\frac \{{ {_ONE_NAME} \}} \{{ {_ONE_NAME} \}}"
+    r"|.+ _ \{ [\"\\](?:max|min) \}"
+    rf"|P \( [^()]+ \)|(?![xyz] ){_LETTER} \( (?!.*{_RELATION} )(?:[^()]|\( [^()]* \))+ \)"
+)
+_DOMAIN_WORDS = (
+    "for|all|any|every|each|some|where|is|an|a|arbitrary|reals?|numbers?|integers?|natural|rational|positive|negative"
+    "|non-?negative|non-?positive|nonzero|whole|even|odd|constant"
+)
+_IN_DOMAIN = (
+    rf"(?:\"(?:(?:{_DOMAIN_WORDS})(?:~|(?= |\Z)))+|{_LETTER}|\\in|\\neq|\\geq|\\cdot|[<>_^{{}}+*01]"
+    r"|\\mathbb\S*|\\forall)"
+)
+# The domain of a parameter: `k \in \mathbb{Z}`, `\text{ for all positive integers } n`.
+_DOMAIN = re.compile(
+    rf"(?:\( )?(?:{_LETTER} \\in \\mathbb.*|(?=\"(?:for|where)\b|\\forall){_IN_DOMAIN}(?: {_IN_DOMAIN})*?)(?: \))?"
+)
+_RESIDUE = re.compile(r"(-?) ?([0-9]{1,9}) \\pmod ([1-9][0-9]{0,8})")
+_NUMERAL = re.compile(r"(?:\( )?(?=[^_]*[0-9])((?:[0-9.]+|[A-F])(?: [0-9.]+| [A-F])*)(?: \))? _ \{ ([0-9]+) \}")
+_AMOUNTS = re.compile(r"[0-9.]+ \"\S+(?: [0-9.]+ \"\S+)+")  # `2 hours 12 minutes`
+_TEXT = re.compile(rf"\\mathbb\S*|\\emptyset|(?:- )?\\infty|(?:{_RELATION}|\\cdot)(?: .*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,77 +76,26 @@ class Form:
     signs: tuple[str, ...] = ()
     parts: tuple[Tokens, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(self.parts) > MAX_PARTS and self.kind != "matrix":
+            raise TooComplex(f"more than {MAX_PARTS} parts")
+
 
 @lru_cache(maxsize=4096)  # The completions of a group share their gold, and often their answers.
 def form_of(tokens: Tokens) -> Form:
-    """Return the form of an answer; raise TooComplex for too many parts."""
-    tokens = tokens[1:] if tokens[:1] in (("+",), ("\\approx",), (WORDS + "only",)) else tokens
-    if tokens[1:2] == ("|",) and (condition := _builder(tokens)):  # `x | x > 1`, whose braces are lost
-        return condition
-    listed = [part for _, part in split(tokens, (",",))]
-    if len(listed) > 1:
-        listed = [part for part in listed if part and (part[0] == "\\forall" or not _is_domain(part))]
-        if len(listed) > 1:
-            return _form("list", tokens, (), _expand(listed))
-        tokens = listed[0] if listed else tokens
-    places = (place for place, token in enumerate(tokens) if place and token.startswith((*_OPENS, "(")))
-    tokens = tokens[: next((place for place in places if _is_domain(tokens[place:])), None)]
-    if "\\in" in tokens:
-        place = tokens.index("\\in")
-        if is_variable(tokens[:place]):  # `x \in [1, 2)` is the interval.
-            tokens = tokens[place + 1 :]
-    for kind, marks in (("union", ("\\cup",)), ("relation", RELATIONS)):
-        parts = split(tokens, marks)
-        if len(parts) > 1 and any(part for _, part in parts):
-            return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
-    return (
-        _ratio(tokens)
-        or _numeral(tokens)
-        or _bracketed(tokens)
-        or _labelled(tokens)
-        or _matrix(tokens)
-        or _cases(tokens)
-        or _plus_minus(tokens)
-        or _plain(tokens)
-    )
+    """Return the form of an answer: of the first of `_READERS` that reads one; raise TooComplex for too many parts."""
+    tokens = tokens[1:] if _LEADS & {*tokens[:1]} else tokens
+    return next(form for form in (read(tokens) for read in _READERS) if form is not None)
 
 
 def is_variable(tokens: Tokens) -> bool:
     """Return True if tokens are an unknown: `x`, `x_1`, `f(x)`, `f'(x)`, `\\bar{x}`, `(x, y)`."""
-    if not tokens:
-        return False
-    if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
-        return all(is_variable(part) for _, part in split(tokens[1:-1], (",",)))
-    if tokens[0] in ACCENTS and closes_at(tokens, 1) == len(tokens) - 1:
-        return is_variable(tokens[2:-1])
-    if not is_symbol(tokens[0]) or tokens[0] in ("e", "i"):
-        return False
-    rest = tokens[1:]
-    if rest[:1] == ("_",):
-        rest = rest[closes_at(rest, 1) + 1 :]
-    while rest[:1] == ("'",):
-        rest = rest[1:]
-    return not rest or (rest[0] == "(" and closes_at(rest, 0) == len(rest) - 1 and all(map(is_symbol, rest[1:-1:2])))
+    return _VARIABLE.fullmatch(spaced(tokens)) is not None
 
 
 def is_name(tokens: Tokens) -> bool:
     """Return True if tokens name a quantity: an unknown, `|AB|`, `P(X = 2)`, `V_1:V_2`, `\\frac{NO}{BO}`, words."""
-    if is_variable(tokens) or (tokens[-4:-2] == ("_", "{") and tokens[-2][1:] in ("max", "min")):
-        return True
-    if len(tokens) == 1 and tokens[0].startswith(WORDS):
-        return not _NO_NAME & {*tokens[0][1:].split()}
-    ratio = [part for _, part in split(tokens, (":",))]
-    if len(ratio) > 1:
-        return all(is_name(part) for part in ratio)
-    if tokens[:2] == ("\\frac", "{"):
-        middle = closes_at(tokens, 1)
-        return is_name(tokens[2:middle]) and is_name(tokens[middle + 2 : -1])
-    bare = tuple(token for token in tokens if token not in _AROUND_POINTS and not token.isdigit())
-    if len(bare) > 1 and all(len(token) == 1 and token.isupper() for token in bare):
-        return True  # points
-    if len(tokens) > 3 and is_symbol(tokens[0]) and tokens[0] not in ("x", "y", "z") and tokens[1] == "(":
-        return closes_at(tokens, 1) == len(tokens) - 1 and (tokens[0] == "P" or not RELATIONS & {*tokens})
-    return False
+    return _NAME.fullmatch(spaced(tokens)) is not None
 
 
 def words_of(tokens: Tokens) -> str | None:
@@ -133,80 +106,107 @@ def words_of(tokens: Tokens) -> str | None:
     return "".join(text.split()).casefold() or None
 
 
+def comma_parts(tokens: Tokens) -> tuple[Tokens, ...]:
+    return tuple(part for _, part in split(tokens, (",",)))
+
+
+def _is_enclosed(tokens: Tokens) -> bool:
+    """Return True if the first bracket closes at the end."""
+    return len(tokens) > 1 and closes_at(tokens, 0) == len(tokens) - 1
+
+
 def _is_domain(tokens: Tokens) -> bool:
-    """Return True if all tokens give the domain of a parameter."""
-    if tokens[:1] == ("(",) and closes_at(tokens, 0) == len(tokens) - 1:
-        tokens = tokens[1:-1]
-    if len(tokens) > 2 and is_symbol(tokens[0]) and tokens[1] == "\\in":
-        return tokens[2].startswith("\\mathbb")
-    if not tokens or tokens[0].split()[0] not in _OPENS:
-        return False
-    words = [token for token in tokens if token.startswith(WORDS) and len(token) > 2]
-    signs = (token for token in tokens if not token.startswith(WORDS))
-    return all({*token[1:].split()} <= _DOMAIN_WORDS for token in words) and all(
-        token in _DOMAIN_SIGNS or token.startswith(("\\mathbb", "\\forall")) or is_symbol(token) for token in signs
-    )
+    return _DOMAIN.fullmatch(spaced(tokens)) is not None
+
+
+# Readers, each of which returns None for what it does not read. ----------------------------------------------------
+
+
+def _builder(tokens: Tokens) -> Form | None:
+    r"""Read `x | 1 < x < 2`, in the braces of a set or without them, as the relation."""
+    place = next((place for place, token in enumerate(tokens) if token in ("|", ":")), 0)
+    variable = tokens[: tokens.index("\\in")] if "\\in" in tokens[:place] else tokens[:place]
+    condition = form_of(tokens[place + 1 :]) if is_variable(variable) else None
+    return condition if condition and condition.kind in ("relation", "list") else None
+
+
+def _list(tokens: Tokens) -> Form | None:
+    parts = comma_parts(tokens)
+    if len(parts) < 2:
+        return None
+    parts = tuple(part for part in parts if part and not (_is_domain(part) and part[0] != "\\forall"))
+    if len(parts) > 1:
+        return Form("list", tokens, (), _expand(parts))
+    return form_of(parts[0]) if parts else None
+
+
+def _without_domain(tokens: Tokens) -> Form | None:
+    """Read what stands before the domain of a parameter, and the interval of `x \\in [1, 2)`."""
+    starts = (place for place, token in enumerate(tokens) if place and token.startswith(_OPENS))
+    place = next((place for place in starts if _is_domain(tokens[place:])), 0)
+    if place:
+        return form_of(tokens[:place])
+    place = tokens.index("\\in") if "\\in" in tokens else 0
+    return form_of(tokens[place + 1 :]) if place and is_variable(tokens[:place]) else None
+
+
+def _joined(kind: str, marks: frozenset[str]) -> Callable[[Tokens], Form | None]:
+    """Return a reader of parts with marks between them."""
+
+    def read(tokens: Tokens) -> Form | None:
+        found = split(tokens, marks)
+        if len(found) == 1 or not any(part for _, part in found):
+            return None
+        return Form(kind, tokens, tuple(mark for mark, _ in found[1:]), tuple(part for _, part in found))
+
+    return read
 
 
 def _ratio(tokens: Tokens) -> Form | None:
-    """Read `5 : 8` as a ratio and `Alice : 5` as a relation; None for anything else."""
-    parts = tuple(part for _, part in split(tokens, (":",))) if ":" in tokens else ()
-    if len(parts) == 2 and parts[0][:1] and parts[0][0].startswith(WORDS) and is_name(parts[0]):
-        return Form("relation", tokens, ("=",), parts)
-    if len(parts) < 2 or not all(parts) or any(token.startswith(WORDS) for token in tokens):
+    """Read `5 : 8` as a ratio and `Alice : 5` as a relation."""
+    parts = tuple(part for _, part in split(tokens, (":",)))
+    if len(parts) < 2 or not all(parts):
         return None
-    return _form("ratio", tokens, (), parts)
-
-
-def _expand(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
-    r"""Return the parts of a list or set, with `1 \pm 2` as two parts."""
-    found: list[Tokens] = []
-    for part in parts:
-        signs = _plus_minus(part) or (_bracketed(part) if "\\pm" in part else None)
-        found.extend(signs.parts if signs and signs.kind == "list" else [part])
-    return tuple(found)
+    if len(parts) == 2 and parts[0][0].startswith(WORDS) and is_name(parts[0]):
+        return Form("relation", tokens, ("=",), parts)
+    has_words = any(token.startswith(WORDS) for token in tokens)
+    return None if has_words else Form("ratio", tokens, (), parts)
 
 
 def _numeral(tokens: Tokens) -> Form | None:
-    """Read digits that are followed by their base, or a residue class; None for anything else."""
-    value, base = tokens[-3:-2], tokens[-1:]
-    if tokens[-2:-1] == ("\\pmod",) and value and tokens[:-3] in ((), ("-",)):
-        if all(one.isdecimal() and len(one) < 10 for one in (*value, *base)) and int(base[0]):
-            return Form("numeral", tokens, (str(int("".join(tokens[:-2])) % int(base[0])), "mod " + base[0]))
-    if tokens[-4:-2] != ("_", "{") or tokens[-1] != "}" or not tokens[-2].isdigit():
-        return None
-    digits = tokens[1:-5] if tokens[0] == "(" and tokens[-5] == ")" else tokens[:-4]
-    if not any(map(is_number, digits)) or not all(is_number(one) or one in _HIGH_DIGITS for one in digits):
-        return None
-    return Form("numeral", tokens, ("".join(digits).lstrip("0"), tokens[-2]))
-
-
-def _form(kind: str, tokens: Tokens, signs: tuple[str, ...], parts: tuple[Tokens, ...]) -> Form:
-    if len(parts) > MAX_PARTS:
-        raise TooComplex(f"more than {MAX_PARTS} parts")
-    return Form(kind, tokens, signs, parts)
+    """Read digits that are followed by their base, or a residue class."""
+    text = spaced(tokens)
+    if found := _RESIDUE.fullmatch(text):
+        return Form("numeral", tokens, (str(int(found[1] + found[2]) % int(found[3])), "mod " + found[3]))
+    found = _NUMERAL.fullmatch(text)
+    return Form("numeral", tokens, (found[1].replace(" ", "").lstrip("0"), found[2])) if found else None
 
 
 def _bracketed(tokens: Tokens) -> Form | None:
-    if len(tokens) < 2 or closes_at(tokens, 0) != len(tokens) - 1:
+    if not _is_enclosed(tokens):
         return None
-    opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
-    parts = tuple(part for _, part in split(inner, (",",)))
-    if (opening == "\\{" and closing == "\\}") or (opening == "{" and (len(parts) > 1 or inner[1:2] == ("|",))):
-        if not inner:
-            return Form("words", ("\\emptyset",))
-        return _builder(inner) or _form("set", tokens, (), _expand(parts))
-    if (opening, closing) == ("(", ")") and len(parts) == 1 and RELATIONS & {*inner}:
+    opening, inner, closing = tokens[0], tokens[1:-1], tokens[-1]
+    parts = comma_parts(inner)
+    if closing in ("\\}", "}") and opening in ("\\{", "{"):
+        return _set(tokens, inner, parts)
+    if closing == ")" and len(parts) == 1 and RELATIONS & {*inner}:
         return form_of(inner)
-    if closing in _TUPLES.get(opening, ()) and len(parts) > 1:
-        if "\\pm" in inner:
-            return _form("list", tokens, (), tuple((opening, *one, closing) for one in _signed(inner)))
-        return _form("tuple", tokens, (opening, closing), parts)
-    return None
+    if closing not in _TUPLES.get(opening, ()) or len(parts) == 1:
+        return None
+    if "\\pm" in inner:
+        return Form("list", tokens, (), tuple((opening, *one, closing) for one in _signed(inner)))
+    return Form("tuple", tokens, (opening, closing), parts)
 
 
-def _labelled(tokens: Tokens) -> Form | None:
-    """Read the point `A(1, 2)` as the relation `A = (1, 2)`; None for anything else, such as `F(x, y)`."""
+def _set(tokens: Tokens, inner: Tokens, parts: tuple[Tokens, ...]) -> Form | None:
+    if not inner:
+        return Form("words", ("\\emptyset",))
+    is_set = tokens[0] == "\\{" or len(parts) > 1 or inner[1:2] == ("|",)
+    return _builder(inner) or Form("set", tokens, (), _expand(parts)) if is_set else None
+
+
+def _point(tokens: Tokens) -> Form | None:
+    """Read the point `A(1, 2)` as the relation `A = (1, 2)`, but not `F(x, y)`."""
     place = tokens.index("(") if "(" in tokens else 0
     if not place or not tokens[0].isupper() or not is_variable(tokens[:place]):
         return None
@@ -216,73 +216,90 @@ def _labelled(tokens: Tokens) -> Form | None:
     return Form("relation", tokens, ("=",), (tokens[:place], tokens[place:]))
 
 
-def _builder(inner: Tokens) -> Form | None:
-    r"""Read the inside of `\{x | 1 < x < 2\}` as the relation; None without a variable and a bar."""
-    place = next((place for place, token in enumerate(inner) if token in ("|", ":")), 0)
-    variable = inner[: inner.index("\\in")] if "\\in" in inner[:place] else inner[:place]
-    condition = form_of(inner[place + 1 :]) if is_variable(variable) else None
-    return condition if condition and condition.kind in ("relation", "list") else None
-
-
 def _matrix(tokens: Tokens) -> Form | None:
-    """Read a matrix by rows, its signs the lengths of rows; None for anything else, such as a determinant."""
-    if (
-        len(tokens) > 2
-        and tokens[0] in ("(", "[")
-        and tokens[1] in _MATRICES
-        and closes_at(tokens, 0) == len(tokens) - 1
-    ):
-        tokens = tokens[1:-1]
-    if not tokens or tokens[0] not in _MATRICES or closes_at(tokens, 0) != len(tokens) - 1:
+    """Read a matrix by rows, its signs the lengths of rows, but no determinant."""
+    inner = tokens[1:-1] if tokens[0] in ("(", "[") and _is_enclosed(tokens) else tokens
+    if not _MATRICES & {*inner[:1]} or not _is_enclosed(inner):
         return None
-    rows = [[cell for _, cell in split(row, ("&",))] for _, row in split(tokens[1:-1], ("\\\\",)) if row]
-    if len(rows) > MAX_MATRIX or any(len(row) > MAX_MATRIX for row in rows):
-        raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
-    shape = tuple(str(len(row)) for row in rows)
-    return Form("matrix", tokens, shape, tuple(cell for row in rows for cell in row))
+    rows = [[cell for _, cell in split(row, ("&",))] for _, row in split(inner[1:-1], ("\\\\",)) if row]
+    return Form("matrix", inner, tuple(str(len(row)) for row in rows), tuple(cell for row in rows for cell in row))
 
 
 def _cases(tokens: Tokens) -> Form | None:
     """Read a piecewise function as pairs of value and condition, and a system as a list of relations."""
-    if tokens[:1] != ("\\begin{cases}",) or closes_at(tokens, 0) != len(tokens) - 1:
+    if tokens[0] != "\\begin{cases}" or not _is_enclosed(tokens):
         return None
-    inner = ["," if token == "&" else token for token in tokens[1:-1] if token not in _IF]
-    pairs = pairwise((*inner, "\\\\"))
-    rows = split(tuple(one for one, after in pairs if one != "," or after not in (",", "\\\\")), ("\\\\",))
-    return _form("list", tokens, (), tuple(("(", *row, ")") for _, row in rows if row))
+    rows = split(tuple(token for token in tokens[1:-1] if token not in _IF), ("\\\\",))
+    cells = [[cell for _, cell in split(row, ("&", ",")) if cell] for _, row in rows]
+    return Form("list", tokens, (), tuple(tuple_of(row) for row in cells if row))
+
+
+def tuple_of(parts: Sequence[Tokens]) -> Tokens:
+    """Return parts between round brackets."""
+    return ("(", *[token for part in parts for token in (",", *part)][1:], ")")
 
 
 def _plus_minus(tokens: Tokens) -> Form | None:
-    r"""Read `1 \pm 2` as a list of its values; None for anything else."""
-    values = _signed(tokens) if "\\pm" in tokens or "\\mp" in tokens else ()
+    r"""Read `1 \pm 2` as a list of its values."""
+    values = _signed(tokens)
     return Form("list", tokens, (), values) if len(values) > 1 else None
+
+
+def _words(tokens: Tokens) -> Form | None:
+    """Read words. Three letters in a row are a word, because a product would equal its anagrams."""
+    text = spaced(tokens)
+    if _AMOUNTS.fullmatch(text):
+        return Form("list", tokens, (), tuple(zip(tokens[::2], tokens[1::2], strict=True)))
+    if _TEXT.fullmatch(text):
+        return Form("words", tokens)
+    content = tuple(_FILLING.sub(" ", token) if token.startswith(WORDS) else token for token in tokens)
+    has_words = any(token.startswith(WORDS) and len(token) > 2 for token in tokens)
+    return Form("words", content) if (has_words or len(tokens) > 2) and words_of(content) else None
+
+
+def _scalar(tokens: Tokens) -> Form:
+    return Form("scalar", tokens)
+
+
+_READERS: tuple[Callable[[Tokens], Form | None], ...] = (
+    lambda tokens: _builder(tokens) if tokens[1:2] == ("|",) else None,
+    _list,
+    _without_domain,
+    _joined("union", frozenset({"\\cup"})),
+    _joined("relation", RELATIONS),
+    lambda tokens: None if tokens else Form("scalar", tokens),
+    _ratio,
+    _numeral,
+    _bracketed,
+    _point,
+    _matrix,
+    _cases,
+    _plus_minus,
+    _words,
+    _scalar,
+)
+
+
+def _expand(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
+    r"""Return the parts of a list or set, with `1 \pm 2` as two parts."""
+    found: list[Tokens] = []
+    for part in parts:
+        signs = form_of(part) if {"\\pm", "\\mp"} & {*part} else None
+        found.extend(signs.parts if signs and signs.kind == "list" else [part])
+    return tuple(found)
 
 
 def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
     r"""Return the tokens with each choice of plus-minus signs; with a `\mp`, all signs change together."""
-    places = [place for place, token in enumerate(tokens) if token in ("\\pm", "\\mp")]
+    if "\\mp" in tokens:
+        return tuple(tuple(choice.get(token, token) for token in tokens) for choice in _TOGETHER)
+    places = [place for place, token in enumerate(tokens) if token == "\\pm"]
     if len(places) > _MAX_SIGNS:
         return (tokens,)
-    free = 1 if "\\mp" in tokens else len(places)
     found = []
-    for choice in product("+-", repeat=free):
-        signs = choice * (len(places) if free == 1 else 1)
+    for signs in product("+-", repeat=len(places)):
         one = list(tokens)
-        for place, sign in zip(places, signs, strict=False):
-            one[place] = sign if tokens[place] == "\\pm" else "-+"["+-".index(sign)]
+        for place, sign in zip(places, signs, strict=True):
+            one[place] = sign
         found.append(tuple(one))
     return tuple(found)
-
-
-def _plain(tokens: Tokens) -> Form:
-    """Read words or a scalar. Three letters in a row are a word, because a product would equal its anagrams."""
-    content = tuple(_FILLING.sub(" ", token) if token.startswith(WORDS) else token for token in tokens)
-    pairs = tuple(zip(tokens[::2], tokens[1::2], strict=False))
-    if len(pairs) > 1 and len(tokens) % 2 == 0 and all(is_number(a) and b.startswith(WORDS) for a, b in pairs):
-        return Form("list", tokens, (), pairs)  # `2 hours 12 minutes`
-    is_set = len(tokens) == 1 and tokens[0].startswith(("\\mathbb", "\\emptyset"))
-    if is_set or tokens in (("\\infty",), ("-", "\\infty")) or (tokens and tokens[0] in _OPERATORS):
-        return Form("words", tokens)
-    if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(content):
-        return Form("words", content)
-    return Form("words" if len(tokens) > 2 and words_of(tokens) else "scalar", tokens)

@@ -1,6 +1,7 @@
 r"""Tables of spellings: signs and commands of one meaning; text that is a word, a function or a unit."""
 
 import re
+from collections.abc import Callable
 
 from trl_ext.rewards.text.prose import HALF_WIDTH
 
@@ -16,32 +17,51 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))")
-_SPACED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
-_DECIMAL_COMMA = re.compile(r"-?0,(?:0[0-9]+|[0-9]{3,})")
-_ORDINAL = re.compile(
-    r"(?<=[0-9])(?:\^\{\s?(?:\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th))\s?\}"
-    r"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{(?:st|nd|rd|th)\}"
-    r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))"
-)
-# Commands that JSON, Python or LaTeX damaged, because a backslash was doubled or missing.
-_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z{}])")  # where no line can break
+_SPACED_THOUSANDS = re.compile(r"[ $]*-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?[ $]*")
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z{}])")  # a doubled backslash where no line can break
 _POWER = re.compile(r"([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s?\^\s?\{?([23])\}?")  # `\text{m/s^2}`
-_QUAD = re.compile(r"\\q?quad(?=[A-Za-z])")
-_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes|ext(?:\{(?!\d+\})|circ))|\r(?=ho|ight)")
-_CONTROL_LETTERS = {"\x0c": "\\f", "\x08": "\\b", "\t": "\\t", "\r": "\\r"}
 _JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
-_RAISED = re.compile(r"<su([pb])>([^<]{0,99})</su[pb]>")
-_DOLLAR_PAIR = re.compile(r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])")
-_NO_BRACKET = re.compile(r"\\(?:left|right)\s?\.")
-_RATE = re.compile(r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])")
-_HALF_DAYS = {"a": " morning ", "p": " afternoon "}
-_HALF_DAY = re.compile(  # after a time with a colon, or with full stops
-    r"(?i)(?:(?<=:[0-9][0-9])|(?<=[0-9])(?=\W{0,6}(?:text|mathrm|mbox)?\W{0,3}[ap]\.\s?m))"
-    r"((?:[\s~]|\\[ ,;]|\\(?:text|mathrm|mbox)\s?\{)*)([ap])\.?\s?m(?![A-Za-z])\.?"
-)
+_DIGITS = {word: str(digit) for digit, word in enumerate("two three four five six seven eight nine ten".split(), 2)}
+_BASE = rf"\\text\s*\{{\s*({'|'.join(_DIGITS)})\s*\}}"
+_CIRCLE = r"(?:\\(?:circ|degree|textcirc)(?![A-Za-z])|\\text\s*\{\s*circ\s*\})"
+_TH = r"\s?(?:st|nd|rd|th)\s?"
+_AFTER_TIME = r"(?:(?<=:[0-9][0-9])|(?<=[0-9])(?=\W{0,6}(?:text|mathrm|mbox)?\W{0,3}[ap]\.\s?m))"
+_M = r"((?:[\s~]|\\[ ,;]|\\(?:text|mathrm|mbox)\s?\{)*)%s\.?\s?m(?![A-Za-z])\.?"
+# Rewrites of a text, in this order: a string that it must hold, a pattern, and what takes its place. JSON, Python or
+# LaTeX damage commands where a backslash is doubled or missing.
+_REWRITES: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (mark, re.compile(pattern), new)
+    for mark, pattern, new in (
+        ("\\u00B0", r"\\u00B0", r"\\degree "),
+        ("quad", r"\\q?quad(?=[A-Za-z])", " "),
+        ("\x0c", r"\x0c(?=rac)", r"\\f"),
+        ("\x08", r"\x08(?=inom|ar|eta)", r"\\b"),
+        ("\t", r"\t(?=heta|imes|ext(?:\{(?!\d+\})|circ))", r"\\t"),
+        ("\r", r"\r(?=ho|ight)", r"\\r"),
+        ("<sup>", r"<sup>([^<]{0,99})</sup>", r"^{\1}"),
+        ("<sub>", r"<sub>([^<]{0,99})</sub>", r"_{\1}"),
+        (">=", r">=", r" \\geq "),
+        ("<=", r"<=", r" \\leq "),
+        (" !=", r" !=", r" \\neq "),  # `2!=2` is a factorial.
+        ("{array}", r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}", r"\\begin{matrix}"),
+        ("{array}", r"\\end\{array\}", r"\\end{matrix}"),
+        ("t.", r"\\(?:left|right)\s?\.", ""),
+        ("^", rf"\^\s*(?:{_CIRCLE}|\{{\s*{_CIRCLE}\s*\}})", r" \\degree "),
+        ("\\prime", r"\^\s*(?:\\prime|\{(?:\s*\\prime)+\s*\})", lambda match: "'" * match[0].count("prime")),
+        ("_", rf"_\s*(?:\{{\s*{_BASE}\s*\}}|{_BASE})", lambda match: "_" + _DIGITS[match[1] or match[2]]),
+        (",", r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))", ""),  # thousands
+        ("/", r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])",
+            r" \\text{\1\2/\3}"),
+        ("", rf"(?i){_AFTER_TIME}{_M % 'a'}", r"\1 morning "),
+        ("", rf"(?i){_AFTER_TIME}{_M % 'p'}", r"\1 afternoon "),
+        ("0,", r"\A\s*(-?0),(0[0-9]+|[0-9]{3,})\s*\Z", r"\1.\2"),  # a decimal comma
+        ("", rf"(?<=[0-9])(?:\^\{{\s?(?:\\(?:text|mathrm|textrm)\{{{_TH}\}}|{_TH})\s?\}}"
+            rf"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{{{_TH}\}}"
+            r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))", ""),  # ordinals
+        ("$", r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])", r" \1 "),
+    )
+)  # fmt: skip
 _CIRCLED = re.compile("[\u2460-\u2473](?:[\\s,\u3001]{0,3}[\u2460-\u2473]){1,19}")
-_ARRAY = re.compile(r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}")
 _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 
 # ruff: noqa: RUF001  Signs that look like others are what this table is about.
@@ -77,10 +97,21 @@ _SPELLING = {
     "\\textcirc": "\\degree", "\\equiv": "=", "\\mod": "\\pmod", "\\overrightarrow": "\\vec", "\\tg": "\\tan",
     "\\ctg": "\\cot", "\\arctg": "\\arctan", "\\varsubsetneq": "\\subsetneq", "\\subsetneqq": "\\subsetneq",
 }  # fmt: skip
-_FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi gcd lcm max min".split()
-)
-_RUNS = {"infinity": "\\infty", "inf": "\\infty", "and": ",", "or": ",", "theta": "\\theta", "pm": "\\pm"}
+_FUNCTIONS = {
+    name: "\\" + name
+    for name in "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp pi gcd lcm max min".split()
+}
+_FUNCTIONS["sqrt"] = "\\surd"  # Without a backslash, its argument may be in brackets, or a number of many digits.
+_COMMANDS = {**_FUNCTIONS, "circ": "\\degree", "tg": "\\tan", "ctg": "\\cot", "arctg": "\\arctan"}  # as `\text{tg}`
+_RUNS = {
+    **_FUNCTIONS,
+    "infinity": "\\infty",
+    "inf": "\\infty",
+    "theta": "\\theta",
+    "pm": "\\pm",
+    "and": ",",
+    "or": ",",
+}
 _UNITS = frozenset(
     "cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr hrs min sec rad kmh pct am pm day Day".split()
 )
@@ -90,32 +121,20 @@ _SHORT_WORDS = frozenset((*_SHORT, *map(str.capitalize, _SHORT), "It", "He"))  #
 
 def plain(text: str) -> str:
     """Write signs as commands, repair commands, remove thousands separators, write a currency's dollar as `\\$`."""
-    text = text.replace("\\u00B0", "\\degree ")
     if not text.isascii():
         text = _CIRCLED.sub(_listed, text).translate(_SIGNS)
-    if "\\" in text or not text.isprintable():
-        text = _CONTROL.sub(lambda match: _CONTROL_LETTERS[match[0]], _QUAD.sub(" ", text))
-        text = text if "\\begin" in text else _DOUBLED.sub(r"\\", text)
-    if "<" in text or ">" in text or "!" in text:
-        text = _RAISED.sub(lambda match: f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}", text)
-        # `2!=2` is a factorial, `x != 2` is not.
-        text = text.replace(">=", " \\geq ").replace("<=", " \\leq ").replace(" !=", " \\neq ")
-    text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
-    text = _LATEX_THOUSANDS.sub("", _NO_BRACKET.sub("", text))
-    text = _HALF_DAY.sub(lambda match: match[1] + _HALF_DAYS[match[2].lower()], _RATE.sub(r" \\text{\1\2/\3}", text))
-    if _DECIMAL_COMMA.fullmatch(text):
-        text = text.replace(",", ".")
+    if "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    for mark, pattern, new in _REWRITES:
+        if mark in text:
+            text = pattern.sub(new, text)
     if not _BRACKETED.search(text):  # (1,000) is a pair, 1,000 is a number.
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
-    if _SPACED_THOUSANDS.fullmatch(text.strip("$")):
+    if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
-    text = _ORDINAL.sub("", text)
-    if "$" in text:
-        text = _DOLLAR_PAIR.sub(r" \1 ", text)
-    whole = text.rstrip(" .")
-    if not (len(whole) > 1 and whole.startswith("$") and whole.endswith("$") and not whole.endswith("\\$")):
-        text = re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
-    return text
+    whole = text.strip(" .")
+    is_formula = len(whole) > 1 and whole[0] == whole[-1] == "$"
+    return text if is_formula else re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
 
 
 def _listed(match: re.Match[str]) -> str:
@@ -148,10 +167,8 @@ def _text(content: str, bold: bool) -> list[str]:
     if len(parts) > 1:
         listed = [token for part in parts for token in (",", *(_text(part, bold) if part else []))]
         return listed[1:]
-    if words in _FUNCTIONS:
-        return _run(words, "")
-    if words in ("circ", "tg", "ctg", "arctg"):  # `\text{circ}` for `\circ`
-        return [_SPELLING["\\" + words]]
+    if words in _COMMANDS:
+        return [_COMMANDS[words]]
     if power := _POWER.fullmatch(words):
         return [WORDS + power[1].casefold(), "^", power[2]]
     letter = re.fullmatch(r"\(?([A-Za-z])\)?", words)
@@ -164,10 +181,6 @@ def _text(content: str, bold: bool) -> list[str]:
 
 def _run(run: str, before: str) -> list[str]:
     """Return the tokens of two or more letters in a row: a function, a connective, a word, or variables."""
-    if run == "sqrt":  # Without a backslash, its argument may be in brackets, or a number of many digits.
-        return ["\\surd"]
-    if run in _FUNCTIONS:
-        return ["\\" + run]
     if run in _RUNS:
         return [_RUNS[run]]
     behind_value = bool(before) and (is_number(before) or before in ("}", ")") or before.startswith(WORDS))

@@ -13,6 +13,7 @@ give the same verdict.
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
 
@@ -42,17 +43,17 @@ Tokens = tuple[str, ...]
 OPENING = frozenset({"(", "[", "{", "\\{", "\\lfloor", "\\lceil", "\\langle"})
 CLOSING = frozenset({")", "]", "}", "\\}", "\\rfloor", "\\rceil", "\\rangle"})
 
-_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\surd": 1, "^": 1, "_": 1, "\\overline": 1}
-_ARGUMENTS |= dict.fromkeys(("\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline"), 1)
-_GREEK = frozenset(
+_ACCENTS = ("\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline", "\\overline")
+_ARGUMENTS = {"\\frac": 2, "\\binom": 2, **dict.fromkeys(("\\sqrt", "\\surd", "^", "_", *_ACCENTS), 1)}
+_WHOLE = frozenset({"^", "_", "\\surd"})  # These commands take a number of many digits as one argument.
+_BRACKETED = _WHOLE | {"\\sqrt"}  # These take an expression in round brackets, as people type `x^(n+1)`.
+GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
 )
-_WHOLE = frozenset({"^", "_", "\\surd"})  # These commands take a number of many digits as one argument.
-_BASES = {
-    WORDS + word: base
-    for word, base in zip("two three four five six seven eight nine ten".split(), "23456789", strict=False)
-}
+_LAST = frozenset({".", ",", ":", "\\\\", "`"})  # punctuation at the end of a sentence
+_FIRST = frozenset({"+", ":", ",", "`", "="})
+_STEPS = {**dict.fromkeys(OPENING, 1), **dict.fromkeys(CLOSING, -1)}
 
 
 @lru_cache(maxsize=1024)  # The completions of a group share their gold, and often their answers.
@@ -70,21 +71,15 @@ def tokenize(text: str) -> Tokens:
     raw: list[str] = []
     for match in TOKEN.finditer(plain(text)):
         raw.extend(spelled(match, raw[-1] if raw else ""))
-    depth = 0
-    for token in raw:
-        depth += _step(token)
-        if depth > MAX_NESTING:
-            raise TooComplex(f"brackets nested deeper than {MAX_NESTING}")
+    if max(accumulate(map(_step, raw)), default=0) > MAX_NESTING:
+        raise TooComplex(f"brackets nested deeper than {MAX_NESTING}")
     try:
-        tokens, end = _sequence(raw, 0, 0)
+        tokens = _joined_words(_Arguments(raw).all())
     except RecursionError:  # Only where the caller's own stack is nearly full.
         raise TooComplex("brackets nested too deeply") from None
-    if end < len(raw):
-        raise Unreadable("a brace closes that was never opened")
-    tokens = _joined_words(tokens)
-    while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):  # punctuation at the end of a sentence
+    while tokens and tokens[-1] in _LAST:
         tokens.pop()
-    while len(tokens) > 1 and tokens[0] in ("+", ":", ",", "`", "="):
+    while len(tokens) > 1 and tokens[0] in _FIRST:
         tokens.pop(0)
     found = tuple(tokens)
     while found[:1] == ("{",) and closes_at(found, 0) == len(found) - 1:
@@ -109,12 +104,13 @@ def closes_at(tokens: Sequence[str], start: int) -> int:
 
     Any closing bracket closes, as in the half-open interval `[0, 1)`.
     """
-    depth = 0
-    for position in range(start, len(tokens)):
-        depth += _step(tokens[position])
-        if depth == 0:
-            return position
-    return -1
+    depths = accumulate(map(_step, tokens[start:]))
+    return next((place for place, depth in enumerate(depths, start) if depth == 0), -1)
+
+
+def spaced(tokens: Tokens) -> str:
+    """Return tokens with spaces between them, and `~` for spaces within words, for patterns over tokens."""
+    return " ".join(token.replace(" ", "~") for token in tokens)
 
 
 def check_answer(tokens: Tokens) -> None:
@@ -141,97 +137,96 @@ def check_length(tokens: Tokens, limit: int) -> None:
 def is_symbol(token: str) -> bool:
     """Return True for one variable: a letter, a letter as text, or a Greek letter."""
     if token[0] == "\\":
-        return token[1:] in _GREEK
+        return token[1:] in GREEK
     letter = token[1:] if token[0] == WORDS else token
     return len(letter) == 1 and letter.isascii() and letter.isalpha()
 
 
 def _step(token: str) -> int:
     """Return the change of a token to the depth of brackets: 1, 0 or -1."""
-    if token in OPENING or token.startswith("\\begin"):
-        return 1
-    return -1 if token in CLOSING or token.startswith("\\end") else 0
+    if token.startswith(("\\begin", "\\end")):
+        return 1 if token[1] == "b" else -1
+    return _STEPS.get(token, 0)
 
 
-def _sequence(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """Read tokens up to a closing brace or the end, each argument in braces; return them and the next position."""
-    tokens: list[str] = []
-    while start < len(raw) and raw[start] != "}":
-        piece, start = _piece(raw, start, depth)
-        tokens += piece
-    return tokens, start
+class _Arguments:
+    """Reads tokens, and puts each argument of a command in braces."""
 
+    def __init__(self, raw: list[str], depth: int = 0) -> None:
+        self.raw = raw
+        self.position = 0
+        self.depth = depth
 
-def _piece(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """Read one token with its arguments, or one group in braces; return it and the next position."""
-    if depth > 2 * MAX_NESTING:  # A braced argument counts twice: as an argument and as a group.
-        raise TooComplex(f"arguments nested deeper than {MAX_NESTING}")
-    token = raw[start]
-    if token == "{":
-        inner, end = _group(raw, start, depth)
-        return (inner if len(inner) == 1 else ["{", *inner, "}"]), end
-    tokens = ["\\sqrt" if token == "\\surd" else token]
-    start += 1
-    if token in ("\\sqrt", "\\surd") and raw[start : start + 1] == ["["] and "]" in raw[start:]:
-        end = raw.index("]", start) + 1
-        tokens += raw[start:end]
-        start = end
-    for _ in range(_ARGUMENTS.get(token, 0)):
-        argument, start = _argument(raw, start, depth + 1, whole=token in _WHOLE, bracketed=token == "\\sqrt")
-        tokens += ["{", *argument, "}"]
-    return tokens, start
-
-
-def _group(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    inner, end = _sequence(raw, start + 1, depth + 1)
-    if end == len(raw):
-        raise Unreadable("a brace is not closed")
-    return inner, end + 1
-
-
-def _argument(raw: list[str], start: int, depth: int, whole: bool, bracketed: bool = False) -> tuple[list[str], int]:
-    r"""Read the argument at `start`, without its braces.
-
-    TeX takes one digit (`\frac43`). With `whole`, a number of many digits is one argument (people write `2^10`). With
-    `whole` or `bracketed`, so is an expression in round brackets.
-    """
-    if start >= len(raw) or raw[start] == "}":
-        raise Unreadable("an argument is missing")
-    token = raw[start]
-    if token == "{":
-        return _group(raw, start, depth)
-    if whole and token in ("+", "-"):
-        piece, end = _argument(raw, start + 1, depth + 1, whole)
-        return [token, *piece], end
-    if (whole or bracketed) and token == "(":  # `x^(n+1)`, `\sqrt(3)`, as people type it
-        end = closes_at(raw, start)
-        if end < 0 or raw[end] != ")":
-            raise Unreadable("'(' is not closed")
-        inner, used = _sequence(raw[start + 1 : end], 0, depth + 1)
-        if used < end - start - 1:
+    def all(self) -> list[str]:
+        tokens = self.sequence()
+        if self.position < len(self.raw):
             raise Unreadable("a brace closes that was never opened")
-        return inner, end + 1
-    if is_number(token) and len(token) > 1 and not whole:
-        raw[start : start + 1] = [token[0], token[1:]]
-    return _piece(raw, start, depth)
+        return tokens
+
+    def sequence(self) -> list[str]:
+        """Read up to a closing brace or the end."""
+        tokens: list[str] = []
+        while self.raw[self.position : self.position + 1] not in ([], ["}"]):
+            tokens += self.piece()
+        return tokens
+
+    def piece(self) -> list[str]:
+        """Read one token with its arguments, or one group in braces."""
+        token = self.raw[self.position]
+        self.position += 1
+        if token == "{":
+            inner = self.group()
+            return inner if len(inner) == 1 else ["{", *inner, "}"]
+        tokens = ["\\sqrt" if token == "\\surd" else token]
+        rest = self.raw[self.position :]
+        if tokens == ["\\sqrt"] and rest[:1] == ["["] and "]" in rest:  # the degree of a root
+            tokens += rest[: rest.index("]") + 1]
+            self.position += len(tokens) - 1
+        for _ in range(_ARGUMENTS.get(token, 0)):
+            tokens += ["{", *self.argument(token), "}"]
+        return tokens
+
+    def group(self) -> list[str]:
+        inner = self.sequence()
+        if self.position == len(self.raw):
+            raise Unreadable("a brace is not closed")
+        self.position += 1
+        return inner
+
+    def argument(self, command: str) -> list[str]:
+        r"""Read an argument, without its braces: TeX takes one digit (`\frac43`), but people write `2^10`."""
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise TooComplex(f"arguments nested deeper than {MAX_NESTING}")
+        tokens = self._argument(command, "".join(self.raw[self.position : self.position + 1]))
+        self.depth -= 1
+        return tokens
+
+    def _argument(self, command: str, token: str) -> list[str]:
+        if token in ("", "}"):
+            raise Unreadable("an argument is missing")
+        if token == "(" and command in _BRACKETED:
+            end = closes_at(self.raw, self.position)
+            if end < 0 or self.raw[end] != ")":
+                raise Unreadable("'(' is not closed")
+            inner = _Arguments(self.raw[self.position + 1 : end], self.depth).all()
+            self.position = end + 1
+            return inner
+        if token in ("+", "-") and command in _WHOLE:
+            self.position += 1
+            return [token, *self.argument(command)]
+        if is_number(token) and len(token) > 1 and command not in _WHOLE:
+            self.raw[self.position : self.position + 1] = [token[0], token[1:]]
+        piece = self.piece()
+        return piece[1:-1] if token == "{" and len(piece) != 1 else piece
 
 
 def _joined_words(tokens: list[str]) -> list[str]:
-    """Join words in a row into one token; write `^{\\degree}` as `\\degree` and the base of a numeral in digits."""
+    """Join words in a row into one token."""
     joined: list[str] = []
     for token in tokens:
         if token.startswith(WORDS) and joined and joined[-1].startswith(WORDS):
             joined[-1] += " " + token[1:]
-        elif joined[-2:] == ["_", "{"] and token in _BASES:
-            joined.append(_BASES[token])
-        elif token == "}" and joined[-3:] == ["^", "{", "\\degree"]:
-            joined[-3:] = ["\\degree"]
-        elif token == "}" and joined[-1:] == ["\\prime"]:
-            primes = 1
-            while joined[-primes - 1] == "\\prime":
-                primes += 1
-            is_raised = joined[-primes - 2 : -primes] == ["^", "{"]
-            joined[-primes - 2 if is_raised else len(joined) :] = ["'"] * primes if is_raised else [token]
         else:
             joined.append(token)
     return joined

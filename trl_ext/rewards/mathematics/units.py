@@ -8,7 +8,7 @@ compared with them.
 
 import re
 
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, spaced
 from trl_ext.rewards.text.number_words import FACTORS
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
@@ -21,10 +21,9 @@ _SAME = {
     "kilogram": "kg", "gram": "g", "milligram": "mg", "ounce": "oz", "liter": "l", "litre": "l", "milliliter": "ml",
     "millilitre": "ml", "hr": "hour", "h": "hour", "min": "minute", "sec": "second", "s": "second", "mph": "mile/hour",
     "kph": "km/hour", "kmh": "km/hour", "radian": "rad", "square": "sq", "cubic": "cu", "men": "man", "women": "woman",
-    "people": "person", "children": "child", "am": "morning", "pm": "afternoon",
+    "people": "person", "children": "child", "am": "morning", "pm": "afternoon", "per": "/",
 }  # fmt: skip
 _ANGLE_FUNCTIONS = frozenset({"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"})
-_LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
 # Words that state, negate, join or scale: a text with such a word is a sentence.
 _NO_UNIT = frozenset(
     "not no or and is isn are was be wrong right but maybe either neither nor if else approx approximately about plus"
@@ -33,37 +32,43 @@ _NO_UNIT = frozenset(
     " twice double doubled halved tripled factorial raised choose root sqrt sin cos tan log ln exp mod".split()
 )
 _MAX_WORDS = 5
+_ANGLE = re.compile(r"(?:- )?\S+ \\degree \S+ '(?: \S+ ' ')?")  # degrees, minutes, seconds
+_SIGN = "|".join(map(re.escape, _SIGNS))
+_TAIL = re.compile(rf"(?: (?:\"\S*(?: \^ \{{ [23] \}})?(?: (?:/|\\cdot|-))*|\\degree [CF]|{_SIGN})(?= |\Z))+\Z")
+_WORD = re.compile(r"[^\W\d_]{2,}|[mgshlLAVWJNKCF]")  # single letters only where written as text
+_PLURAL = re.compile(r"(?<=...)(?<!s)s\Z")
+_SHAPES = tuple(
+    (re.compile(pattern), shape)
+    for pattern, shape in (
+        (r" \^ ([23])", r"^\1"),
+        (r" squared", "^2"),
+        (r" cubed", "^3"),
+        (r"^sq (\S+)", r"\1^2"),
+        (r"^cu (\S+)", r"\1^3"),
+        (r" ?/ ?", "/"),
+    )
+)
 
 
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """Return an answer without its unit, and the unit in its standard spelling ("" if there is none)."""
-    bare, currency = _in_degrees(tokens), ""
-    for position in (0, 1):  # `-\\$5` and `\\$-5` are -5.
-        if position < len(bare) and bare[position] in _CURRENCIES and bare[:position] in ((), ("-",)):
-            bare, currency = bare[:position] + bare[position + 1 :], _CURRENCIES[bare[position]]
-            break
-    start = len(bare)
-    while start > 0 and (length := _unit_piece(bare[:start])):
-        start -= length
-    value, tail = bare[:start], bare[start:]
-    if not value:
-        return tokens, ""
-    if tail[:1] == ("\\degree",) and value[-1] != ")" and _ANGLE_FUNCTIONS & {*value}:
+    bare, currency = _without_currency(_in_degrees(tokens))
+    text = spaced(bare)
+    found = _TAIL.search(text)
+    if not found:
+        return (bare, currency) if bare else (tokens, "")
+    place = text.count(" ", 0, found.start()) + 1
+    value, tail = bare[:place], bare[place:]
+    if tail[0] == "\\degree" and value[-1] != ")" and _ANGLE_FUNCTIONS & {*value}:
         return tokens, ""  # `\\sin 30^\\circ`
-    factor = 1
-    if tail and tail[0].startswith(WORDS):  # The first word may be a factor, such as "million".
-        first, _, rest = tail[0][1:].partition(" ")
-        factor = FACTORS.get(first, 1)
-        if factor != 1:
-            tail = (WORDS + rest, *tail[1:]) if rest else tail[1:]
+    first, _, rest = tail[0].removeprefix(WORDS).partition(" ")
+    if first in FACTORS:  # The first word may be a factor, such as "million".
+        value = ("(", *value, ")", "\\cdot", str(FACTORS[first]))
+        tail = (WORDS + rest, *tail[1:]) if rest else tail[1:]
     unit = _unit(tail)
     if unit is None:
         return tokens, ""
-    if factor != 1:
-        value = ("(", *value, ")", "\\cdot", str(factor))
-    if currency:
-        return value, currency + (unit if unit.startswith("/") else "")
-    return value, unit
+    return value, currency + (unit if unit.startswith("/") else "") if currency else unit
 
 
 def agree(unit: str, other: str) -> bool:
@@ -74,49 +79,38 @@ def agree(unit: str, other: str) -> bool:
     return plain and unit.split()[-1] == other.split()[-1]
 
 
+def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
+    """Return an amount without the sign of its currency, which stands in front or after the minus."""
+    place = int(tokens[:1] == ("-",))
+    currency = _CURRENCIES.get("".join(tokens[place : place + 1]), "")
+    return (tokens[:place] + tokens[place + 1 :], currency) if currency else (tokens, "")
+
+
 def _in_degrees(tokens: Tokens) -> Tokens:
     r"""Write an angle with minutes and seconds, `63^\circ 45'`, in degrees only."""
-    if tokens[-1:] != ("'",) or "\\degree" not in tokens:
+    if "\\degree" not in tokens or not _ANGLE.fullmatch(spaced(tokens)):
         return tokens
-    sign, rest = (tokens[:1], tokens[1:]) if tokens[0] == "-" else ((), tokens)
-    if len(rest) not in (4, 7) or rest[1] != "\\degree" or rest[3] != "'" or rest[5:] not in ((), ("'", "'")):
-        return tokens
-    seconds = ("+", rest[4], "/", "3600") if len(rest) == 7 else ()
-    return (*sign, "(", rest[0], "+", rest[2], "/", "60", *seconds, ")", "\\degree")
-
-
-def _unit_piece(tokens: Tokens) -> int:
-    """Count the last tokens that are a word, a sign, an exponent of a word or a slash after a word; 0 if none are."""
-    last = tokens[-1]
-    if last in _SIGNS or last.startswith(WORDS):
-        return 1
-    if last in ("C", "F") and tokens[-2:-1] == ("\\degree",):
-        return 1
-    if last == "}" and tokens[-4:-2] == ("^", "{") and tokens[-2] in ("2", "3"):
-        return 4 if tokens[-5:-4] and tokens[-5].startswith(WORDS) else 0
-    behind_word = len(tokens) > 1 and tokens[-2].startswith(WORDS)
-    return 1 if last in ("/", "\\cdot", "-") and behind_word else 0
+    sign = tokens[: tokens.index("\\degree") - 1]
+    degrees, _, minutes, _, *seconds = tokens[len(sign) :]
+    rest = ("+", seconds[0], "/", "3600") if seconds else ()
+    return (*sign, "(", degrees, "+", minutes, "/", "60", *rest, ")", "\\degree")
 
 
 def _unit(tail: Tokens) -> str | None:
     """Return the standard spelling of a unit; None if the words are a sentence."""
-    parts: list[str] = []
-    for token in tail:
-        if not token.startswith(WORDS):
-            parts.append(_SIGNS.get(token, token))
-            continue
-        words = re.findall(r"[^\s.-]+", token[1:].replace("/", " per "))
-        if len(words) > _MAX_WORDS or not all(
-            word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS) for word in words
-        ):
-            return None
-        for word in words:
-            if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
-                word = word[:-1]
-            parts.append("/" if word == "per" else _SAME.get(word, word))
+    text = " ".join(token.removeprefix(WORDS) if token.startswith(WORDS) else f" {token} " for token in tail)
+    parts = re.findall(r"[^\s.{}-]+", text.replace("/", " per "))
+    words = [part for part in parts if part not in _SIGNS and part not in ("^", "2", "3", "\\cdot")]
+    if len(words) > _MAX_WORDS or any(word in _NO_UNIT or not _WORD.fullmatch(word) for word in words):
+        return None
     if parts[:1] in (["squared"], ["cubed"]):  # `7 cubed` is a power and no unit.
         return None
-    # `sq cm`, `cm squared` and `cm ^ { 2 }` are `cm^2`.
-    unit = " ".join(parts).replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
-    unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
-    return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)
+    unit = " ".join(_SIGNS.get(part) or _SAME.get(part) or _singular(part) for part in parts)
+    for pattern, shape in _SHAPES:
+        unit = pattern.sub(shape, unit)
+    return unit
+
+
+def _singular(word: str) -> str:
+    singular = _PLURAL.sub("", word)
+    return _SAME.get(singular, singular)

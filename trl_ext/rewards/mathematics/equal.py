@@ -1,7 +1,7 @@
 r"""Compare two answers strictly, as training needs it.
 
-Two answers are the same if a row of `_SAME` says so: they have the same tokens, the same value, or the same kind and
-the same parts. Answers of different kinds are compared by what one of them can be read as (`_READINGS`): `x = 5` as 5,
+Two answers are the same if a row of `_SAME` holds: they have the same tokens, the same value, or the same kind and the
+same parts. `_READINGS` are other kinds that an answer can be read as, next to an answer of that kind: `x = 5` as 5, or
 `x > 3` as an interval. Of an expression that `parse` cannot read, only equal tokens are the same.
 
 A lenient grader accepts these, and they fail here: an equation whose sides disagree (`5 = 3`), an equation that
@@ -20,13 +20,13 @@ from itertools import pairwise
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import SET_RELATIONS, Form, form_of, is_name, tuple_of, words_of
 from trl_ext.rewards.mathematics.spelling import WORDS
-from trl_ext.rewards.mathematics.tokens import Tokens, TooComplex, Unreadable, check_answer, is_number, is_symbol
+from trl_ext.rewards.mathematics.tokens import Tokens, TooComplex, Unreadable, check_answer, is_number, text_of
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
 _UNORDERED = frozenset({"list", "set"})
 _WRITTEN_EXACTLY = frozenset({"\\frac", "/", "\\sqrt", "\\pi"})  # An answer with such a token is no decimal.
-_ROUNDED_DIGITS = 3
-_HALF_DAYS = frozenset({WORDS + "morning", WORDS + "afternoon"})
+_ROUNDED = re.compile(r"(?:- )?(?=\S*\.)[0.]*[1-9]\.?(?:[0-9]\.?){2,}")  # three digits or more
+_VECTORS = (("(", ")"), ("\\langle", "\\rangle"))
 _PARAMETERS = frozenset("kmn")
 _COUNTS = re.compile(
     r"zero|no|none|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:four|fif|six|seven|eigh|nin|ten)th"
@@ -106,24 +106,24 @@ def why_undecided(gold: Tokens) -> str:
     """Return why a gold can be compared only with an equal text; "" if other answers can be compared, too."""
     try:
         check_answer(gold)
-        return _undecided(gold)
+        return _reason(gold)
     except (TooComplex, Unreadable) as error:
         return str(error)
 
 
-def _undecided(gold: Tokens) -> str:
+def _reason(gold: Tokens) -> str:
     form = form_of(gold)
     if form.kind == "words":
         num_words = sum(len(token[1:].split()) if token.startswith(WORDS) else 1 / 3 for token in form.tokens)
         return f"prose of {num_words:.0f} words" if num_words >= _MAX_PROSE_WORDS + 1 else ""
-    if form.kind == "numeral" or (form.tokens[:1] == ("\\angle",) and is_name(form.tokens)):
+    if form.kind == "numeral":
         return ""
     if form.parts:
         values = (part for part in form.parts if form.kind != "relation" or not is_name(part))
-        return next(filter(None, map(_undecided, values)), "")
+        return next(filter(None, map(_reason, values)), "")
     value, _ = split_unit(form.tokens)
-    if value != form.tokens and form_of(value).kind != "scalar":  # `4:30` of `4:30\\text{ p.m.}`
-        return _undecided(value)
+    if value != form.tokens:  # `4:30` of `4:30\\text{ p.m.}`
+        return _reason(value)
     found = value_of(value)
     return "" if same_value(found, found) else "no value at the points of comparison"
 
@@ -172,10 +172,8 @@ def _is_decimal_comma(left: Form, right: Form) -> bool:
 
 
 def _same_values(left: Form, right: Form) -> bool:
-    kinds = {left.kind, right.kind}
-    if kinds == {"scalar"} or (kinds == {"scalar", "ratio"} and _HALF_DAYS & {*left.tokens, *right.tokens}):
-        return _same_amounts(left.tokens, right.tokens)
-    return False
+    kinds = {left.kind, right.kind}  # `4:30` is a ratio and `4:30 p.m.` is not.
+    return kinds in ({"scalar"}, {"scalar", "ratio"}) and _same_amounts(left.tokens, right.tokens)
 
 
 def _same_amounts(gold: Tokens, answer: Tokens) -> bool:
@@ -199,34 +197,21 @@ def _is_equal(left: Tokens, right: Tokens) -> bool:
         wanted, found = value_of(left), value_of(right)
     except Unreadable:
         return False
-    if same_value(wanted, found):
-        return True
-    # Most golds of three or more digits are rounded.
-    is_decimal = left[:-1] in ((), ("-",)) and "." in left[-1] and is_number(left[-1])
-    digits = left[-1].partition("e")[0].replace(".", "").lstrip("0")
-    is_rounded = is_decimal and len(digits) >= _ROUNDED_DIGITS and bool(_WRITTEN_EXACTLY & {*right})
-    return is_rounded and rounds_to(found, left)
+    is_rounded = _ROUNDED.fullmatch(text_of(left)) is not None and not _WRITTEN_EXACTLY.isdisjoint(right)
+    return same_value(wanted, found) or (is_rounded and rounds_to(found, left))
 
 
 def _same_ratios(left: Form, right: Form) -> bool:
-    """Compare ratios by their quotients. A ratio of integers with a common divisor may be a time of day."""
-    if left.kind == right.kind == "ratio" and not (_is_lowest(left) and _is_lowest(right)):
-        return len(left.parts) == len(right.parts) and _all_same(left.parts, right.parts)
-    if {left.kind, right.kind} not in ({"ratio"}, {"ratio", "scalar"}):
-        return False
-    (first, *others), (second, *found) = ([*form.parts] or [form.tokens, ("1",)] for form in (left, right))
-    pairs = zip(others, found, strict=False)
-    same = all(_same_amounts(_quotient(first, one), _quotient(second, other)) for one, other in pairs)
-    return same and len(others) == len(found)
+    """Compare a ratio of two parts with its quotient."""
+    kinds = {left.kind, right.kind} == {"ratio", "scalar"}
+    return kinds and len(left.parts + right.parts) == 2 and _same_amounts(_quotient(left), _quotient(right))
 
 
-def _quotient(top: Tokens, bottom: Tokens) -> Tokens:
-    return top if bottom == ("1",) else ("\\frac", "{", *top, "}", "{", *bottom, "}")
-
-
-def _is_lowest(form: Form) -> bool:
-    numbers = [int(part[0]) for part in form.parts if len(part) == 1 and part[0].isdecimal() and len(part[0]) < 10]
-    return len(numbers) < len(form.parts) or math.gcd(*numbers) == 1
+def _quotient(form: Form) -> Tokens:
+    if form.kind != "ratio":
+        return form.tokens
+    top, bottom = form.parts
+    return ("\\frac", "{", *top, "}", "{", *bottom, "}")
 
 
 # Lists, sets, unions, tuples and matrices ----------------------------------------------------------------------------
@@ -234,10 +219,10 @@ def _is_lowest(form: Form) -> bool:
 
 def _same_parts(left: Form, right: Form) -> bool:
     """Compare answers with parts, and numerals, part by part."""
-    if left.kind in ("scalar", "words", "relation", "ratio") or not _is_alike(left, right):
+    if left.kind in ("scalar", "words", "relation") or not _is_alike(left, right):
         return False
     parts = right.parts
-    if left.kind in _UNORDERED and len(parts) > len(left.parts) > 1 and len({*left.parts}) == len(left.parts):
+    if left.kind in _UNORDERED and len({*left.parts}) == len(left.parts):
         parts = tuple(dict.fromkeys(parts))  # A repeated solution counts once.
     if len(left.parts) != len(parts):
         return False
@@ -247,31 +232,27 @@ def _same_parts(left: Form, right: Form) -> bool:
 
 
 def _is_alike(left: Form, right: Form) -> bool:
-    if left.kind in _UNORDERED or _is_vector(left):
-        return right.kind in _UNORDERED if left.kind in _UNORDERED else _is_vector(right)
-    return (left.kind, left.signs) == (right.kind, right.signs)
+    same_kind = (left.kind, left.signs) == (right.kind, right.signs) or {left.kind, right.kind} <= _UNORDERED
+    return same_kind or (_is_vector(left) and _is_vector(right))
 
 
 def _is_vector(form: Form) -> bool:
-    r"""Return True for the spellings of a vector: `(1, 2)`, `\langle 1, 2 \rangle`, `[1, 2, 3]`, a column."""
-    if form.kind == "matrix":
-        return len(form.signs) > 1 and {*form.signs} == {"1"}
-    square = form.signs == ("[", "]") and len(form.parts) > 2
-    return form.kind == "tuple" and (square or form.signs in (("(", ")"), ("\\langle", "\\rangle")))
+    r"""Return True for the spellings of a vector: `(1, 2)`, `\langle 1, 2 \rangle`, a column."""
+    return form.signs in _VECTORS or (form.kind == "matrix" and {*form.signs} == {"1"})
 
 
 def _names_order(gold: Form, answer: Form) -> bool:
     """Return True if the gold names its values by different letters, and the answer gives only values."""
-    letters = {name[:1] for name, _ in _named_values(gold)}
+    letters = {name[:1] for name, _ in _names_and_values(gold)}
     has_names = any(form_of(part).kind == "relation" for part in answer.parts)
     return not has_names and len(letters) == len(gold.parts) > 1
 
 
-def _named_values(form: Form) -> list[tuple[Tokens, Tokens]]:
+def _names_and_values(form: Form) -> list[tuple[Tokens, Tokens]]:
     """Return the names and values of a list such as `x = 5, y = 2`."""
     relations = (one for one in map(form_of, form.parts) if one.kind == "relation")
     found = [assignment(one) for one in relations] if form.kind == "list" else []
-    return [one for one in found if one is not None and one[0]]
+    return [one for one in found if one]
 
 
 def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> bool:
@@ -329,36 +310,29 @@ def _same_assignments(left: Form, right: Form) -> bool:
     gold, answer = assignment(left), assignment(right)
     if gold is None or answer is None or not gold[0] or not answer[0]:
         return False
-    value = _renamed(gold[0], answer[0], answer[1])
+    value = _rename(gold[0], answer[0], answer[1])
     return value is not None and _is_same(gold[1], value)
 
 
-def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
+def _rename(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
     """Return the answer's value in the gold's letters, since `f(x) = x` means `f(z) = z`; None for other names."""
-    if _in_italics(gold) == _in_italics(answer):
+    if [token.removeprefix(WORDS) for token in gold] == [token.removeprefix(WORDS) for token in answer]:
         return value
-    is_function = gold[1:2] == ("(",) and len(gold) == len(answer) == 4 and gold[:2] == answer[:2]
-    if not is_function or not is_symbol(gold[2]) or not is_symbol(answer[2]) or gold[2] in value:
+    is_function = len(gold) == len(answer) == 4 and gold[:2] == answer[:2] and gold[1] == "("
+    if not is_function or gold[2] in value:
         return None
-    return tuple(gold[2] if token == answer[2] else token for token in value)
-
-
-def _in_italics(tokens: Tokens) -> Tokens:
-    r"""Write single letters in text as variables: `\mathrm{r}` as r."""
-    return tuple(token[1:] if token[0] == WORDS and len(token) == 2 else token for token in tokens)
+    return tuple({answer[2]: gold[2]}.get(token, token) for token in value)
 
 
 def _same_names(left: Form, right: Form) -> bool:
-    """Return True for names that are equal to one another, in any order: `AB = CD`."""
-    if {*left.signs, *right.signs} != {"="} or "(" in left.tokens:
-        return False
-    return sorted(left.parts) == sorted(right.parts) and all(map(is_name, left.parts))
+    """Return True for sides that are equal to one another, in any order: `AB = CD`."""
+    return {*left.signs, *right.signs} == {"="} and sorted(left.parts) == sorted(right.parts)
 
 
 def _same_sides(left: Form, right: Form) -> bool:
     if not _are_equations(left, right):
         return False
-    readings = ((right.signs, right.parts), (_reversed(right.signs), right.parts[::-1]))
+    readings = ((right.signs, right.parts), (_mirror(right.signs), right.parts[::-1]))
     return any(signs == left.signs and _all_same(left.parts, parts) for signs, parts in readings)
 
 
@@ -370,10 +344,10 @@ def _are_multiples(left: Form, right: Form) -> bool:
         factor = proportion(_difference(left), _difference(right))
     except Unreadable:
         return False
-    return factor is not None and left.signs == (right.signs if factor > 0 else _reversed(right.signs))
+    return factor is not None and left.signs == (right.signs if factor > 0 else _mirror(right.signs))
 
 
-def _reversed(signs: tuple[str, ...]) -> tuple[str, ...]:
+def _mirror(signs: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(_FLIPPED[sign] for sign in reversed(signs))
 
 
@@ -388,7 +362,7 @@ def _are_relations(left: Form, right: Form) -> bool:
 
 def _are_equations(left: Form, right: Form) -> bool:
     """Return True for two relations unless the gold is a solution, `x = 5`, to which `2x = 10` has still to come."""
-    if not _are_relations(left, right) or "\\approx" in left.signs:
+    if not _are_relations(left, right):
         return False
     gold = assignment(left)
     return gold is None or not gold[0] or not _is_constant(gold[1])
@@ -408,7 +382,7 @@ _SAME: tuple[tuple[str, Callable[[Form, Form], bool]], ...] = (
 )
 
 
-# What an answer can be read as, next to an answer of another kind ----------------------------------------------------
+# Other kinds that an answer can be read as ---------------------------------------------------------------------------
 
 
 def _values_of_gold(form: Form, other: Form) -> list[Tokens]:
@@ -418,11 +392,10 @@ def _values_of_gold(form: Form, other: Form) -> list[Tokens]:
     if form.kind != "relation":
         return []
     if "\\approx" in form.signs:
-        name = (*form.parts[0], "=") if other.kind == "relation" and is_name(form.parts[0]) else ()
+        name = (*form.parts[0], "=") if other.kind == "relation" else ()
         return [(*name, *part) for part in form.parts if not is_name(part)]
     found = assignment(form) if other.kind != "relation" else None
-    # `\\log_2 32 = 5` gives a value, though it has no unknown.
-    return [found[1]] if found and (found[0] or _is_constant(found[1])) else []
+    return [found[1]] if found else []
 
 
 def _values_of_answer(form: Form, other: Form) -> list[Tokens]:
@@ -437,16 +410,16 @@ def _intervals(form: Form, other: Form) -> list[Tokens]:
 
 
 def _certain_intervals(form: Form, other: Form) -> list[Tokens]:
-    """Read an answer as an interval only next to a gold that is no point: `(1, 2)` may be one."""
+    """Read an answer as an interval only next to a gold that is no point, as `(1, 2)` may be."""
     return _intervals(form, other) if {"[", "]", "\\infty"} & {*other.tokens} else []
 
 
 def _interval(relation: Form) -> Tokens | None:
     signs, parts = relation.signs, relation.parts
-    if signs == ("\\neq",) and is_name(parts[0]):
+    if signs == ("\\neq",):
         return (*tuple_of([_MINUS_INFINITY, parts[1]]), "\\cup", *tuple_of([parts[1], _INFINITY]))
     if signs[0] in (">", "\\geq"):
-        signs, parts = _reversed(signs), parts[::-1]
+        signs, parts = _mirror(signs), parts[::-1]
     if len(parts) == 2 and is_name(parts[0]):
         signs, parts = ("<", *signs), (_MINUS_INFINITY, *parts)
     if len(parts) == 2:
@@ -478,8 +451,7 @@ def _piece(part: Form) -> Tokens:
     """Return an equation or inequality as a set of numbers; () for anything else."""
     if part.kind != "relation":
         return ()
-    is_point = part.signs == ("=",) and is_name(part.parts[0])
-    return ("\\{", *part.parts[1], "\\}") if is_point else _interval(part) or ()
+    return ("\\{", *part.parts[1], "\\}") if part.signs == ("=",) else _interval(part) or ()
 
 
 def _ends(piece: Tokens) -> list[float]:
@@ -492,7 +464,7 @@ def _ends(piece: Tokens) -> list[float]:
 
 def _points(form: Form, other: Form) -> list[Tokens]:
     """Read `x = 5, y = 2, x = 3, y = 1` as `(5, 2), (3, 1)`, next to points."""
-    names, values = zip(*_named_values(form), strict=True) if _named_values(form) else ((), ())
+    names, values = zip(*_names_and_values(form), strict=True) if _names_and_values(form) else ((), ())
     size = len({*names})
     if size < 2 or len(names) < len(form.parts) or names != names[:size] * (len(names) // size):
         return []

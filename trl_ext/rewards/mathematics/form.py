@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import product
 
 from trl_ext.rewards.mathematics.spelling import WORDS
-from trl_ext.rewards.mathematics.tokens import GREEK, MAX_PARTS, Tokens, TooComplex, closes_at, spaced, split
+from trl_ext.rewards.mathematics.tokens import GREEK, MAX_PARTS, Tokens, TooComplex, closes_at, split, text_of
 
 SET_RELATIONS = {"\\subset": "\\supset", "\\subseteq": "\\supseteq", "\\subsetneq": "\\supsetneq"}
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx", *SET_RELATIONS, *SET_RELATIONS.values()})
@@ -34,7 +34,7 @@ _MAX_SIGNS = 3  # plus-minus signs of one expression, so eight values
 _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
 _TOGETHER = ({"\\pm": "+", "\\mp": "-"}, {"\\pm": "-", "\\mp": "+"})
 
-# Patterns over spaced tokens.
+# Patterns over text_of tokens.
 _RELATION = "(?:" + "|".join(map(re.escape, sorted(RELATIONS))) + ")"
 _LETTER = rf"(?:\"?[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?= |\Z)"
 _UNKNOWN = rf"(?![ei](?: |\Z)){_LETTER}(?: _ \{{ (?:[^{{}}]+ )?\}})?(?: ')*(?: \( {_LETTER}(?: \S {_LETTER})* \))?"
@@ -83,19 +83,19 @@ class Form:
 
 @lru_cache(maxsize=4096)  # The completions of a group share their gold, and often their answers.
 def form_of(tokens: Tokens) -> Form:
-    """Return the form of an answer: of the first of `_READERS` that reads one; raise TooComplex for too many parts."""
+    """Return the form of an answer by the first of `_READERS` that knows it; raise TooComplex for too many parts."""
     tokens = tokens[1:] if _LEADS & {*tokens[:1]} else tokens
     return next(form for form in (read(tokens) for read in _READERS) if form is not None)
 
 
 def is_variable(tokens: Tokens) -> bool:
     """Return True if tokens are an unknown: `x`, `x_1`, `f(x)`, `f'(x)`, `\\bar{x}`, `(x, y)`."""
-    return _VARIABLE.fullmatch(spaced(tokens)) is not None
+    return _VARIABLE.fullmatch(text_of(tokens)) is not None
 
 
 def is_name(tokens: Tokens) -> bool:
     """Return True if tokens name a quantity: an unknown, `|AB|`, `P(X = 2)`, `V_1:V_2`, `\\frac{NO}{BO}`, words."""
-    return _NAME.fullmatch(spaced(tokens)) is not None
+    return _NAME.fullmatch(text_of(tokens)) is not None
 
 
 def words_of(tokens: Tokens) -> str | None:
@@ -116,7 +116,7 @@ def _is_enclosed(tokens: Tokens) -> bool:
 
 
 def _is_domain(tokens: Tokens) -> bool:
-    return _DOMAIN.fullmatch(spaced(tokens)) is not None
+    return _DOMAIN.fullmatch(text_of(tokens)) is not None
 
 
 # Readers, each of which returns None for what it does not read. ----------------------------------------------------
@@ -141,7 +141,7 @@ def _list(tokens: Tokens) -> Form | None:
 
 
 def _without_domain(tokens: Tokens) -> Form | None:
-    """Read what stands before the domain of a parameter, and the interval of `x \\in [1, 2)`."""
+    """Read an answer without the domain of its parameter, and the interval of `x \\in [1, 2)`."""
     starts = (place for place, token in enumerate(tokens) if place and token.startswith(_OPENS))
     place = next((place for place in starts if _is_domain(tokens[place:])), 0)
     if place:
@@ -150,7 +150,7 @@ def _without_domain(tokens: Tokens) -> Form | None:
     return form_of(tokens[place + 1 :]) if place and is_variable(tokens[:place]) else None
 
 
-def _joined(kind: str, marks: frozenset[str]) -> Callable[[Tokens], Form | None]:
+def _reader(kind: str, marks: frozenset[str]) -> Callable[[Tokens], Form | None]:
     """Return a reader of parts with marks between them."""
 
     def read(tokens: Tokens) -> Form | None:
@@ -175,7 +175,7 @@ def _ratio(tokens: Tokens) -> Form | None:
 
 def _numeral(tokens: Tokens) -> Form | None:
     """Read digits that are followed by their base, or a residue class."""
-    text = spaced(tokens)
+    text = text_of(tokens)
     if found := _RESIDUE.fullmatch(text):
         return Form("numeral", tokens, (str(int(found[1] + found[2]) % int(found[3])), "mod " + found[3]))
     found = _NUMERAL.fullmatch(text)
@@ -194,7 +194,7 @@ def _bracketed(tokens: Tokens) -> Form | None:
     if closing not in _TUPLES.get(opening, ()) or len(parts) == 1:
         return None
     if "\\pm" in inner:
-        return Form("list", tokens, (), tuple((opening, *one, closing) for one in _signed(inner)))
+        return Form("list", tokens, (), tuple((opening, *one, closing) for one in _each_sign(inner)))
     return Form("tuple", tokens, (opening, closing), parts)
 
 
@@ -241,13 +241,13 @@ def tuple_of(parts: Sequence[Tokens]) -> Tokens:
 
 def _plus_minus(tokens: Tokens) -> Form | None:
     r"""Read `1 \pm 2` as a list of its values."""
-    values = _signed(tokens)
+    values = _each_sign(tokens)
     return Form("list", tokens, (), values) if len(values) > 1 else None
 
 
 def _words(tokens: Tokens) -> Form | None:
     """Read words. Three letters in a row are a word, because a product would equal its anagrams."""
-    text = spaced(tokens)
+    text = text_of(tokens)
     if _AMOUNTS.fullmatch(text):
         return Form("list", tokens, (), tuple(zip(tokens[::2], tokens[1::2], strict=True)))
     if _TEXT.fullmatch(text):
@@ -265,8 +265,8 @@ _READERS: tuple[Callable[[Tokens], Form | None], ...] = (
     lambda tokens: _builder(tokens) if tokens[1:2] == ("|",) else None,
     _list,
     _without_domain,
-    _joined("union", frozenset({"\\cup"})),
-    _joined("relation", RELATIONS),
+    _reader("union", frozenset({"\\cup"})),
+    _reader("relation", RELATIONS),
     lambda tokens: None if tokens else Form("scalar", tokens),
     _ratio,
     _numeral,
@@ -289,7 +289,7 @@ def _expand(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
     return tuple(found)
 
 
-def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
+def _each_sign(tokens: Tokens) -> tuple[Tokens, ...]:
     r"""Return the tokens with each choice of plus-minus signs; with a `\mp`, all signs change together."""
     if "\\mp" in tokens:
         return tuple(tuple(choice.get(token, token) for token in tokens) for choice in _TOGETHER)

@@ -52,12 +52,13 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
         golden, given = _values(gold, is_gold=True), _values(answer, is_gold=False)
     except (Unreadable, TooComplex):
         return ""  # Only equal words or texts come here.
-    reason = "" if any(map(left_to_compute, golden)) else _first(map(left_to_compute, given)) or _new(golden, given)
+    pairs = [*zip(golden, given, strict=True)] if len(golden) == len(given) == 1 else []
+    reason = ""
+    if not any(map(left_to_compute, golden)):
+        reason = _first(map(left_to_compute, given)) or _new_functions(golden, given) or _new_numbers(pairs)
     if reason:
         return f"left to compute: {reason}"
-    if len(golden) == len(given) == 1:
-        return _first("" if _FITS[form](golden[0], given[0]) else f"not {form}" for form in asked)
-    return ""
+    return next((f"not {form}" for form in asked for pair in pairs if not _FITS[form](*pair)), "")
 
 
 def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
@@ -70,7 +71,7 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
     if found is not None and (found[0] or not is_gold):
         sides = [_values(side, is_gold) for side in (found[1], *form.parts) if side == found[1] or not is_name(side)]
         return min(sides, key=lambda values: any(map(left_to_compute, values)))
-    if form.kind == "words" or form.parts:
+    if form.parts:
         return [value for part in form.parts for value in _values(part, is_gold)]
     value, _ = split_unit(form.tokens)
     if value[-2:-1] == ("\\cdot",) and "\\cdot" not in form.tokens:
@@ -79,15 +80,17 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
     return [value]
 
 
-def _new(golden: list[Tokens], given: list[Tokens]) -> str:
-    """Name a function of numbers that the gold has not, or roots and constants that cancel to exactly the gold."""
+def _new_functions(golden: list[Tokens], given: list[Tokens]) -> str:
+    """Name a function of numbers that the gold has not."""
     known = {_function(node) for one in golden for node in _tree(one)}
     new = {_function(node) for one in given for node in _tree(one) if not has_variable(node)} - known
-    if new:
-        return f"{min(new)} of a number"
-    if len(golden) == len(given) == 1:
-        right, value = value_of(golden[0]), value_of(given[0])
-        if right.exact is not None and value.exact is None and same_value(right, value):
+    return f"{min(new)} of a number" if new else ""
+
+
+def _new_numbers(pairs: list[tuple[Tokens, Tokens]]) -> str:
+    """Name roots and constants that cancel to exactly the gold's number."""
+    for right, found in ([value_of(tokens) for tokens in pair] for pair in pairs):
+        if right.exact is not None and found.exact is None and same_value(right, found):
             return "a number"
     return ""
 
@@ -133,11 +136,11 @@ def _left(node: Node) -> str:
         product = Product.of(node)
         if product.is_scientific:
             return ""
-        return _named(_OF_PRODUCT, product) or _first(map(_left, product.others))
-    return _named(_RULES.get(node[0], _OF_FUNCTION), node) or _first(map(_left, operands(node)))
+        return _rule_of(_OF_PRODUCT, product) or _first(map(_left, product.others))
+    return _rule_of(_RULES.get(node[0], _OF_FUNCTION), node) or _first(map(_left, operands(node)))
 
 
-def _named(rules: tuple[tuple[str, Callable[[Any], bool]], ...], subject: Any) -> str:
+def _rule_of(rules: tuple[tuple[str, Callable[[Any], bool]], ...], subject: Any) -> str:
     return next((name for name, applies in rules if applies(subject)), "")
 
 
@@ -190,7 +193,7 @@ class Product:
     def repeats(self) -> bool:
         """Return True if two factors have one base, except a sum with variables on one side: `(x+1)(x+1)`."""
         above, below = map(_bases, (self.others_above, self.others_below))
-        plain = [base for base in above + below if base[0] != "add" or not has_variable(base)]
+        plain = [base for base in above + below if base[0] != "add"]
         return len({*plain}) < len(plain) or not {*above}.isdisjoint(below)
 
     def has_like_roots(self) -> bool:
@@ -300,7 +303,7 @@ def _is_expanded(tokens: Tokens) -> bool:
     return not any(
         factor[0] == "add" and has_variable(factor)
         for node in _tree(tokens)
-        for factor in (_factors_above(node) if node[0] == "mul" else _raised(node))
+        for factor in (_factors_above(node) if node[0] == "mul" else _base(node))
     )
 
 
@@ -308,7 +311,7 @@ def _factors_above(node: Node) -> tuple[Node, ...]:
     return Product.of(node).others_above
 
 
-def _raised(node: Node) -> tuple[Node, ...]:
+def _base(node: Node) -> tuple[Node, ...]:
     """Return the base of a whole power above 1."""
     return node[1:2] if _is_whole_power(node) and node[2][1] > 1 else ()
 
@@ -351,7 +354,7 @@ def _is_power_of_ten(tokens: Tokens) -> bool:
 
 def _is_polynomial(tokens: Tokens) -> bool:
     """Return True if variables are only added, multiplied and raised to natural powers."""
-    return all(node[0] in ("var", "add", "mul") or bool(_raised(node)) for node in _tree(tokens) if has_variable(node))
+    return all(node[0] in ("var", "add", "mul") or bool(_base(node)) for node in _tree(tokens) if has_variable(node))
 
 
 def _is_rationalized(tokens: Tokens) -> bool:
@@ -366,7 +369,7 @@ def _keeps(is_so: Callable[[Tokens], bool]) -> Callable[[Tokens, Tokens], bool]:
 
 
 def _of_polynomials(fits: Callable[[Tokens, Tokens], bool]) -> Callable[[Tokens, Tokens], bool]:
-    """Return a test that an answer is a polynomial if the gold is one, and fits."""
+    """Return a test that an answer is a polynomial where the gold is, and fits."""
     return lambda gold, answer: _keeps(_is_polynomial)(gold, answer) and fits(gold, answer)
 
 

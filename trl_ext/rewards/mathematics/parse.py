@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from trl_ext.rewards.mathematics.spelling import WORDS, is_number
 from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable, closes_at, is_symbol
-from trl_ext.rewards.mathematics.tree import MINUS_ONE, Node, inverse, joined, negative
+from trl_ext.rewards.mathematics.tree import MINUS_ONE, Node, combine, inverse, negative
 
 _DEGREE: tuple[Node, ...] = (("const", "pi"), ("num", Fraction(1, 180)))
 FUNCTIONS = frozenset("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split())
@@ -61,12 +61,12 @@ class _Reader:
         return inner
 
     def sum(self) -> Node:
-        terms = [self.signed(self.product)]
+        terms = [self.with_sign(self.product)]
         while self.peek() in ("+", "-"):
             minus = self.next() == "-"
-            term = self.signed(self.product)
+            term = self.with_sign(self.product)
             terms.append(negative(term) if minus else term)
-        return joined("add", terms)
+        return combine("add", terms)
 
     def product(self) -> Node:
         factors = [self.power()]
@@ -75,17 +75,17 @@ class _Reader:
             token = self.peek()
             if token in ("\\cdot", "/"):
                 self.next()
-                factor = self.signed(self.power)
+                factor = self.with_sign(self.power)
                 divided = token == "/"
                 factors.append(inverse(factor) if divided else factor)
             elif not self.starts_factor(token):
-                return joined("mul", factors)
+                return combine("mul", factors)
             elif divided:
                 raise Unreadable("a product after a slash is ambiguous")
             else:
                 factors.append(self.power())
 
-    def signed(self, read: Callable[[], Node]) -> Node:
+    def with_sign(self, read: Callable[[], Node]) -> Node:
         """Read plus and minus signs and what follows them."""
         is_negative = False
         while self.peek() in ("+", "-"):
@@ -113,7 +113,7 @@ class _Reader:
                 continue
             base, exponents = _tower(base, exponents), []
             # A degree is here a function's argument; the unit of a whole answer is split off before.
-            base = ("factorial", base) if sign == "!" else joined("mul", [base, *_DEGREE])
+            base = ("factorial", base) if sign == "!" else combine("mul", [base, *_DEGREE])
         return _tower(base, exponents)
 
     def braced(self) -> Node:
@@ -196,7 +196,7 @@ class _Reader:
             factors.append(self.power())
         if self.peek() == "/":
             raise Unreadable("a slash after a function's argument is ambiguous")
-        return joined("mul", factors)
+        return combine("mul", factors)
 
     def root(self) -> Node:
         self.next()
@@ -226,7 +226,7 @@ class _Reader:
 
     def fraction(self) -> Node:
         self.next()
-        return joined("mul", [self.braced(), inverse(self.braced())])
+        return combine("mul", [self.braced(), inverse(self.braced())])
 
     def binomial(self) -> Node:
         self.next()

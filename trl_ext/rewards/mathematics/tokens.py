@@ -7,7 +7,7 @@ r"""Split a short mathematical text into tokens, with one spelling for each mean
 Only ASCII, full-width ASCII and the signs of `spelling` are understood. Other digits (Arabic, bold, circled) and
 invisible characters are left unchanged, and no number is read from them.
 
-The sizes above which an answer is not judged stand here. They are sizes, not times, so that slow and fast machines
+An answer above the sizes of this file is not judged. They are sizes, not times, so that slow and fast machines
 give the same verdict.
 """
 
@@ -74,7 +74,7 @@ def tokenize(text: str) -> Tokens:
     if max(accumulate(map(_step, raw)), default=0) > MAX_NESTING:
         raise TooComplex(f"brackets nested deeper than {MAX_NESTING}")
     try:
-        tokens = _joined_words(_Arguments(raw).all())
+        tokens = _merge_words(_Arguments(raw).all())
     except RecursionError:  # Only where the caller's own stack is nearly full.
         raise TooComplex("brackets nested too deeply") from None
     while tokens and tokens[-1] in _LAST:
@@ -108,7 +108,7 @@ def closes_at(tokens: Sequence[str], start: int) -> int:
     return next((place for place, depth in enumerate(depths, start) if depth == 0), -1)
 
 
-def spaced(tokens: Tokens) -> str:
+def text_of(tokens: Tokens) -> str:
     """Return tokens with spaces between them, and `~` for spaces within words, for patterns over tokens."""
     return " ".join(token.replace(" ", "~") for token in tokens)
 
@@ -221,7 +221,7 @@ class _Arguments:
         return piece[1:-1] if token == "{" and len(piece) != 1 else piece
 
 
-def _joined_words(tokens: list[str]) -> list[str]:
+def _merge_words(tokens: list[str]) -> list[str]:
     """Join words in a row into one token."""
     joined: list[str] = []
     for token in tokens:

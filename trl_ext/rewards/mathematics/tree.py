@@ -17,7 +17,7 @@ LEAVES = frozenset({"num", "const", "var"})
 MINUS_ONE: Node = ("num", Fraction(-1))
 
 
-def joined(kind: str, operands: Iterable[Node]) -> Node:
+def combine(kind: str, operands: Iterable[Node]) -> Node:
     """Return the sum ("add") or product ("mul") of operands; one operand is returned as it is."""
     flat: list[Node] = []
     for operand in operands:
@@ -26,13 +26,13 @@ def joined(kind: str, operands: Iterable[Node]) -> Node:
 
 
 def negative(node: Node) -> Node:
-    return ("num", -node[1]) if node[0] == "num" else joined("mul", [MINUS_ONE, node])
+    return ("num", -node[1]) if node[0] == "num" else combine("mul", [MINUS_ONE, node])
 
 
 def inverse(node: Node) -> Node:
     """Return 1 / node, for a product the product of the inverse factors."""
     if node[0] == "mul":
-        return joined("mul", map(inverse, node[1:]))
+        return combine("mul", map(inverse, node[1:]))
     return node[1] if is_inverse(node) else ("pow", node, MINUS_ONE)
 
 

@@ -8,7 +8,7 @@ compared with them.
 
 import re
 
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, spaced
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, text_of
 from trl_ext.rewards.text.number_words import FACTORS
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
@@ -32,7 +32,7 @@ _NO_UNIT = frozenset(
     " twice double doubled halved tripled factorial raised choose root sqrt sin cos tan log ln exp mod".split()
 )
 _MAX_WORDS = 5
-_ANGLE = re.compile(r"(?:- )?\S+ \\degree \S+ '(?: \S+ ' ')?")  # degrees, minutes, seconds
+_ANGLE = re.compile(r"(?:- )?\S+ \\degree \S+ '")  # degrees, minutes
 _SIGN = "|".join(map(re.escape, _SIGNS))
 _TAIL = re.compile(rf"(?: (?:\"\S*(?: \^ \{{ [23] \}})?(?: (?:/|\\cdot|-))*|\\degree [CF]|{_SIGN})(?= |\Z))+\Z")
 _WORD = re.compile(r"[^\W\d_]{2,}|[mgshlLAVWJNKCF]")  # single letters only where written as text
@@ -53,7 +53,7 @@ _SHAPES = tuple(
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """Return an answer without its unit, and the unit in its standard spelling ("" if there is none)."""
     bare, currency = _without_currency(_in_degrees(tokens))
-    text = spaced(bare)
+    text = text_of(bare)
     found = _TAIL.search(text)
     if not found:
         return (bare, currency) if bare else (tokens, "")
@@ -68,7 +68,7 @@ def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     unit = _unit(tail)
     if unit is None:
         return tokens, ""
-    return value, currency + (unit if unit.startswith("/") else "") if currency else unit
+    return value, currency or unit
 
 
 def agree(unit: str, other: str) -> bool:
@@ -80,37 +80,36 @@ def agree(unit: str, other: str) -> bool:
 
 
 def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
-    """Return an amount without the sign of its currency, which stands in front or after the minus."""
+    """Return an amount without the sign of its currency, in front or after the minus."""
     place = int(tokens[:1] == ("-",))
     currency = _CURRENCIES.get("".join(tokens[place : place + 1]), "")
     return (tokens[:place] + tokens[place + 1 :], currency) if currency else (tokens, "")
 
 
 def _in_degrees(tokens: Tokens) -> Tokens:
-    r"""Write an angle with minutes and seconds, `63^\circ 45'`, in degrees only."""
-    if "\\degree" not in tokens or not _ANGLE.fullmatch(spaced(tokens)):
+    r"""Write an angle with minutes, `63^\circ 45'`, in degrees only."""
+    if "\\degree" not in tokens or not _ANGLE.fullmatch(text_of(tokens)):
         return tokens
     sign = tokens[: tokens.index("\\degree") - 1]
-    degrees, _, minutes, _, *seconds = tokens[len(sign) :]
-    rest = ("+", seconds[0], "/", "3600") if seconds else ()
-    return (*sign, "(", degrees, "+", minutes, "/", "60", *rest, ")", "\\degree")
+    degrees, _, minutes, _ = tokens[len(sign) :]
+    return (*sign, "(", degrees, "+", minutes, "/", "60", ")", "\\degree")
 
 
 def _unit(tail: Tokens) -> str | None:
     """Return the standard spelling of a unit; None if the words are a sentence."""
-    text = " ".join(token.removeprefix(WORDS) if token.startswith(WORDS) else f" {token} " for token in tail)
+    text = " ".join(token.removeprefix(WORDS) for token in tail)
     parts = re.findall(r"[^\s.{}-]+", text.replace("/", " per "))
     words = [part for part in parts if part not in _SIGNS and part not in ("^", "2", "3", "\\cdot")]
     if len(words) > _MAX_WORDS or any(word in _NO_UNIT or not _WORD.fullmatch(word) for word in words):
         return None
     if parts[:1] in (["squared"], ["cubed"]):  # `7 cubed` is a power and no unit.
         return None
-    unit = " ".join(_SIGNS.get(part) or _SAME.get(part) or _singular(part) for part in parts)
+    unit = " ".join(_SIGNS.get(part) or _singular(part) for part in parts)
     for pattern, shape in _SHAPES:
         unit = pattern.sub(shape, unit)
     return unit
 
 
 def _singular(word: str) -> str:
-    singular = _PLURAL.sub("", word)
+    singular = word if word in _SAME else _PLURAL.sub("", word)
     return _SAME.get(singular, singular)

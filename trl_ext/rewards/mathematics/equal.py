@@ -157,8 +157,10 @@ def _all_same(gold: Iterable[Tokens], answer: Iterable[Tokens]) -> bool:
 
 
 def _same_words(left: Form, right: Form) -> bool:
+    if "words" not in (left.kind, right.kind):
+        return False
     words = _words(left)
-    return "words" in (left.kind, right.kind) and words is not None and words == _words(right)
+    return words is not None and words == _words(right)
 
 
 def _words(form: Form) -> str | None:
@@ -326,7 +328,8 @@ def _rename(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
 
 def _same_names(left: Form, right: Form) -> bool:
     """Return True for sides that are equal to one another, in any order: `AB = CD`."""
-    return {*left.signs, *right.signs} == {"="} and sorted(left.parts) == sorted(right.parts)
+    are_equal = _are_relations(left, right) and {*left.signs, *right.signs} == {"="}
+    return are_equal and sorted(left.parts) == sorted(right.parts)
 
 
 def _same_sides(left: Form, right: Form) -> bool:

@@ -22,7 +22,7 @@ _LOG_2 = math.log10(2)
 _MAX_BITS = MAX_DIGITS / _LOG_2  # of a value, on either side of the point
 _GROWING = frozenset({"factorial", "binomial", "exp", "sinh", "cosh"})  # faster than any power
 _ROUNDING = frozenset({"floor", "ceil"})
-_BRANCHING = frozenset({"log", "ln", "arcsin", "arccos", "arctan"})  # no value, or another branch, below 0
+_BRANCHING = frozenset({"root", "log", "ln", "arcsin", "arccos", "arctan"})  # no value, or another branch, below 0
 _MAX_ROOT = 64  # degree of a root that is computed exactly
 
 
@@ -37,9 +37,11 @@ def _check_bits(num_bits: float | Fraction) -> None:
 def exact_value(node: Node) -> Fraction | None:
     """Return the rational value of a tree; None if the value is not rational; TooComplex above MAX_DIGITS."""
     try:
-        return _exact(node)
+        found = _exact(node)
     except ZeroDivisionError:
         raise Unreadable("a division by zero") from None
+    _check_bits(0 if found is None else _num_bits(found))
+    return found
 
 
 def _exact(node: Node) -> Fraction | None:
@@ -47,15 +49,12 @@ def _exact(node: Node) -> Fraction | None:
         number: Fraction = node[1]
         return number
     values = [_exact(operand) for operand in operands(node)]
+    known = [value for value in values if value is not None]
     compute = _EXACT.get(node[0])
-    found = compute(*values) if compute and None not in values else None
-    if found is None:
-        return None
-    _check_bits(_num_bits(found))
-    return Fraction(found)
+    return compute(*known) if compute and len(known) == len(values) else None
 
 
-def _num_bits(number: Fraction | int) -> int:
+def _num_bits(number: Fraction) -> int:
     return max(abs(number.numerator), number.denominator).bit_length() - 1
 
 
@@ -81,29 +80,29 @@ def _root(number: int, degree: int) -> int | None:
     return low if low**degree == number else None
 
 
-def _factorial(number: Fraction) -> int | None:
+def _factorial(number: Fraction) -> Fraction | None:
     if number.denominator > 1 or number < 0:
         return None
     _check_bits(number * (_num_bits(number) + 1))
-    return math.factorial(int(number))
+    return Fraction(math.factorial(int(number)))
 
 
-def _binomial(number: Fraction, chosen: Fraction) -> int | None:
+def _binomial(number: Fraction, chosen: Fraction) -> Fraction | None:
     if number.denominator > 1 or chosen.denominator > 1 or number < 0 or chosen < 0:
         return None
     _check_bits(min(number, chosen * (_num_bits(number) + 1)))
-    return math.comb(int(number), int(chosen))
+    return Fraction(math.comb(int(number), int(chosen)))
 
 
-_EXACT: dict[str, Callable[..., Fraction | int | None]] = {
-    "add": lambda *terms: sum(terms),
-    "mul": lambda *factors: math.prod(factors),
+_EXACT: dict[str, Callable[..., Fraction | None]] = {
+    "add": lambda first, *others: sum(others, first),
+    "mul": lambda first, *others: math.prod(others, start=first),
     "pow": _power,
     "factorial": _factorial,
     "binomial": _binomial,
     "abs": abs,
-    "floor": math.floor,
-    "ceil": math.ceil,
+    "floor": lambda number: Fraction(math.floor(number)),
+    "ceil": lambda number: Fraction(math.ceil(number)),
 }
 
 
@@ -152,8 +151,9 @@ def value_of(tokens: Tokens) -> Value:
     nodes = list(walk(node))
     numbers = [one[1] for one in nodes if one[0] == "num"]
     calls = [one for one in nodes if one[0] not in LEAVES]
-    moving = {"root" if one[0] == "pow" and not is_whole(one[2]) else one[0] for one in calls if has_variable(one)}
-    rounding = bool(_ROUNDING & moving)
+    names = frozenset(one[1] for one in nodes if one[0] == "var")
+    kinds = {_kind(one) for one in calls if names and has_variable(one)}
+    rounding = bool(_ROUNDING & kinds)
     if rounding and any(max(abs(one).as_integer_ratio()) > _MAX_ROUNDED for one in numbers):
         raise Unreadable("a variable that is rounded, and large numbers: points prove nothing about it")
     costly = [one[0] for one in calls if one[0] not in ("add", "mul") and exact is None]
@@ -161,12 +161,17 @@ def value_of(tokens: Tokens) -> Value:
         node=node,
         exact=exact,
         digits=_LOG_2 * sum(map(_num_bits, numbers)),
-        names=frozenset(one[1] for one in nodes if one[0] == "var"),
+        names=names,
         rounding=rounding,
-        branching=not moving.isdisjoint({"root", *_BRANCHING}),
+        branching=bool(_BRANCHING & kinds),
         num_calls=len(costly),
         gamma=not {"factorial", "binomial"}.isdisjoint(costly),
     )
+
+
+def _kind(node: Node) -> str:
+    """Return a node's operation, and "root" for a power with other than a whole number as exponent."""
+    return "root" if node[0] == "pow" and not is_whole(node[2]) else str(node[0])
 
 
 def same_value(left: Value, right: Value) -> bool:

@@ -24,43 +24,42 @@ _JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
 _DIGITS = {word: str(digit) for digit, word in enumerate("two three four five six seven eight nine ten".split(), 2)}
 _BASE = rf"\\text\s*\{{\s*({'|'.join(_DIGITS)})\s*\}}"
 _CIRCLE = r"(?:\\(?:circ|degree|textcirc)(?![A-Za-z])|\\text\s*\{\s*circ\s*\})"
-_TH = r"\s?(?:st|nd|rd|th)\s?"
 _AFTER_TIME = r"(?:(?<=:[0-9][0-9])|(?<=[0-9])(?=\W{0,6}(?:text|mathrm|mbox)?\W{0,3}[ap]\.\s?m))"
 _M = r"((?:[\s~]|\\[ ,;]|\\(?:text|mathrm|mbox)\s?\{)*)%s\.?\s?m(?![A-Za-z])\.?"
 # Rewrites of a text, in this order: a string that it must hold, a pattern, and what takes its place. JSON, Python or
 # LaTeX damage commands where a backslash is doubled or missing.
-_REWRITES: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (mark, re.compile(pattern), new)
-    for mark, pattern, new in (
-        ("\\u00B0", r"\\u00B0", r"\\degree "),
-        ("quad", r"\\q?quad(?=[A-Za-z])", " "),
-        ("\x0c", r"\x0c(?=rac)", r"\\f"),
-        ("\x08", r"\x08(?=inom|ar|eta)", r"\\b"),
-        ("\t", r"\t(?=heta|imes|ext(?:\{(?!\d+\})|circ))", r"\\t"),
-        ("\r", r"\r(?=ho|ight)", r"\\r"),
-        ("<sup>", r"<sup>([^<]{0,99})</sup>", r"^{\1}"),
-        ("<sub>", r"<sub>([^<]{0,99})</sub>", r"_{\1}"),
-        (">=", r">=", r" \\geq "),
-        ("<=", r"<=", r" \\leq "),
-        (" !=", r" !=", r" \\neq "),  # `2!=2` is a factorial.
-        ("{array}", r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}", r"\\begin{matrix}"),
-        ("{array}", r"\\end\{array\}", r"\\end{matrix}"),
-        ("t.", r"\\(?:left|right)\s?\.", ""),
-        ("^", rf"\^\s*(?:{_CIRCLE}|\{{\s*{_CIRCLE}\s*\}})", r" \\degree "),
-        ("\\prime", r"\^\s*(?:\\prime|\{(?:\s*\\prime)+\s*\})", lambda match: "'" * match[0].count("prime")),
-        ("_", rf"_\s*(?:\{{\s*{_BASE}\s*\}}|{_BASE})", lambda match: "_" + _DIGITS[match[1] or match[2]]),
-        (",", r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))", ""),  # thousands
-        ("/", r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])",
-            r" \\text{\1\2/\3}"),
-        ("", rf"(?i){_AFTER_TIME}{_M % 'a'}", r"\1 morning "),
-        ("", rf"(?i){_AFTER_TIME}{_M % 'p'}", r"\1 afternoon "),
-        ("0,", r"\A\s*(-?0),(0[0-9]+|[0-9]{3,})\s*\Z", r"\1.\2"),  # a decimal comma
-        ("", rf"(?<=[0-9])(?:\^\{{\s?(?:\\(?:text|mathrm|textrm)\{{{_TH}\}}|{_TH})\s?\}}"
-            rf"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{{{_TH}\}}"
-            r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))", ""),  # ordinals
-        ("$", r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])", r" \1 "),
-    )
+_TABLE: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
+    ("\\u00B0", r"\\u00B0", r"\\degree "),
+    ("quad", r"\\q?quad(?=[A-Za-z])", " "),
+    ("\x0c", r"\x0c(?=rac)", r"\\f"),
+    ("\x08", r"\x08(?=inom|ar|eta)", r"\\b"),
+    ("\t", r"\t(?=heta|imes|ext(?:\{(?!\d+\})|circ))", r"\\t"),
+    ("\r", r"\r(?=ho|ight)", r"\\r"),
+    ("<sup>", r"<sup>([^<]{0,99})</sup>", r"^{\1}"),
+    ("<sub>", r"<sub>([^<]{0,99})</sub>", r"_{\1}"),
+    (">=", r">=", r" \\geq "),
+    ("<=", r"<=", r" \\leq "),
+    (" !=", r" !=", r" \\neq "),  # `2!=2` is a factorial.
+    ("{array}", r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}", r"\\begin{matrix}"),
+    ("{array}", r"\\end\{array\}", r"\\end{matrix}"),
+    ("t.", r"\\(?:left|right)\s?\.", ""),
+    ("^", rf"\^\s*(?:{_CIRCLE}|\{{\s*{_CIRCLE}\s*\}})", r" \\degree "),
+    ("\\prime", r"\^\s*(?:\\prime|\{(?:\s*\\prime)+\s*\})", lambda match: "'" * match[0].count("prime")),
+    ("_", rf"_\s*(?:\{{\s*{_BASE}\s*\}}|{_BASE})", lambda match: "_" + _DIGITS[match[1] or match[2]]),
+    (",", r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))", ""),  # thousands
+    ("/", r"(?<=[0-9])(?:\s(m|g|l|L)|\s?([ckm]m|kg|ft|mi))\s?/\s?(s|sec|min|hr?|m|L)(?![A-Za-z0-9])",
+        r" \\text{\1\2/\3}"),
+    ("m", rf"{_AFTER_TIME}{_M % 'a'}", r"\1 morning "),
+    ("m", rf"{_AFTER_TIME}{_M % 'p'}", r"\1 afternoon "),
+    ("M", rf"(?i){_AFTER_TIME}{_M % 'a'}", r"\1 morning "),
+    ("M", rf"(?i){_AFTER_TIME}{_M % 'p'}", r"\1 afternoon "),
+    ("0,", r"\A\s*(-?0),(0[0-9]+|[0-9]{3,})\s*\Z", r"\1.\2"),  # a decimal comma
+    *((end, rf"(?<=[0-9])(?:\^\{{\s?(?:\\(?:text|mathrm|textrm)\{{\s?{end}\s?\}}|{end})\s?\}}"
+        rf"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{{\s?{end}\s?\}}|{end}(?![A-Za-z]))", "")
+        for end in ("st", "nd", "rd", "th")),  # ordinals
+    ("$", r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])", r" \1 "),
 )  # fmt: skip
+_REWRITES = tuple((mark, re.compile(pattern), new) for mark, pattern, new in _TABLE)
 _CIRCLED = re.compile("[\u2460-\u2473](?:[\\s,\u3001]{0,3}[\u2460-\u2473]){1,19}")
 _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 

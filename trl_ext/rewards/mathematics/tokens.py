@@ -54,6 +54,7 @@ GREEK = frozenset(
 _LAST = frozenset({".", ",", ":", "\\\\", "`"})  # punctuation at the end of a sentence
 _FIRST = frozenset({"+", ":", ",", "`", "="})
 _STEPS = {**dict.fromkeys(OPENING, 1), **dict.fromkeys(CLOSING, -1)}
+_ENVIRONMENTS = {"\\begi": 1, "\\end{": -1}
 
 
 @lru_cache(maxsize=1024)  # The completions of a group share their gold, and often their answers.
@@ -89,6 +90,8 @@ def tokenize(text: str) -> Tokens:
 
 def split(tokens: Tokens, marks: Collection[str]) -> list[tuple[str, Tokens]]:
     """Split at marks outside all brackets; return each part with the mark before it ("" for the first)."""
+    if {*marks}.isdisjoint(tokens):
+        return [("", tokens)]
     parts: list[tuple[str, Tokens]] = []
     mark, start, depth = "", 0, 0
     for position, token in enumerate(tokens):
@@ -110,7 +113,7 @@ def closes_at(tokens: Sequence[str], start: int) -> int:
 
 def text_of(tokens: Tokens) -> str:
     """Return tokens with spaces between them, and `~` for spaces within words, for patterns over tokens."""
-    return " ".join(token.replace(" ", "~") for token in tokens)
+    return "\n".join(tokens).replace(" ", "~").replace("\n", " ")
 
 
 def check_answer(tokens: Tokens) -> None:
@@ -144,9 +147,7 @@ def is_symbol(token: str) -> bool:
 
 def _step(token: str) -> int:
     """Return the change of a token to the depth of brackets: 1, 0 or -1."""
-    if token.startswith(("\\begin", "\\end")):
-        return 1 if token[1] == "b" else -1
-    return _STEPS.get(token, 0)
+    return _STEPS.get(token) or _ENVIRONMENTS.get(token[:5], 0)
 
 
 class _Arguments:

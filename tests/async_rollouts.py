@@ -107,7 +107,6 @@ def trainer(folder, library=trl_ext, family="llama", server=None, dtype=torch.fl
         logging_steps=1,
         save_strategy="no",
         token_budget=0,
-        gradient_checkpointing=False,
         dtype=str(dtype).removeprefix("torch."),
     )
     return library.AsyncGRPOTrainer(

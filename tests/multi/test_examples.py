@@ -4,12 +4,15 @@ The working folder has rows under the names that the scripts ask the hub for.
 """
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import trl
 
 from tests import fake_servers, tiny
 from tests.conftest import ROOT
@@ -25,6 +28,7 @@ ONE_STEP = "--max_steps 1 --per_device_train_batch_size 2 --gradient_accumulatio
 GRPO = f"{ONE_STEP} --report_to none --num_generations 2 --max_completion_length 4"
 PPO = "--total_episodes 2 --num_mini_batches 1 --num_ppo_epochs 1 --per_device_train_batch_size 2 --report_to none"
 OPTIONS = {
+    "grpo_async_rules": GRPO,
     "grpo_reward_function": GRPO,
     "grpo_rules": GRPO,
     "grpo_vllm_server": GRPO,
@@ -47,6 +51,9 @@ def desk(tmp_path_factory):
     reward_model(folder / "tiny_reward").save_pretrained(folder / "tiny_reward")
     for name in ("tiny", "tiny_reward"):
         chat_tokenizer().save_pretrained(folder / name)
+    shutil.copytree(folder / "tiny", folder / "tiny_qwen")  # TRL's asynchronous trainer takes known templates only
+    template = Path(trl.__file__).with_name("chat_templates") / "qwen2_5.jinja"
+    (folder / "tiny_qwen/chat_template.jinja").write_text(template.read_text())
     problems = [{"question": f"What is {n} + 3?", "answer": f"It is {n + 3}.\n#### {n + 3}"} for n in range(16)]
     write_rows(folder / "openai/gsm8k", problems, "train.jsonl")
     (folder / "openai/gsm8k/README.md").write_text(CARD)
@@ -81,6 +88,12 @@ def test_a_script_trains_one_step_and_saves(name, desk, tmp_path):
 def test_ppo_takes_the_reward_model_of_the_other_script(desk, tmp_path):
     run("ppo", desk, tmp_path / "out", "--reward_model", "tiny_reward")
     assert saved(tmp_path / "out")
+
+
+def test_the_script_of_trls_asynchronous_trainer_scores_by_the_rules_in_its_child(desk, tmp_path):
+    model, first = ("--model", "tiny_qwen"), str(ROOT / "tests/async_server.py")
+    run("grpo_async_rules", desk, tmp_path / "out", *model, RUN_FIRST=first)
+    assert "rewards/rules" in (tmp_path / "out/log.jsonl").read_text() and saved(tmp_path / "out")
 
 
 def test_the_script_with_a_server_trains_on_what_the_server_generates(desk, tmp_path):

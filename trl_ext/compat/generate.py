@@ -134,8 +134,14 @@ def _sample_living_rows(
 ) -> torch.Tensor:
     """Return [B, T] as the model's `_sample` does, from forwards of the rows that have not ended.
 
-    `generate` calls it instead of `_sample` with all that it has prepared; further `inputs` are the model's. Random
+    `generate` calls it instead of `_sample` with all that it has prepared. Random
     numbers are drawn for all rows, as `torch.multinomial` does, so that living rows get the same as without dropping.
+
+    Args:
+        model: The policy.
+        input_ids: [B, P].
+        logits_processor, stopping_criteria, generation_config: As `generate` has prepared them.
+        inputs: Further inputs of the model.
     """
     positions = inputs.get("position_ids")
     is_text = positions is None or positions.dim() == 2  # three dimensions in models for images

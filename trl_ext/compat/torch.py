@@ -81,10 +81,12 @@ def cpu_attention_shares_keys() -> bool:
 
     Other versions would read beyond the keys, so the keys that PyTorch saves for the kernel are inspected.
     """
-    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    # A checkpointed layer counts the tensors that are saved in it, by a hook that these replace.
+    unhooked = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False), unhooked:
         q, k = (torch.zeros(1, heads, 4, 16, requires_grad=True) for heads in (2, 1))
         out = torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
-    saved = getattr(out.grad_fn, "_saved_key", None)
+        saved = getattr(out.grad_fn, "_saved_key", None)
     return saved is not None and saved.shape[1] == 1
 
 

@@ -27,7 +27,7 @@ TESTED = {
     "deepspeed": "0.19",
     "peft": "0.21",
 }
-# What the extra `vllm` resolves to; `make resolve` compares.
+# The extra `vllm` resolves to these; `make resolve` compares.
 RESOLVED_WITH_VLLM = {"vllm": "0.31.0", "transformers": "5.17.0", "torch": "2.13.0"}
 
 

@@ -195,8 +195,9 @@ def attend(
     own_size, size = value.shape[-1], max(query.shape[-1], value.shape[-1])
     query, key, value = (_fit(x, size) for x in (query, key, value))
     pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
-    options = {"merging_pays": pays, "has_window": window is not None}
-    kernel = choose_kernel(base, query.device, value.dtype, size, dropout, **options)
+    kernel = choose_kernel(
+        base, query.device, value.dtype, size, dropout, merging_pays=pays, has_window=window is not None
+    )
     is_merged = getattr(kernel, "func", None) is merged_attention  # it stores the merged output itself
     with nullcontext() if is_merged else keeping_operations():
         out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)

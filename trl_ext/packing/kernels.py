@@ -49,6 +49,14 @@ def choose_kernel(
     varlen kernel; everywhere else it is `scaled_dot_product_attention` segment by segment. These copy the keys of
     prefixes. If merging pays, attention is merged instead, by the same kernel. Float32 on CUDA keeps the copies: its
     backward cannot be called separately.
+
+    Args:
+        base: The model's attention implementation.
+        device, dtype: Of keys and values.
+        head_size: Of queries, keys and values, after padding to one size.
+        dropout: Of attention's weights.
+        merging_pays: Whether merged attention takes less time than copied keys.
+        has_window: Whether the layer has a sliding window.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     kernel: Kernel
@@ -71,7 +79,14 @@ def choose_kernel(
 
 
 def kernels_in_words(base: str, device: torch.device, dtype: torch.dtype, head_size: int, *, packs: bool) -> str:
-    """Return the names of the kernels for packed rows, or for padded rows, where a mask hides the padding."""
+    """Return the names of the kernels for packed rows, or for padded rows, where a mask hides the padding.
+
+    Args:
+        base: The model's attention implementation.
+        device, dtype: Of the model.
+        head_size: Of its layers.
+        packs: Whether rows are packed.
+    """
     choice, other = (choose_kernel(base, device, dtype, head_size, merging_pays=pays) for pays in (False, True))
     known = {sdpa_attention: "sdpa by segments", varlen_attention: "PyTorch's varlen kernel"} if packs else {}
     words = known.get(choice, base)
@@ -110,7 +125,16 @@ def sdpa_attention(
     window: int | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Compute the reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
+    """Compute the reference: one `scaled_dot_product_attention` per segment, on any device, in any precision.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        segments: The segment table of the row.
+        scale: Of the scores; None for 1 / sqrt(D).
+        window: Keys that a query sees, itself the last; None for all.
+        dropout: Of attention's weights.
+    """
     # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
     queries = query.split(segments.query_lengths, dim=2)
     keys, values = (x.split(segments.lengths, dim=2) for x in (key, value))

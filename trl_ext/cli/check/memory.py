@@ -160,7 +160,16 @@ def run_of_recipe(
     prompt_length: tuple[int | None, Lengths | None] = (None, None),
     num_servers: int = 0,
 ) -> Run:
-    """Return the recipe as a run of the planner, which may choose what `memory` and an unknown launch leave open."""
+    """Return the recipe as a run of the planner, which may choose what `memory` and an unknown launch leave open.
+
+    Args:
+        parsed: The recipe.
+        shape: The model's.
+        num_processes: Training processes.
+        launch: The launch, as far as it is known.
+        prompt_length: Tokens of the longest prompt as the user gave them, and as measured in the rows.
+        num_servers: vLLM servers on this machine.
+    """
     arguments, engine = parsed.training_args, launch.engine
     keys = vars(parsed.script_args) | vars(parsed.model_args) | vars(arguments)
     prompt_tokens = None

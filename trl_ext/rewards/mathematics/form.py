@@ -85,7 +85,8 @@ class Form:
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer by the first of `_READERS` that knows it; raise TooComplex for too many parts."""
     tokens = tokens[1:] if _LEADS & {*tokens[:1]} else tokens
-    return next(form for form in (read(tokens) for read in _READERS) if form is not None)
+    found = (read(tokens) for read in _READERS)
+    return next(form for form in found if form is not None)
 
 
 def is_variable(tokens: Tokens) -> bool:

@@ -89,7 +89,8 @@ def _new_functions(golden: list[Tokens], given: list[Tokens]) -> str:
 
 def _new_numbers(pairs: list[tuple[Tokens, Tokens]]) -> str:
     """Name roots and constants that cancel to exactly the gold's number."""
-    for right, found in ([value_of(tokens) for tokens in pair] for pair in pairs):
+    for tokens, other_tokens in pairs:
+        right, found = value_of(tokens), value_of(other_tokens)
         if right.exact is not None and found.exact is None and same_value(right, found):
             return "a number"
     return ""

@@ -16,6 +16,7 @@ from tests import async_rollouts, tiny
 from tests.async_rollouts import Server, trainer
 from tests.grpo_trainers import weights
 from trl_ext.compat import trl as compat_trl
+from trl_ext.compat.torch import cpu_attention_shares_keys
 from trl_ext.errors import ConfigError, SamplerError, SupportError
 from trl_ext.packing import tree
 from trl_ext.rewards import Length, RuleSet
@@ -133,6 +134,14 @@ def test_the_trainer_is_found_where_this_trl_has_it(monkeypatch):
 
 
 # Pushes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_forward_of_a_process_may_be_a_checkpointed_one(tmp_path):
+    cpu_attention_shares_keys.cache_clear()  # it looks at a small attention's graph, once
+    run = trainer(tmp_path, dtype=torch.bfloat16, max_steps=1)
+    assert run.args.gradient_checkpointing  # TRL's default
+    run.train()
+    assert run.state.global_step == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

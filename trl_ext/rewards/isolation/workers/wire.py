@@ -125,7 +125,7 @@ class Loader(pickle.Unpickler):
     """Loads pickles of the parent process; refuses classes of the user's script."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "__main__":
+        if module in ("__main__", "__mp_main__"):  # the second: in a process that the script has spawned
             raise RuleError(
                 f"'{name}' is defined in the script that is being run, which workers do not run again. Put it into a "
                 "separate module and import it from there."

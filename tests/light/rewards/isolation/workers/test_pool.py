@@ -99,8 +99,9 @@ def test_a_closed_connection_is_told_by_receive_not_by_send(streams):
 
 
 def test_a_name_of_the_running_script_is_refused_with_advice():
-    with pytest.raises(RuleError, match="'Gold' is defined in the script that is being run"):
-        wire.load(b"c__main__\nGold\n.")
+    for module in (b"__main__", b"__mp_main__"):  # the script, and the script in a process that it has spawned
+        with pytest.raises(RuleError, match="'Gold' is defined in the script that is being run"):
+            wire.load(b"c" + module + b"\nGold\n.")
 
 
 def test_what_a_rule_raises_decides_its_verdict(subtests):

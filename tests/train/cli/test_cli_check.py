@@ -442,7 +442,11 @@ def test_trls_float32_is_planned_as_float32(planned):
 
 
 def test_a_prompt_longer_than_the_recipe_says_is_a_problem_and_counted(planned, assets):
-    shape, cards, launch = find_shape(assets / "8B"), check_memory.machine("2xH200", None), check_recipe.Launch()
+    shape, cards, launch = (
+        find_shape(assets / "8B"),
+        check_memory.machine("2xH200", None, "", []),
+        check_recipe.Launch(),
+    )
     for longest, counted in ((700, 700), (90, 600)):
         lengths = (None, Lengths(prompt=longest))
         run, parsed = planned(lengths=lengths, memory="auto", memory_prompt_length=600)
@@ -460,13 +464,13 @@ def test_cards_of_this_machine_are_planned_for_if_none_are_named(monkeypatch):
     look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
     monkeypatch.setattr(look, "look_at_cards", lambda: cards)
     monkeypatch.setattr(look, "host_memory", lambda: (256.0, 200.0))
-    found = check_memory.machine(None, None)
+    found = check_memory.machine(None, None, "", [])
     assert (found.num_gpus, found.card.name, found.card.total_gib, found.host_gib) == (2, "A40-48GB", 44.0, 200.0)
     monkeypatch.setattr(look, "look_at_cards", lambda: Facts(no_gpus="none"))
-    assert check_memory.machine(None, None) is None
-    assert check_memory.machine("2xA40-48GB", None).card.total_gib == 44.4
+    assert check_memory.machine(None, None, "", []) is None
+    assert check_memory.machine("2xA40-48GB", None, "", []).card.total_gib == 44.4
     with pytest.raises(ConfigError, match="not in the table of cards"):
-        check_memory.machine("4xQuantum9", None)
+        check_memory.machine("4xQuantum9", None, "", [])
 
 
 # The neighbours ---------------------------------------------------------------------------------------------------

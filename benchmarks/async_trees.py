@@ -3,7 +3,7 @@
 TRL gathers the keys and values on the path of each segment of its tree, and calls a kernel on the copies. Here the
 same rows of TRL's `TreeRow` go through that (gathered, then `scaled_dot_product_attention` segment by segment) and
 through `trl_ext.packing.tree`, forward and backward. Rounds alternate, and the least processor seconds of each count.
-Key bytes are those of the keys and values that a layer holds for its backward.
+Key bytes count the keys and values that a layer holds for its backward.
 
     python benchmarks/async_trees.py --output benchmarks/results/async_trees_cpu.json
 """
@@ -85,7 +85,7 @@ def row_of(shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Attention as TRL's, with a plain kernel in the place of FlashAttention 3; [1, H, T, D] to [1, T, H, D]."""
+    """Attention as TRL's, with a plain kernel instead of FlashAttention 3; [1, H, T, D] to [1, T, H, D]."""
     k, v = (x.index_select(2, row["tree_kv_index"]) for x in (k, v))
     queries, keys = (row[f"tree_cu_seqlens_{name}"].diff().tolist() for name in "qk")
     outputs = []

@@ -93,7 +93,7 @@ def spread(_, completion_ids):
 
 
 def trainer(folder, library=trl_ext, family="llama", server=None, dtype=torch.float32, reward=spread, **changes):
-    """A trainer on a tiny model beside stand-ins; `library` may be TRL's module."""
+    """A trainer on a tiny model, with stand-ins; `library` may be TRL's module."""
     model = tiny.model(family).to(dtype)
     model.save_pretrained(folder / "model")
     server = server or Server(model)

@@ -31,7 +31,7 @@ def decisions(tree: ast.AST) -> int:
 
 
 def decisions_by_function() -> Places:
-    """Decisions of each function; those of inner functions count for the outer one, too."""
+    """Decisions of each function; an outer function has the decisions of its inner functions, too."""
     return {
         f"{name}:{node.lineno} {node.name}": decisions(node)
         for name, tree in trees()
@@ -120,8 +120,8 @@ def without_args() -> Places:
 
 
 def knots_of_folders() -> list[set[str]]:
-    """Sets of folders that import each other, over any number of steps; imports of types alone count, too, but not
-    those of `__init__.py`, which is a folder's door."""
+    """Sets of folders that import each other, over any number of steps; imports of types alone count, too.
+    `__init__.py` does not count: it is a folder's door."""
     arrows: defaultdict[str, set[str]] = defaultdict(set)
     for name, tree in trees():
         if name.endswith("__init__.py"):

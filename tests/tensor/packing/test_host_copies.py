@@ -21,7 +21,7 @@ from trl_ext.trainers.step.unpadded import plan, unpad
 
 CARD = torch.device("meta")
 LAYERS = 3  # of the tiny models
-# Seven of the layout (tokens, positions, places), and those of attention: boundaries, and an index where runs are not
+# Seven for the layout (tokens, positions, places), others for attention: boundaries, and an index where runs are not
 # adjacent; copied keys need all three, merging as many and two a level.
 MOST_COPIES = {"copies": 10, "merged": 10}
 

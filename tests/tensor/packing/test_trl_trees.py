@@ -58,7 +58,7 @@ def tree_log_probs(model, packed) -> torch.Tensor:
 
 
 def alone_log_probs(model, samples) -> torch.Tensor:
-    """The same of each sample in a row of its own."""
+    """The same, with each sample in a separate row."""
     found = []
     for sample in samples:
         logits = model(sample["input_ids"][None], use_cache=False).logits[0].float()

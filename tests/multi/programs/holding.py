@@ -1,6 +1,7 @@
 """What a test runs first in each process: process 0 waits at the places in HOLD_AT until the test lets it go on.
 
-At "step" there is a file `step.held` in the folder HOLD_IN, and the process waits for `step.go`.
+At "step" there is a file `step.held` in the folder HOLD_IN, and the process waits for `step.go`. A file `signalled` is
+there once the process has noted a signal.
 """
 
 import os
@@ -9,9 +10,12 @@ from pathlib import Path
 
 from transformers.trainer_callback import CallbackHandler
 
+from trl_ext.trainers.ending.signals import SignalNotes
+
 folder, left = Path(os.environ["HOLD_IN"]), set(os.environ["HOLD_AT"].split())
 fsync, begin = os.fsync, CallbackHandler.on_train_begin
 step_begin, end = CallbackHandler.on_step_begin, CallbackHandler.on_train_end
+note = SignalNotes._note
 
 
 def hold(place):
@@ -38,6 +42,12 @@ def on_train_end(self, args, state, control):
     return end(self, args, state, control)
 
 
+def note_signal(self, number, frame):
+    note(self, number, frame)
+    if os.environ.get("RANK", "0") == "0":
+        (folder / "signalled").touch()
+
+
 def confirm(file):
     hold("save")
     fsync(file)
@@ -45,3 +55,4 @@ def confirm(file):
 
 CallbackHandler.on_train_begin, CallbackHandler.on_step_begin = on_train_begin, on_step_begin
 CallbackHandler.on_train_end, os.fsync = on_train_end, confirm
+SignalNotes._note = note_signal

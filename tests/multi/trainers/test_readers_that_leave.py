@@ -75,6 +75,7 @@ def test_a_reader_that_leaves_changes_neither_what_is_saved_nor_the_exit_code(
             until(process, tmp_path / f"{signal_at}.held", reader)
         if end is not None:
             os.killpg(process.pid, end)
+            until(process, tmp_path / "signalled", reader)  # a launcher passes it on, late on a busy machine
         for name in (place, signal_at):
             (tmp_path / f"{name}.go").touch()
         code = process.wait(PATIENCE_S)

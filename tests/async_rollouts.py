@@ -92,9 +92,11 @@ def spread(_, completion_ids):
     return [(sum(ids) % 17) / 17 for ids in completion_ids]
 
 
-def trainer(folder, library=trl_ext, family="llama", server=None, dtype=torch.float32, reward=spread, **changes):
-    """A trainer on a tiny model, with stand-ins; `library` may be TRL's module."""
-    model = tiny.model(family).to(dtype)
+def trainer(
+    folder, library=trl_ext, family="llama", server=None, dtype=torch.float32, reward=spread, model=None, **changes
+):
+    """A trainer on a model, a tiny one unless given, with stand-ins; `library` may be TRL's module."""
+    model = tiny.model(family).to(dtype) if model is None else model
     model.save_pretrained(folder / "model")
     server = server or Server(model)
     settings = dict(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 # Module and function of `tests.multi.jobs`.
 JOBS = {
     "ahead": "ahead.train",
+    "async grpo": "async_grpo.train",
     "checkpoints": "checkpoints.train",
     "curriculum": "groups.draw",
     "diverging": "grpo.diverge",

@@ -12,7 +12,7 @@ from trl.experimental import async_grpo
 from trl.experimental.async_grpo import async_grpo_trainer as trls
 
 import trl_ext
-from tests import async_rollouts, tiny
+from tests import async_rollouts, tiny, trained
 from tests.async_rollouts import Server, trainer
 from tests.grpo_trainers import weights
 from trl_ext.compat import trl as compat_trl
@@ -67,20 +67,43 @@ def gradient(model):
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
-def test_the_gradient_is_that_of_rows_alone(tmp_path):
-    run, rows, kept = trainer(tmp_path, max_steps=1, max_grad_norm=1e9), [], Gradients()
-    take = run.rollout_worker.get
+def gradient_of(run):
+    """The gradient of the first optimizer step, and the rows that it is of."""
+    rows, kept, take = [], Gradients(), run.rollout_worker.get
     run.rollout_worker.get = lambda timeout: rows.append(take(timeout)) or rows[-1]
     run.add_callback(kept)
     run.train()
-    alone, loss, num = tiny.model("llama"), 0.0, 0
-    for row in rows[: run.args.per_device_train_batch_size]:
+    return kept.found, rows[: run.args.per_device_train_batch_size]
+
+
+def gradient_alone(model, rows):
+    """The same by one forward for each row, without TRL's trainer."""
+    loss, num = 0.0, 0
+    for row in rows:
         n, ids = int(row.completion_mask.sum()), torch.from_numpy(row.input_ids)
-        logps = alone(ids[None]).logits[0].log_softmax(-1)[-n - 1 : -1].gather(1, ids[-n:, None])[:, 0]
+        logps = model(ids[None]).logits[0].float().log_softmax(-1)[-n - 1 : -1].gather(1, ids[-n:, None])[:, 0]
         loss = loss - (torch.exp(logps - torch.from_numpy(row.old_log_probs)[-n:]) * row.advantage).sum()
         num += n
     (loss / num).backward()
-    assert (kept.found - gradient(alone)).abs().max() <= 1e-5 and kept.found.abs().max() > 1e-3
+    return gradient(model)
+
+
+def test_the_gradient_is_that_of_rows_alone(tmp_path):
+    found, rows = gradient_of(trainer(tmp_path, max_steps=1, max_grad_norm=1e9))
+    alone = gradient_alone(tiny.model("llama"), rows)
+    assert (found - alone).abs().max() <= 1e-5 and found.abs().max() > 1e-3
+
+
+def test_a_trained_model_in_bfloat16_is_as_near_to_float32_as_rows_alone(tmp_path):
+    half = trained.model(torch.bfloat16, num_layers=6)
+    server = Server(trained.model(torch.bfloat16, num_layers=6))
+    run = trainer(tmp_path, model=half, server=server, dtype=torch.bfloat16, max_steps=1, max_grad_norm=1e9)
+    found, rows = gradient_of(run)
+    truth = gradient_alone(half.float(), rows)
+    alone = gradient_alone(trained.model(torch.bfloat16, num_layers=6), rows)
+    ours, theirs = (((one.float() - truth).norm() / truth.norm()).item() for one in (found, alone))
+    print(f"relative error of the gradient: packed {ours:.4f}, rows alone {theirs:.4f}")  # pytest -rP shows it
+    assert 0 < ours <= 1.1 * theirs < 0.2
 
 
 def test_another_trainer_of_trls_does_not_take_the_attention_away(tmp_path):

@@ -12,7 +12,7 @@
 #
 # Lanes, each under an hour, for every night (docs/reference/lanes.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
 # make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills, make gather, make long-run,
-# make resolve; make lanes runs them all and writes down how each ended.
+# make resolve, make same-weights; make lanes runs them all and writes down how each ended.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -35,7 +35,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-together gpu-prof gpu-kernels gpu-quickstart gpu-emulated vllm \
-	resolve fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather long-run lanes
+	resolve same-weights fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills gather long-run lanes
 
 # What the quickstart needs; the rest of a developer's environment comes with the first other command.
 $(VENV)/.quickstart: pyproject.toml
@@ -200,6 +200,10 @@ gather: $(VENV)/.installed
 # Two thousand steps of GRPO, in which nothing may grow.
 long-run: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/test_long_run.py
+
+# Nothing changes for users: short runs end with the same weights as at BASE, which is the commit of the last result.
+same-weights: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/weights
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2

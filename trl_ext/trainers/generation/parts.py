@@ -29,6 +29,18 @@ class RolloutPart:
     def rewarded(self, trainer: RolloutTrainer, totals: torch.Tensor) -> None:
         """Read the total rewards of a training generation, [rows of all ranks], NaN where nothing was scored."""
 
+    def add_rewards(
+        self, trainer: RolloutTrainer, prompts: list[Any], completions: list[Any], rewards: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the rewards with a column for each function that TRL does not call. Collective.
+
+        Args:
+            trainer: The trainer.
+            prompts, completions: Of this process, as reward functions get them.
+            rewards: [rows of all ranks, functions], NaN where a function abstains.
+        """
+        return rewards
+
     def after_generation(self, trainer: RolloutTrainer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's scored rollouts, or the rollouts to train on instead. Collective."""
         return rollouts

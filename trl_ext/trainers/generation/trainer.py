@@ -19,7 +19,8 @@ class RolloutTrainer(Protocol):
         model: The policy; `model.training` is False in an evaluation.
         processing_class: Its tokenizer or processor.
         num_generations, num_generations_eval: Completions of a prompt in training, and in an evaluation.
-        reward_funcs, reward_func_names: The reward functions, and a name for each.
+        reward_funcs, reward_func_names, reward_processing_classes: The reward functions, and a name and a tokenizer
+            for each.
         reward_weights: [functions] the weight of each.
         multi_objective_aggregation: "sum_then_normalize" or "normalize_then_sum".
         use_vllm, vllm_generation: Whether vLLM generates, and TRL's object for it.
@@ -42,6 +43,7 @@ class RolloutTrainer(Protocol):
     num_generations_eval: int | None
     reward_funcs: Any
     reward_func_names: list[str]
+    reward_processing_classes: Any
     reward_weights: torch.Tensor
     multi_objective_aggregation: str
     use_vllm: bool

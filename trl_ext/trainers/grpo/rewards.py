@@ -116,12 +116,14 @@ class RewardCalls(RolloutPart):
     """A trainer's calls of its reward functions; with `takes_turns` each turn of a completion may have a reward.
 
     Attributes:
+        num_called: How many reward functions TRL calls, the first ones; None: all. A part adds the others' rewards.
         guarded: The reward functions of the last rewards.
         rows: The rows of the batch that is generated, for scoring that starts early.
         shares: Series of rules that are left out while they are 0.
     """
 
     def __init__(self, *, takes_turns: bool):
+        self.num_called: int | None = None
         self.guarded: list[Any] = []
         self.rows: list[dict[str, Any]] = []
         self._takes_turns = takes_turns
@@ -142,11 +144,17 @@ class RewardCalls(RolloutPart):
     @contextmanager
     def guarding(self, trainer: RolloutTrainer) -> Iterator[None]:
         """Guard the reward functions inside the block; then raise an exception of one rank on all. Collective."""
-        functions, accelerator = trainer.reward_funcs, trainer.accelerator
+        called, accelerator = slice(self.num_called), trainer.accelerator
+        functions, names = trainer.reward_funcs[called], trainer.reward_func_names[called]
+        tokenizers = trainer.reward_processing_classes[called]
         self._unscored.begin(functions)
-        named = zip(functions, trainer.reward_func_names, strict=True)
-        self.guarded = [guard(function, name, self._takes_turns) for function, name in named]
-        with swapped(trainer, reward_funcs=self.guarded), trainer.clock.phase("score"):
+        self.guarded = [
+            guard(function, name, self._takes_turns) for function, name in zip(functions, names, strict=True)
+        ]
+        guarded = swapped(
+            trainer, reward_funcs=self.guarded, reward_func_names=names, reward_processing_classes=tokenizers
+        )
+        with guarded, trainer.clock.phase("score"):
             yield
         raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
@@ -155,15 +163,15 @@ class RewardCalls(RolloutPart):
     def look_at_first_step(self, trainer: RolloutTrainer, rewards: torch.Tensor) -> None:
         """Warn of functions, except rule sets, that scored no completion of the first step; DataError if none did.
 
-        `rewards` is [rows of all ranks, functions] of a training batch, NaN where a function abstains.
+        `rewards` is [rows of all ranks, functions that TRL calls] of a training batch, NaN where a function abstains.
         """
         self._num_looked_at += 1
         self._are_silent = self._are_silent & rewards.isnan().all(dim=0)
         if trainer.state.global_step or self._num_looked_at != batches_per_step(trainer.args):
             return
-        # PPO's reward models have a weight, and are not among the functions here.
+        # PPO's reward models have a weight, and are not among the functions that TRL calls.
         is_all = bool(self._are_silent.all()) and len(trainer.reward_weights) == rewards.size(1)
-        for place, function in enumerate(trainer.reward_funcs):
+        for place, function in enumerate(trainer.reward_funcs[: self.num_called]):
             if isinstance(function, RuleSet | RuleColumn) or not self._are_silent[place]:
                 continue
             said = (

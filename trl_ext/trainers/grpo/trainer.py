@@ -456,11 +456,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._calculate_rewards: raises an exception of one rank on all ranks."""
+        """Overrides trl.GRPOTrainer._calculate_rewards: raises an exception of one rank on all ranks; parts add the
+        rewards of functions that TRL does not call."""
         if self._evaluated is not None:
             self._evaluated.begin_batch(len(prompts), self.accelerator.process_index)
-        with self._reward_calls.guarding(self):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = torch.zeros(len(prompts) * self.accelerator.num_processes, 0, device=self.accelerator.device)
+        if self._reward_calls.num_called != 0:
+            with self._reward_calls.guarding(self):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = within_bounds(rewards, self.reward_weights[: rewards.size(1)], self.reward_func_names)
         self.equal_groups.read(self, rewards)
         if self.model.training:
@@ -468,6 +471,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             totals = total_rewards(rewards, self.reward_weights[: rewards.size(1)])
             for part in self._parts:
                 part.rewarded(self, totals)
+        for part in self._parts:
+            rewards = part.add_rewards(self, prompts, completions, rewards)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------

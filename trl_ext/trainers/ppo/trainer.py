@@ -28,7 +28,7 @@ from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
-from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together, within_bounds
+from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
@@ -39,6 +39,7 @@ from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
+from trl_ext.trainers.ppo.scores.completion_scores import CompletionScores
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, TargetPasses
 from trl_ext.trainers.step.forward import Forward
 from trl_ext.trainers.step.rows import counted_tokens
@@ -95,7 +96,6 @@ class PPOTrainer(GRPOTrainer):
     _logps: Sequence[torch.Tensor] = ()  # [B, T] of the policy's last forward with gradient
     _targets: PPOTargets
     _passes: TargetPasses
-    _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
     _held_out: HeldOut | None = None  # the critic's errors in the evaluation that runs
 
@@ -148,6 +148,7 @@ class PPOTrainer(GRPOTrainer):
         )
         self._ppo_models = PPOModels(self, args, given)
         self._scoring = self._ppo_models.scoring(len(rules))
+        self._completion_scores = CompletionScores(self._scoring, self._ppo_models.rewards)
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._ppo_models.choose_reference()
         functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
@@ -173,6 +174,8 @@ class PPOTrainer(GRPOTrainer):
             self.add_callback(CriticStarts(self._critic))
         if self.args.critic_warmup_steps:
             self.add_callback(ActorWaits(self.args.critic_warmup_steps))
+        self._reward_calls.num_called = self._scoring.num_rules
+        self._parts.append(self._completion_scores)
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
@@ -260,32 +263,16 @@ class PPOTrainer(GRPOTrainer):
 
     # Rollouts -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _scores(self) -> torch.Tensor:
+        """[B of all ranks] of the rollouts that were scored last."""
+        return self._completion_scores.scores
+
     def _tokenize_prompts(self, prompts: Any) -> Any:
         """Overrides trl.GRPOTrainer._tokenize_prompts: keeps the token ids of a tokenized dataset."""
         if isinstance(prompts[0], TokenizedPrompt):
             return [prompt.ids for prompt in prompts], None, {}
         return super()._tokenize_prompts(prompts)
-
-    def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models."""
-        accelerator, weights = self.accelerator, self.reward_weights.to(self.accelerator.device)
-        rules = torch.zeros(len(prompts) * accelerator.num_processes, 0, device=accelerator.device)
-        if self._scoring.num_rules:
-            names = ("reward_funcs", "reward_func_names", "reward_processing_classes")
-            with swapped(self, **{name: getattr(self, name)[: self._scoring.num_rules] for name in names}):
-                rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        own = rules.split(len(prompts))[accelerator.process_index]
-        with self.clock.phase("score"):
-            asked = self._scoring.ask_models(prompts, completions, own, weights)
-            # accelerate cannot view [n, 0] again after NCCL's gather.
-            models = accelerator.gather(asked.contiguous()) if asked.size(1) else rules[:, :0]
-        raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
-        per_function = within_bounds(torch.cat([rules, models], dim=1), weights, self.reward_func_names)
-        self.equal_groups.read(self, per_function)
-        self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
-        return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: adds advantages and returns per token."""

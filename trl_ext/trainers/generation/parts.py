@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trl_ext.trainers.generation.trainer import RolloutTrainer
+from trl_ext.trainers.step.score import LogProbs
 
 Rows = list[dict[str, Any]]
 
@@ -44,6 +45,9 @@ class RolloutPart:
     def after_generation(self, trainer: RolloutTrainer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's scored rollouts, or the rollouts to train on instead. Collective."""
         return rollouts
+
+    def after_scoring(self, trainer: RolloutTrainer, result: LogProbs) -> None:
+        """Read the log-probabilities of a forward, which has a gradient in an update."""
 
     def after_loss(self, trainer: RolloutTrainer, inputs: dict[str, Any]) -> None:
         """Read the rows of a forward whose loss was computed."""

@@ -79,7 +79,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     args: TRLGRPOConfig
     memory_kind = "grpo"
-    _kl_is_in_loss = True  # where beta is not 0
+    _kl_is_added_to = "every row"  # in words, where beta is not 0
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
     _takes_images = False  # rows or tools may bring some
     _are_images_padded = False  # they go through TRL's padded batches
@@ -215,8 +215,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _why_zero_advantage_counts(self) -> str:
         """Return why a row of zero advantage has a gradient; "" if it has none. Subclasses add reasons."""
-        if self.beta and self._kl_is_in_loss:
-            return f"beta={self.beta} adds a KL penalty to every row"
+        if self.beta:
+            return f"beta={self.beta} adds a KL penalty to {self._kl_is_added_to}"
         return self._why_whole
 
     def _add_models(self) -> None:
@@ -284,7 +284,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
                 if self.model.training:
                     self.counts.add_forward(input_ids.numel(), attention_mask, of_update=forward is not None)
-                padded = super()._get_per_token_logps_and_entropies(
+                logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
                     attention_mask,
@@ -294,9 +294,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                     compute_aux_loss=compute_aux_loss,
                     **multimodal,
                 )
-                self._old_policy.add_ratios(padded[0])
-                return padded
-            if forward is not None:
+                result = LogProbs(logps, entropies, aux_loss, input_ids.numel())
+            elif forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
             else:
                 flat = flat_batch(
@@ -313,6 +312,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 if self.model.training:
                     self.counts.add_forward(result.num_forwarded, attention_mask, of_update=False)
             self._note_scored(result)
+            for part in self._parts:
+                part.after_scoring(self, result)
             self._old_policy.add_ratios(result.logps)
         return result.logps, result.entropies, result.aux_loss
 
@@ -374,7 +375,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return result
 
     def _note_scored(self, result: LogProbs) -> None:
-        """Read the result of a packed forward; for subclasses."""
+        """Read the result of a forward; for subclasses."""
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training returns the forwards of the micro-step, planned over
@@ -413,7 +414,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             self._old_policy.log(self._metrics["eval"])
         return loss
 
-    def _record_metric(self, name: str, value: Any, weight: Any = None) -> None:
+    def record_metric(self, name: str, value: Any, weight: Any = None) -> None:
         """Record `value`, [] of this rank and the running forward, for the metrics of the optimizer step.
 
         `weight` is its weight in the mean over forwards and ranks; None: sum over forwards, mean over ranks.

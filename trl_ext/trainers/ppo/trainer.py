@@ -38,7 +38,8 @@ from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, ActorWaits, factors
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
-from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, kl_estimate, moved_to_turns
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, moved_to_turns
+from trl_ext.trainers.ppo.objective.kl import KLTerm, num_tokens_of_mean
 from trl_ext.trainers.ppo.scores.completion_scores import CompletionScores
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, TargetPasses
 from trl_ext.trainers.step.forward import Forward
@@ -93,7 +94,6 @@ class PPOTrainer(GRPOTrainer):
     _critic: Critic
     _values: CriticValues
     _scale: ValueScale
-    _logps: Sequence[torch.Tensor] = ()  # [B, T] of the policy's last forward with gradient
     _targets: PPOTargets
     _passes: TargetPasses
     _forwards: Sequence[Forward] = ()  # of the micro-step
@@ -150,6 +150,8 @@ class PPOTrainer(GRPOTrainer):
         self._scoring = self._ppo_models.scoring(len(rules))
         self._completion_scores = CompletionScores(self._scoring, self._ppo_models.rewards)
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
+        self._kl_term = KLTerm(self, self._kl, args.kl_estimator)
+        self._kl_is_added_to = "every row" if args.kl_term == "loss" else "every row's reward"
         self._ppo_models.choose_reference()
         functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
         roles = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
@@ -175,7 +177,7 @@ class PPOTrainer(GRPOTrainer):
         if self.args.critic_warmup_steps:
             self.add_callback(ActorWaits(self.args.critic_warmup_steps))
         self._reward_calls.num_called = self._scoring.num_rules
-        self._parts.append(self._completion_scores)
+        self._parts += [self._completion_scores, self._kl_term]
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
@@ -206,14 +208,9 @@ class PPOTrainer(GRPOTrainer):
     def _why_zero_advantage_counts(self) -> str:
         """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all, and the KL in the
         reward is known after rows are planned."""
-        if self.beta and not self._kl_is_in_loss:
-            return f"beta={self.beta} adds a KL penalty to every row's reward"
-        return "the critic learns from every row" if self._critic.has_values else super()._why_zero_advantage_counts()
-
-    @property
-    def _kl_is_in_loss(self) -> bool:  # type: ignore[override]  # a constant of GRPO's
-        """Overrides trl_ext.GRPOTrainer._kl_is_in_loss: with kl_term='loss'; else the KL is in the reward."""
-        return self.args.kl_term == "loss"
+        if self._critic.has_values and not self.beta:
+            return "the critic learns from every row"
+        return super()._why_zero_advantage_counts()
 
     @property
     def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
@@ -253,8 +250,6 @@ class PPOTrainer(GRPOTrainer):
             logps, entropies, *rest = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **options
             )
-        if torch.is_grad_enabled():
-            self._logps = [logps]
         return logps, entropies, *rest
 
     def _note_scored(self, result: LogProbs) -> None:
@@ -420,15 +415,10 @@ class PPOTrainer(GRPOTrainer):
         value_loss = self._adapters_value_loss(model, inputs)
         with swapped(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
-        logps, self._logps = self._logps, ()  # kept no longer than this loss
         if not self.model.training:
             return loss
-        self._record_metric("loss/policy_avg", loss.detach())
-        if "ref_per_token_logps" in inputs:  # with kl_term="loss": the mean over tokens of the KL to the reference
-            kl = kl_estimate(logps[0], inputs["ref_per_token_logps"], self.args.kl_estimator)
-            kl_loss = torch.where(counted_tokens(inputs).bool(), kl, 0.0).sum() / self._num_tokens(inputs)
-            self._record_metric("loss/kl_avg", kl_loss.detach())
-            loss = loss + self._kl.value * kl_loss
+        self.record_metric("loss/policy_avg", loss.detach())
+        loss = self._kl_term.add_to(loss, inputs)
         if is_warmup:
             loss = loss * 0.0  # gradients of 0 leave the moments of the actor's Adam and the clip norm at 0
         if not self._critic.is_trained_with_actor:
@@ -446,21 +436,16 @@ class PPOTrainer(GRPOTrainer):
         values = self._values.forwarded(self.accelerator.unwrap_model(model, keep_torch_compile=True), inputs)
         return settled(self._value_loss(values, inputs), self._critic.parameters())
 
-    def _num_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the divisor of a sum over tokens that adds up to a mean over micro-batches and ranks."""
-        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
-
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """Return `vf_coef` times the value loss; it adds up to a mean over the tokens of the step."""
         mask = counted_tokens(inputs)
-        num_tokens = self._num_tokens(inputs)
+        num_tokens = num_tokens_of_mean(self, inputs)
         old_values, returns = self._scale.outputs(inputs["values"]), self._scale.outputs(inputs["returns"])
         values = self._scale.standardised(values)
         result = clipped_value_loss(values, old_values, returns, mask, self.args.cliprange_value, num_tokens)
         num_counted = mask.sum()
-        self._record_metric("loss/value_avg", result.loss.detach())
-        self._record_metric("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
+        self.record_metric("loss/value_avg", result.loss.detach())
+        self.record_metric("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
         return self.args.vf_coef * result.loss
 
     def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:

@@ -147,7 +147,7 @@ def test_ppo_pays_a_turn_at_its_last_token(server, tmp_path):
     subject.model.train()
     output = subject._generate_and_score_completions([ROWS[i] for i in range(8)])
     mask = counted_tokens(output).bool()
-    moved = subject._moved_to_turns(output)
+    moved = subject._episodes.moved_to_turns(output)
     num_paid = 0
     for row, values in enumerate(subject._reward_calls.guarded[0].turns):
         ends = [t for t in range(mask.shape[1]) if mask[row, t] and (t + 1 == mask.shape[1] or not mask[row, t + 1])]

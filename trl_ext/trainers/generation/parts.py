@@ -56,6 +56,10 @@ class RolloutPart:
         """Return the metrics of an optimizer step, including this part's."""
         return values
 
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Return the part's metrics over all batches of the evaluation that ends. Collective."""
+        return {}
+
     def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the part's state into a checkpoint."""
 

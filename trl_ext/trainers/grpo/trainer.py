@@ -439,14 +439,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         for part in self._parts:
             inputs = part.before_generation(self, inputs)
         self._row_checks.look_at_batch(inputs, self.accelerator)
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics = self.running_metrics
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
             # Repeated once a run, and only with a TRL that nobody tested.
             if not self._old_policy.remove_placeholder(output, metrics):
                 output = super()._generate_and_score_completions(inputs)
             self._passes.take(output)
-        self.equal_groups.apply(output, metrics, self._logs["advantages"], self.accelerator)
+        self.equal_groups.apply(output, metrics, self.logged_advantages, self.accelerator)
         if self._evaluated is not None:
             self._evaluated.end_batch(self.equal_groups.rewards)
         check_images(output, self.step_settings.reader, self.accelerator)
@@ -565,6 +565,16 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return output
 
     @property
+    def running_metrics(self) -> Any:
+        """Return TRL's lists of values by name, which the next log entry of training, or of evaluation, averages."""
+        return self._metrics["train" if self.model.training else "eval"]
+
+    @property
+    def logged_advantages(self) -> Any:
+        """Return the column of advantages in TRL's table of the last completions, of all ranks."""
+        return self._logs["advantages"]
+
+    @property
     def micro_step(self) -> int:
         """Return the number of trained micro-steps."""
         return self._step
@@ -594,7 +604,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         rows = EvaluatedRows(len(dataset) * cast(int, self.num_generations_eval) if has_length(dataset) else math.inf)
         with swapped(self, _evaluated=rows, _log_metric=rows):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
-        for name, value in rows.metrics(self).items():
+        metrics = rows.metrics(self)
+        for part in self._parts:
+            metrics |= part.evaluation_metrics()
+        for name, value in metrics.items():
             self._metrics["eval"][name] = [value]
         return output
 

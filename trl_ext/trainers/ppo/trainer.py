@@ -7,8 +7,7 @@ generalized advantages and a value loss. This file has the hooks that TRL calls.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import set_seed
@@ -19,16 +18,14 @@ from transformers import PreTrainedModel
 from trl_ext.compat.peft import base_model, computing_weights
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.versions import check_versions
-from trl_ext.errors import ConfigError, RuleError
+from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import check_here
 from trl_ext.packing.check import CheckResult
-from trl_ext.rewards import RuleSet
 from trl_ext.trainers.fit.plan import settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
-from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
@@ -36,9 +33,10 @@ from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticSta
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, ActorWaits, factors
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, keep_token_ids, listed, with_prompts
+from trl_ext.trainers.ppo.episodes import Episodes
+from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
-from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss, moved_to_turns
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss
 from trl_ext.trainers.ppo.objective.kl import KLTerm, num_tokens_of_mean
 from trl_ext.trainers.ppo.scores.completion_scores import CompletionScores
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, TargetPasses
@@ -97,7 +95,6 @@ class PPOTrainer(GRPOTrainer):
     _targets: PPOTargets
     _passes: TargetPasses
     _forwards: Sequence[Forward] = ()  # of the micro-step
-    _held_out: HeldOut | None = None  # the critic's errors in the evaluation that runs
 
     def __init__(
         self,
@@ -189,6 +186,10 @@ class PPOTrainer(GRPOTrainer):
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
         )
+        self._episodes = Episodes(
+            self, self._reward_calls, self._completion_scores, self._targets, self._passes, self._greedy_scores
+        )
+        self._parts.insert(0, self._episodes)  # first, since ReMax generates for the rows before the other parts
 
     def _set_stop_tokens(self) -> None:
         """Use TRL 1.12's `stop_token` and `stop_token_id`, if given, instead of the model's EOS tokens."""
@@ -269,67 +270,6 @@ class PPOTrainer(GRPOTrainer):
             return [prompt.ids for prompt in prompts], None, {}
         return super()._tokenize_prompts(prompts)
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: adds advantages and returns per token."""
-        is_remax = self.args.advantage_estimator == "remax" and self.model.training
-        baselines = self._greedy_scores(inputs) if is_remax else None
-        output = super()._generate_and_score_completions(keep_token_ids(inputs))
-        self._critic.after_rollout()
-        if self.num_generations == 1:
-            # With one completion per group it is always 1.
-            self._metrics["train" if self.model.training else "eval"].pop("frac_reward_zero_std", None)
-        own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
-        num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
-        moved, scores = self._moved_to_turns(output), self._targets.leave_out(output, own, baselines)
-        self._passes.add_targets = partial(self._add_targets, scores, num_updates, baselines, moved)
-        if not self._passes.precede_targets:
-            self._passes.add_targets(output)
-        return output
-
-    def _add_targets(
-        self, scores: Any, num_updates: int, baselines: Any, moved: Any, rollouts: dict[str, Any]
-    ) -> None:
-        """Add PPO's targets to rollouts, in training only, and log them. Collective.
-
-        Args:
-            scores: [B] of this process's rows.
-            num_updates: Updates so far.
-            baselines: [B] scores of greedy completions; None but for ReMax.
-            moved: [B, T] the change of token rewards by rewards of turns, or None.
-            rollouts: The rows, to which columns are added.
-        """
-        is_training = self.model.training
-        held_out = None if is_training else self._held_out
-        targets = self._targets.complete(
-            rollouts, scores, num_updates, baselines, held_out, moved=moved, is_training=is_training
-        )
-        for name, value in targets.items():
-            self._metrics["train" if is_training else "eval"][name].append(value)
-        if is_training:  # a completion's mean in TRL's table of completions, instead of GRPO's group advantage
-            lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
-            means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
-            column: Any = self._logs["advantages"]
-            for _ in means:
-                column.pop()
-            column.extend(means)
-
-    def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
-        """Return [B, T] the change of token rewards by rewards per turn; None if this rank has none. Collective."""
-        guarded = self._reward_calls.guarded
-        if not any(isinstance(r, GuardedReward) and not isinstance(r.function, RuleSet) for r in guarded):
-            return None
-        mask, moved = counted_tokens(rollouts), None
-        for reward, weight in zip(guarded, self.reward_weights.tolist(), strict=False):
-            if not any(getattr(reward, "turns", ())):
-                continue
-            try:
-                change = moved_to_turns(reward.turns, weight, mask, reward.name)
-                moved = change if moved is None else moved + change
-            except RuleError as error:
-                reward.error = error
-        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
-        return moved
-
     def _greedy_scores(self, inputs: Any) -> torch.Tensor:
         """Return [B] the score of each prompt's greedy completion; logs and metrics stay unchanged."""
         logs: dict[str, Any] = {name: [] for name in ("images", "prompt", "completion", "advantages")}
@@ -350,16 +290,9 @@ class PPOTrainer(GRPOTrainer):
     ) -> dict[str, float]:
         """Overrides trl_ext.GRPOTrainer.evaluate: with the same random numbers at every step, and training's restored
         afterwards; collects the critic's errors."""
-        with random_numbers_restored(), swapped(self, _held_out=HeldOut(self._scale)):
+        with random_numbers_restored(), swapped(self._episodes, held_out=HeldOut(self._scale)):
             set_seed(self.args.seed, device_specific=True)
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides trl_ext.GRPOTrainer.log: adds the critic's errors over all batches of an evaluation."""
-        if self._held_out is not None:
-            for name, value in self._held_out.metrics().items():
-                self._metrics["eval"][name].append(value)
-        super().log(logs, start_time)
 
     # Training -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
@@ -41,6 +42,7 @@ from trl_ext.trainers.generation.sampling import can_log_images, check_generated
 from trl_ext.trainers.generation.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.critic import CriticHooks
 from trl_ext.trainers.grpo.evaluation import EvaluatedRows
 from trl_ext.trainers.grpo.log_probs import OldPolicy, UpdatePasses
 from trl_ext.trainers.grpo.rewards import (
@@ -80,6 +82,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     args: TRLGRPOConfig
     memory_kind = "grpo"
     _kl_is_added_to = "every row"  # in words, where beta is not 0
+    _critic_hooks = CriticHooks()
+    _most_rows: int | None = None  # of a forward without gradient; None: as TRL asks
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
     _takes_images = False  # rows or tools may bring some
     _are_images_padded = False  # they go through TRL's padded batches
@@ -202,7 +206,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         skips = getattr(self.args, "skip_zero_advantage", None) is not False and not self._why_zero_advantage_counts()
         why_whole = self._why_whole
         stay = why_rows_stay(self.args, why_whole)
-        settings, passes = super().step_settings, self._num_passes_of_update
+        settings, passes = super().step_settings, 1 + self._critic_hooks.num_passes
         reader = self.image_reader if settings.packs else None
         settings = replace(settings, why_whole=why_whole, why_rows_stay=stay, skips=skips)
         return replace(settings, num_passes=passes, reader=reader)
@@ -214,10 +218,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return ImageReader.of(base_model(self.model)) if is_needed else None
 
     def _why_zero_advantage_counts(self) -> str:
-        """Return why a row of zero advantage has a gradient; "" if it has none. Subclasses add reasons."""
+        """Return why a row of zero advantage is trained on; "" if it has no gradient."""
         if self.beta:
             return f"beta={self.beta} adds a KL penalty to {self._kl_is_added_to}"
-        return self._why_whole
+        return self._critic_hooks.why_all_rows_count or self._why_whole
+
+    def weights_by_role(self) -> dict[str, list[nn.Parameter]]:
+        """Overrides trl_ext.ExtendedTrainer.weights_by_role: separates a critic's weights."""
+        return self._critic_hooks.by_role(super().weights_by_role()["model"])
 
     def _add_models(self) -> None:
         """Add a subclass's models; called before packing is tried."""
@@ -256,12 +264,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **self.check_options(self.model), reader=self.image_reader)
+        of_policy = check_causal_model(model, **self.check_options(self.model), reader=self.image_reader)
+        return self._critic_hooks.self_check(of_policy)
 
     def _models(self) -> list[PreTrainedModel]:
-        """Return the policy and the reference, unwrapped."""
+        """Return the policy, the reference and a critic, unwrapped."""
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
-        return [base_model(self.accelerator.unwrap_model(model)) for model in models]
+        own = [base_model(self.accelerator.unwrap_model(model)) for model in models]
+        return own + self._critic_hooks.models
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -278,22 +288,23 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         for passes in (self._old_policy, self._passes):
             if (left_out := passes.placeholder(input_ids.size(0), logits_to_keep)) is not None:
                 return left_out, None, None
-        forward = running_forward()
+        forward, batch_size = running_forward(), batch_size and (self._most_rows or batch_size)
         with self.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             known = KEYS if self._takes_images else ()
             if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
                 if self.model.training:
                     self.counts.add_forward(input_ids.numel(), attention_mask, of_update=forward is not None)
-                logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
-                    model,
-                    input_ids,
-                    attention_mask,
-                    logits_to_keep,
-                    batch_size=batch_size,
-                    compute_entropy=compute_entropy,
-                    compute_aux_loss=compute_aux_loss,
-                    **multimodal,
-                )
+                with self._critic_hooks.scoring(model, logits_to_keep):
+                    logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+                        model,
+                        input_ids,
+                        attention_mask,
+                        logits_to_keep,
+                        batch_size=batch_size,
+                        compute_entropy=compute_entropy,
+                        compute_aux_loss=compute_aux_loss,
+                        **multimodal,
+                    )
                 result = LogProbs(logps, entropies, aux_loss, input_ids.numel())
             elif forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
@@ -311,7 +322,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 result = self._scored_batch(model, flat, compute_entropy, compute_aux_loss)
                 if self.model.training:
                     self.counts.add_forward(result.num_forwarded, attention_mask, of_update=False)
-            self._note_scored(result)
             for part in self._parts:
                 part.after_scoring(self, result)
             self._old_policy.add_ratios(result.logps)
@@ -374,9 +384,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             self.counts.add(result.num_forwarded, 0, 0)
         return result
 
-    def _note_scored(self, result: LogProbs) -> None:
-        """Read the result of a forward; for subclasses."""
-
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training returns the forwards of the micro-step, planned over
         the whole optimizer step."""
@@ -390,14 +397,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    _num_passes_of_update = 1  # forwards of each row in an update; a subclass's critic may double them
-
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Overrides trl.GRPOTrainer.compute_loss: in training runs forwards one by one, each with its backward."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._critic_hooks.begin_micro_step(inputs)
         return self._one_by_one(super().compute_loss, model, inputs, num_items_in_batch)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -508,8 +514,14 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         return self._models()[-1] if self.args.sync_ref_model else None
 
     def _check_checkpoint(self, folder: str) -> None:
-        """Raise ConfigError for a checkpoint that lacks the reference that moves."""
+        """Raise ConfigError for a checkpoint that lacks the reference that moves, or the critic."""
         rollout_state.check(folder, self.args)
+        self._critic_hooks.check_checkpoint(folder)
+
+    def load_own_weights(self, folder: str) -> None:
+        """Overrides trl_ext.WholeCheckpoints.load_own_weights: loads a critic that is not loaded with the policy."""
+        if not self.is_deepspeed_enabled and (is_peft_model(self.model) or not self.is_fsdp_enabled):
+            self._critic_hooks.load_weights(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: loads rules, rollouts and reference as well."""
@@ -536,12 +548,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if len(self._planner.rehearsed(batch.inputs)) > 1:
             batch = replace(batch, what=f"{batch.what} in each of two forwards after a prompt")
         self._planner.restart()
-        return batch
+        return self._critic_hooks.with_columns(batch)
 
     def rehearse(self, batch: MicroBatch) -> None:
         """Run TRL's step on a micro-batch without generation; its metrics are thrown away."""
-        TRLGRPOTrainer.training_step(self, self.model_wrapped, self._planner.rehearsed(batch.inputs), None)
-        self._planner.restart()
+        with self._critic_hooks.rehearsing(batch):
+            TRLGRPOTrainer.training_step(self, self.model_wrapped, self._planner.rehearsed(batch.inputs), None)
+            self._planner.restart()
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
@@ -614,7 +627,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
         with self._in_update():
-            loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
+            loss = self._critic_hooks.train(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._planner.restart()
             self._log_step()
@@ -639,7 +652,3 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         is_off = self.log_completions or self.args.push_to_hub or os.environ.get(REPORT_VARIABLE) == "0"
         if not is_off and self.model.training and self._logs["prompt"]:
             self._few_completions.keep(Path(str(self.args.output_dir)), self.state.global_step, self._logs)
-
-    def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-        """Train a subclass's other models on the micro-batch; return the loss with their losses added."""
-        return loss

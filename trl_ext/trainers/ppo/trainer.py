@@ -6,7 +6,6 @@ generalized advantages and a value loss. This file has the hooks that TRL calls.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,34 +14,31 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from trl_ext.compat.peft import base_model, computing_weights
+from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import check_here
-from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.fit.plan import settle_memory
-from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
-from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
+from trl_ext.trainers.grpo.critic import CriticHooks
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
-from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
+from trl_ext.trainers.ppo.critic.critics import Critic, CriticStarts, SeparateCritic, split_group
+from trl_ext.trainers.ppo.critic.in_step import CriticInStep
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, ActorWaits, factors
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.episodes import Episodes
 from trl_ext.trainers.ppo.inputs import TokenizedPrompt, check_arguments, listed, with_prompts
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
-from trl_ext.trainers.ppo.objective.equations import AdaptiveKL, clipped_value_loss
-from trl_ext.trainers.ppo.objective.kl import KLTerm, num_tokens_of_mean
+from trl_ext.trainers.ppo.objective.equations import AdaptiveKL
+from trl_ext.trainers.ppo.objective.kl import KLTerm
 from trl_ext.trainers.ppo.scores.completion_scores import CompletionScores
+from trl_ext.trainers.ppo.statistics import RunningStatistics
 from trl_ext.trainers.ppo.targets import HeldOut, PPOTargets, TargetPasses
-from trl_ext.trainers.step.forward import Forward
-from trl_ext.trainers.step.rows import counted_tokens
-from trl_ext.trainers.step.score import LogProbs
 
 
 class PPOTrainer(GRPOTrainer):
@@ -94,7 +90,6 @@ class PPOTrainer(GRPOTrainer):
     _scale: ValueScale
     _targets: PPOTargets
     _passes: TargetPasses
-    _forwards: Sequence[Forward] = ()  # of the micro-step
 
     def __init__(
         self,
@@ -148,6 +143,9 @@ class PPOTrainer(GRPOTrainer):
         self._completion_scores = CompletionScores(self._scoring, self._ppo_models.rewards)
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._kl_term = KLTerm(self, self._kl, args.kl_estimator)
+        value_models = [] if self._ppo_models.value_model is None else [self._ppo_models.value_model]
+        self._critic_hooks = CriticHooks(value_models)  # until the critic is made
+        self._most_rows = args.local_rollout_forward_batch_size
         self._kl_is_added_to = "every row" if args.kl_term == "loss" else "every row's reward"
         self._ppo_models.choose_reference()
         functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
@@ -174,12 +172,13 @@ class PPOTrainer(GRPOTrainer):
         if self.args.critic_warmup_steps:
             self.add_callback(ActorWaits(self.args.critic_warmup_steps))
         self._reward_calls.num_called = self._scoring.num_rules
-        self._parts += [self._completion_scores, self._kl_term]
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
         self._values = CriticValues(self, self._critic, self._get_per_token_logps_and_entropies)
         self._scale = ValueScale(self.args.value_normalisation)
+        self._critic_in_step = CriticInStep(self, self._critic, self._values, self._scale, self._planner)
+        self._critic_hooks = self._critic_in_step
         self._passes = TargetPasses(
             self, self._old_policy, self._planner, self._get_per_token_logps_and_entropies, values=self._values
         )
@@ -189,7 +188,10 @@ class PPOTrainer(GRPOTrainer):
         self._episodes = Episodes(
             self, self._reward_calls, self._completion_scores, self._targets, self._passes, self._greedy_scores
         )
-        self._parts.insert(0, self._episodes)  # first, since ReMax generates for the rows before the other parts
+        statistics = RunningStatistics(self._kl, self._scoring, self._scale, self._critic)
+        # Episodes come first, since ReMax generates for the rows before the other parts see them.
+        others = [self._completion_scores, self._kl_term, self._critic_in_step, statistics]
+        self._parts = [self._episodes, *self._parts, *others]
 
     def _set_stop_tokens(self) -> None:
         """Use TRL 1.12's `stop_token` and `stop_token_id`, if given, instead of the model's EOS tokens."""
@@ -205,57 +207,6 @@ class PPOTrainer(GRPOTrainer):
         else:
             self.generation_kwargs["eos_token_id"] = self.eos_token_ids
             self.generation_config.eos_token_id = self.eos_token_ids
-
-    def _why_zero_advantage_counts(self) -> str:
-        """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all, and the KL in the
-        reward is known after rows are planned."""
-        if self._critic.has_values and not self.beta:
-            return "the critic learns from every row"
-        return super()._why_zero_advantage_counts()
-
-    @property
-    def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
-        """Overrides trl_ext.GRPOTrainer._num_passes_of_update: 2 for a critic with separate forwards."""
-        return 2 if self._critic.has_values and not self._critic.comes_with_log_probs else 1
-
-    # Packing ------------------------------------------------------------------------------------------------------
-
-    def _models(self) -> list[Any]:
-        """Overrides trl_ext.GRPOTrainer._models: adds a separate critic, which forwards flat rows, too."""
-        value_model = self._ppo_models.value_model
-        return super()._models() + ([] if value_model is None else [value_model])
-
-    def _self_check(self, model: Any) -> CheckResult:
-        """Overrides trl_ext.GRPOTrainer._self_check: checks a separate critic, too."""
-        result = super()._self_check(model)
-        if not isinstance(self._critic, SeparateCritic) or not result.is_exact:
-            return result
-        of_critic = self._critic.check_packing()
-        return replace(of_critic, alone=torch.cat([result.alone, of_critic.alone]))
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        """Overrides trl_ext.GRPOTrainer._get_per_token_logps_and_entropies: `local_rollout_forward_batch_size` limits
-        the rows of a forward without gradient; stores the values of a value head."""
-        if batch_size and self.args.local_rollout_forward_batch_size and not torch.is_grad_enabled():
-            batch_size = self.args.local_rollout_forward_batch_size
-        with self._values.noted_from(model, logits_to_keep):
-            logps, entropies, *rest = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **options
-            )
-        return logps, entropies, *rest
-
-    def _note_scored(self, result: LogProbs) -> None:
-        """Overrides trl_ext.GRPOTrainer._note_scored: stores the values of a value head."""
-        self._values.note(result.values)
 
     # Rollouts -----------------------------------------------------------------------------------------------------
 
@@ -296,13 +247,6 @@ class PPOTrainer(GRPOTrainer):
 
     # Training -----------------------------------------------------------------------------------------------------
 
-    def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """Overrides trl_ext.ExtendedTrainer.weights_by_role: separates the critic's weights."""
-        critic = self._critic.parameters()
-        own = {id(weight) for weight in critic}
-        policy = {"policy": [weight for weight in computing_weights(self.model) if id(weight) not in own]}
-        return policy | ({"critic": critic} if self._critic.has_values else {})
-
     def create_optimizer(self, model: Any = None) -> Any:
         """Overrides transformers.Trainer.create_optimizer: gives the critic its learning rate."""
         is_new, args = self.optimizer is None, self.args
@@ -325,27 +269,16 @@ class PPOTrainer(GRPOTrainer):
         if not is_new or not self._has_own_schedule:
             return schedule
         actor, critic = factors(self.args, num_training_steps)
-        if isinstance(self._critic, SeparateCritic):
-            self._critic.factor = critic
+        self._critic.factor = critic
         optimizer = optimizer or self.optimizer
         of_groups = [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups]
         self.lr_scheduler = LambdaLR(optimizer, of_groups)
         return self.lr_scheduler
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the forwards for a separate critic."""
-        self._forwards = inputs if torch.is_grad_enabled() else ()
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer._compute_loss: PPO's KL instead of GRPO's, and the value loss."""
-        self._values.forget()
         is_warmup = self.state.global_step < self.args.critic_warmup_steps
-        if self._critic.comes_with_log_probs:
-            base_model(self.model).values_train_head_alone = is_warmup
-        value_loss = self._adapters_value_loss(model, inputs)
+        value_loss = self._critic_in_step.loss_before_policy(model, inputs, is_warmup=is_warmup)
         with swapped(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
         if not self.model.training:
@@ -354,59 +287,7 @@ class PPOTrainer(GRPOTrainer):
         loss = self._kl_term.add_to(loss, inputs)
         if is_warmup:
             loss = loss * 0.0  # gradients of 0 leave the moments of the actor's Adam and the clip norm at 0
-        if not self._critic.is_trained_with_actor:
-            return loss
-        if value_loss is None:
-            value_loss = self._value_loss(self._values.in_loss(model, inputs), inputs)
-        return loss + value_loss
-
-    def _adapters_value_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """Return an adapter critic's value loss after its backward, so that its activations are freed before the
-        policy's forward; None if the backward cannot run now."""
-        if not (isinstance(self._critic, AdapterCritic) and self.model.training and can_settle(self)):
-            return None
-        # Unwrapped: the engine around the model would count this backward as the step's.
-        values = self._values.forwarded(self.accelerator.unwrap_model(model, keep_torch_compile=True), inputs)
-        return settled(self._value_loss(values, inputs), self._critic.parameters())
-
-    def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return `vf_coef` times the value loss; it adds up to a mean over the tokens of the step."""
-        mask = counted_tokens(inputs)
-        num_tokens = num_tokens_of_mean(self, inputs)
-        old_values, returns = self._scale.outputs(inputs["values"]), self._scale.outputs(inputs["returns"])
-        values = self._scale.standardised(values)
-        result = clipped_value_loss(values, old_values, returns, mask, self.args.cliprange_value, num_tokens)
-        num_counted = mask.sum()
-        self.record_metric("loss/value_avg", result.loss.detach())
-        self.record_metric("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
-        return self.args.vf_coef * result.loss
-
-    def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._train_others: trains a separate critic after the actor's backward."""
-        if isinstance(self._critic, SeparateCritic):
-            loss = loss + self._train_critic(self._critic, model, self._forwards)
-        self._forwards = ()
-        return loss
-
-    def _train_critic(self, critic: SeparateCritic, actor: Any, forwards: Sequence[Forward]) -> torch.Tensor:
-        """Run forward and backward of a separate critic; return its value loss."""
-        return critic.train_on(
-            forwards, self.forward_loop, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
-        )
-
-    # Rehearsal ----------------------------------------------------------------------------------------------------
-
-    def largest_micro_batch(self) -> MicroBatch:
-        """Overrides trl_ext.GRPOTrainer.largest_micro_batch: adds PPO's targets."""
-        return with_targets(super().largest_micro_batch(), has_values=self._critic.has_values)
-
-    def rehearse(self, batch: MicroBatch) -> None:
-        """Overrides trl_ext.GRPOTrainer.rehearse: trains a separate critic after the actor's backward."""
-        self._critic.after_rollout()
-        super().rehearse(batch)
-        if isinstance(self._critic, SeparateCritic):
-            self._train_critic(self._critic, self.model_wrapped, [self._planner.as_one(batch.inputs)])
-        self._values.forget()
+        return self._critic_in_step.add_to(loss, value_loss, model, inputs)
 
     # Saving and resuming ------------------------------------------------------------------------------------------
 
@@ -419,32 +300,3 @@ class PPOTrainer(GRPOTrainer):
         if self.args.should_save:
             critic_files.write_kind(output_dir, self._critic.name, self._scale.line)
             self._critic.save(output_dir, critic)
-
-    def _save_own_state(self, folder: str) -> None:
-        """Overrides trl_ext.GRPOTrainer._save_own_state: adds the critic's optimizer and the running statistics."""
-        super()._save_own_state(folder)
-        self._critic.save_training_state(folder)
-        if self.args.should_save:
-            state = {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()}
-            state["values"] = self._scale.state_dict()
-            critic_files.write_state(folder, state | {"rate_ratio": self._critic.rate_ratio})
-
-    def _check_checkpoint(self, folder: str) -> None:
-        """Raises ConfigError unless the checkpoint holds a critic of this kind."""
-        critic_files.check(folder, self._critic.name)
-
-    def load_own_weights(self, folder: str) -> None:
-        """Overrides trl_ext.GRPOTrainer.load_own_weights: loads a critic that is not loaded with the actor."""
-        if not self.is_deepspeed_enabled and (isinstance(self.model, PeftModel) or not self.is_fsdp_enabled):
-            self._critic.load(folder)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: loads the running statistics as well."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        state = critic_files.read_state(checkpoint)
-        self._kl.load_state_dict(state["kl"])
-        self._scoring.load_state_dict(state["scores"])
-        self._scale.load_state_dict(state["values"])
-        self._critic.resume_from(checkpoint)

@@ -38,7 +38,7 @@ class Place:
     why_whole: str = "only a forward is taken again"  # why a micro-batch cannot be halved here
 
 
-FORWARD = Place("in the forward", "update", ("compute_loss", "_train_critic"))
+FORWARD = Place("in the forward", "update", ("compute_loss", "train_on"))
 BACKWARD = Place("in the backward", "update", ("backward",), "in the backward gradients are already on their way")
 # The first match counts: a backward within an evaluation is an evaluation, and DeepSpeed's optimizer step runs inside
 # accelerate's `backward`.

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,20 @@ class Critic:
     Attributes:
         name: "adapter", "head", "separate" or "none".
         comes_with_log_probs: True if the actor's forward returns values as well.
+        has_separate_forward: True if its values come from another forward of the actor's model.
         is_trained_with_actor: True if the actor's optimizer trains the critic, too.
+        num_passes: Forwards of each row that it adds to an update.
         rate_ratio: Its learning rate over the actor's; None if the actor's optimizer has both.
+        factor: Factor of the learning rate by step, if it differs from the actor's.
     """
 
     name = "none"
     comes_with_log_probs = False
+    has_separate_forward = False
     is_trained_with_actor = False
+    num_passes = 0
     rate_ratio: float | None = None
+    factor: Factor | None = None
 
     @property
     def has_values(self) -> bool:
@@ -67,8 +73,33 @@ class Critic:
         """Return the model to call for values, given the actor as it is called now."""
         return actor
 
+    def models(self) -> list[Any]:
+        """Return the critic's models that forward flat rows, unwrapped; none if it shares the actor's."""
+        return []
+
+    def self_check(self, result: CheckResult) -> CheckResult:
+        """Return the result of packing's self-check, given the actor's; a separate critic is checked, too."""
+        return result
+
     def after_rollout(self) -> None:
         """Undo changes that the reference's forward made to the actor."""
+
+    def train_on(
+        self,
+        forwards: Sequence[Forward],
+        loop: ForwardLoop,
+        loss_of: Callable[[Any], torch.Tensor],
+        loss: torch.Tensor,
+    ) -> torch.Tensor:
+        """Train a separate critic on the actor's forwards of a micro-step; return [] `loss` with its loss added.
+
+        Args:
+            forwards: They run one by one, each with its backward.
+            loop: Splits a forward if memory runs out.
+            loss_of: Returns the loss of a forward's batch.
+            loss: [] of the actor, detached.
+        """
+        return loss
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained weights."""
@@ -148,6 +179,8 @@ class AdapterCritic(HeadCritic):
 
     name = "adapter"
     comes_with_log_probs = False
+    has_separate_forward = True
+    num_passes = 1
 
     def __init__(
         self,
@@ -223,10 +256,10 @@ class SeparateCritic(Critic):
         bare: The value model.
         wrapped: The value model as accelerate or DeepSpeed wrapped it when training began.
         optimizer: None before training.
-        factor: Factor of the learning rate by step, if it differs from the actor's.
     """
 
     name = "separate"
+    num_passes = 1
     rate_ratio: float
 
     def __init__(self, trainer: GRPOTrainer, value_model: Any, learning_rate: float | None = None):
@@ -238,7 +271,6 @@ class SeparateCritic(Critic):
             )
         self._learning_rate = learning_rate
         self._checkpoint: str | None = None
-        self.factor: Factor | None = None
         self.bare = value_model
         add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
@@ -291,22 +323,27 @@ class SeparateCritic(Critic):
             state = torch.load(folder / critic_files.OPTIMIZER, map_location="cpu", weights_only=True)
             self.optimizer.load_state_dict(state)
 
-    def check_packing(self) -> CheckResult:
-        """Run the self-check of packing, as the trainer does for the actor."""
+    def models(self) -> list[Any]:
+        return [self.bare]
+
+    def self_check(self, result: CheckResult) -> CheckResult:
+        if not result.is_exact:
+            return result
         was_training = self.bare.training
         self.wrapped.eval()
         options = self._trainer.check_options(self.bare)
-        result = check_causal_model(self.wrapped, **options, of_critic=True, reader=self._trainer.image_reader)
+        own = check_causal_model(self.wrapped, **options, of_critic=True, reader=self._trainer.image_reader)
         self.wrapped.train(was_training)
-        return result
+        return replace(own, alone=torch.cat([result.alone, own.alone]))
 
     def train_on(
-        self, forwards: Sequence[Forward], loop: ForwardLoop, loss_of: Callable[[Any], torch.Tensor]
+        self,
+        forwards: Sequence[Forward],
+        loop: ForwardLoop,
+        loss_of: Callable[[Any], torch.Tensor],
+        loss: torch.Tensor,
     ) -> torch.Tensor:
-        """Run the actor's forwards of a micro-step one by one, each with its backward; return [] the detached loss.
-
-        `loop` splits a forward if memory runs out; `loss_of` returns the loss of a forward's batch.
-        """
+        """Overrides Critic.train_on: steps at the end of an accumulation, as the actor does."""
         accelerator, losses = self._trainer.accelerator, []
 
         def attempt(forward: Forward, is_last: bool) -> None:
@@ -314,12 +351,12 @@ class SeparateCritic(Critic):
                 # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last micro-batch.
                 is_synced = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
                 with nullcontext() if is_synced else accelerator.no_sync(self.wrapped):
-                    loss = forward.loss(lambda batch: loop.forward(self.wrapped, lambda: loss_of(batch)))
-                    self.backward_and_step(loss)
-            losses.append(loss.detach())
+                    own = forward.loss(lambda batch: loop.forward(self.wrapped, lambda: loss_of(batch)))
+                    self.backward_and_step(own)
+            losses.append(own.detach())
 
         loop.run("critic", [one for one in forwards if not isinstance(one, PrefixBackward)], attempt)
-        return sum(losses, start=torch.zeros((), device=accelerator.device))
+        return loss + sum(losses, start=torch.zeros((), device=accelerator.device))
 
     def backward_and_step(self, loss: torch.Tensor) -> None:
         """Run backward, and at the end of an accumulation step, at the actor's place in its schedule."""

@@ -12,6 +12,7 @@ from trl_ext.memory.planner.alternatives import alternatives
 from trl_ext.memory.units import gib
 from trl_ext.trainers.fit.message import GENERAL, cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal import rehearsal
+from trl_ext.trainers.ppo.critic.critics import SeparateCritic
 from trl_ext.trainers.ppo.trainer import PPOTrainer
 from trl_ext.trainers.reward.trainer import RewardTrainer
 from trl_ext.trainers.step.out_of_memory import ELSEWHERE, PLACES, place_of
@@ -96,7 +97,15 @@ def test_a_place_is_known_by_each_of_its_functions(place):
 
 def test_every_function_that_tells_a_place_exists():
     """A renamed method would move its errors to "outside the training step" without a word."""
-    owners = (PPOTrainer, RewardTrainer, Accelerator, torch.optim.Optimizer, TrainerCallback, rehearsal)
+    owners = (
+        PPOTrainer,
+        SeparateCritic,
+        RewardTrainer,
+        Accelerator,
+        torch.optim.Optimizer,
+        TrainerCallback,
+        rehearsal,
+    )
     names = [name for place in PLACES for name in place.functions]
     assert not [name for name in names if not any(hasattr(owner, name) for owner in owners)]
 

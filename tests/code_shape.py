@@ -119,6 +119,23 @@ def without_args() -> Places:
     return {name: count for name, count in found.items() if count}
 
 
+def overridden(kind: str, base: str) -> list[str]:
+    """Names of methods and properties of one class that another, or a class of the package below it, defines, too."""
+    classes = {node.name: node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    inherited: set[str] = set()
+    left = [base]
+    while left:
+        node = classes.get(left.pop())
+        if node is not None:
+            inherited |= _methods(node)
+            left += [_name(one) for one in node.bases]
+    return sorted(_methods(classes[kind]) & inherited)
+
+
+def _methods(node: ast.ClassDef) -> set[str]:
+    return {one.name for one in node.body if isinstance(one, FUNCTIONS)}
+
+
 def knots_of_folders() -> list[set[str]]:
     """Sets of folders that import each other, over any number of steps; imports of types alone count, too.
     `__init__.py` does not count: it is a folder's door."""

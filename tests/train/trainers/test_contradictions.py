@@ -12,7 +12,7 @@ from trl_ext.cli.before_launch import check_before_launch
 from trl_ext.cli.check import command
 from trl_ext.cli.check.recipe import make_parser
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.without_effect import OF_PPO
+from trl_ext.trainers.ppo.refusals import OF_PPO
 from trl_ext.trainers.settings.values import RUN
 
 AHEAD = dict(generation_ahead=1, use_vllm=True, vllm_mode="server")

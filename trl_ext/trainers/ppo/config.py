@@ -10,9 +10,9 @@ from trl_ext.memory.contradictions import Row, check
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.objective.equations import ADVANTAGES, ESTIMATORS
+from trl_ext.trainers.ppo.refusals import OF_PPO, WITHOUT_EFFECT, WITHOUT_KL
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
-from trl_ext.trainers.ppo.without_effect import OF_PPO, refuse_without_effect, refuse_without_kl
-from trl_ext.trainers.settings.values import check_numbers, check_types, setting
+from trl_ext.trainers.settings.values import check_effects, check_numbers, check_types, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
 
@@ -157,7 +157,7 @@ class PPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        refuse_without_effect(self)
+        check_effects(self, WITHOUT_EFFECT)
         check_numbers(self)  # before old names are replaced, so that the message has the name that was given
         self._take_old_names()
         self._set_steps_per_generation()
@@ -167,7 +167,7 @@ class PPOConfig(GRPOConfig):
             setattr(self, old, getattr(self, new))
         self._check_batch()
         check(self, OF_PPO)
-        refuse_without_kl(self)
+        check_effects(self, WITHOUT_KL)
         if self.num_total_batches is not None:
             steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
             if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config

@@ -14,9 +14,9 @@ from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError
 from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.trainers.ppo.config import PPOConfig
-from trl_ext.trainers.ppo.without_effect import refuse_without_reward_models
+from trl_ext.trainers.ppo.refusals import WITHOUT_REWARD_MODELS
 from trl_ext.trainers.rows.rendering import check_ids
-from trl_ext.trainers.settings.values import check_settings
+from trl_ext.trainers.settings.values import check_effects, check_settings
 
 logger = logging.get_logger(__name__)
 
@@ -83,7 +83,7 @@ def check_arguments(
     if args.score_mode == "gate" and not (reward_models and reward_funcs):
         raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
     if not reward_models:
-        refuse_without_reward_models(args)
+        check_effects(args, WITHOUT_REWARD_MODELS)
 
 
 def _is_one_object(a: Any, b: Any) -> bool:

@@ -1,18 +1,14 @@
-"""Inherited settings of PPOConfig without effect in PPO: any value but the default is refused with its reason.
+"""Rows of PPO's refusals: settings without effect, and settings that contradict each other.
 
 `tests/train/trainers/ppo/test_ppo_every_field.py` checks that each field changes the training, is refused here, or is
 on a list of fields that do not change the numbers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from operator import eq
-from typing import Any
+from collections.abc import Callable
 
-from trl_ext.errors import ConfigError
 from trl_ext.memory.contradictions import Row
 from trl_ext.trainers.ppo.objective.equations import OF_GROUPS, PER_TOKEN
-from trl_ext.trainers.settings.values import is_given
+from trl_ext.trainers.settings.values import Idle
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
 _ONE_SCORE = (
@@ -45,53 +41,66 @@ REASONS = {
     "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True",
 }
-# Values that describe PPO's behaviour, and so are not refused: no samples are shown, TRL's old spelling of "group",
-# scores of reward models stay unchanged if there is no reward model.
-_TRUE_ANYWAY = {
-    "num_sample_generations": (0,),
-    "scale_rewards": (True,),
-    "score_normalisation": ("none",),
-    "score_clip": (None,),
-    "cliprange": (0.2,),  # what a copied config has
-}
 _OF_THE_CRITIC = (
     "lam vf_coef cliprange_value value_learning_rate value_lr_scheduler_type value_normalisation critic_init "
     "critic_warmup_steps".split()
 )
-_OF_ONE_LOSS = {
-    "sapo": ("temperature_pos", "temperature_neg"),
-    "vespo": ("k_pos", "k_neg", "lambda_pos", "lambda_neg"),
-}
 _CLIPS = ("dapo", "grpo", "dr_grpo", "bnpo", "luspo")
 _A_CLIP = f"a loss that clips the ratio on both sides (loss_type {', '.join(_CLIPS)})"
-# Settings that only another one brings to work: its name, and whether its value does.
-_NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "kl_horizon": ("kl_target", lambda value: value is not None, "kl_target=..., which it steers to"),
-    **{
-        name: ("advantage_estimator", lambda value: value == "gae", "a critic (advantage_estimator='gae')")
-        for name in _OF_THE_CRITIC
-    },
-    **{
-        name: ("advantage_estimator", PER_TOKEN.__contains__, "advantages per token: gae or reinforce_pp")
-        for name in ("gamma", "whiten_rewards")
-    },
-    **{name: ("loss_type", _CLIPS.__contains__, _A_CLIP) for name in ("epsilon", "cliprange", "delta")},
-    "epsilon_high": ("loss_type", (*_CLIPS, "cispo").__contains__, f"{_A_CLIP}, or cispo"),
-    **{
-        f"{loss}_{name}": ("loss_type", partial(eq, loss), f"loss_type='{loss}'")
-        for loss, names in _OF_ONE_LOSS.items()
-        for name in names
-    },
-    "skip_zero_advantage": (
-        "advantage_estimator",
-        lambda value: value != "gae",
-        "an advantage_estimator that has no critic, since a critic learns from every row",
-    ),
-    "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
+
+# Values that describe PPO's behaviour are not refused: no samples are shown, TRL's old spelling of "group".
+_ARE_REFUSED: dict[str, Callable[..., bool]] = {
+    "num_sample_generations": lambda num_sample_generations: num_sample_generations != 0,
+    "scale_rewards": lambda scale_rewards: scale_rewards not in (True,),
 }
-_OF_THE_KL = ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
-# Settings of reward models.
-_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "reward_tokens_per_forward")
+
+
+def _needs(what: str, is_idle: Callable[..., bool], *names: str) -> tuple[Idle, ...]:
+    """Return the rows of settings that need others, `what` in words."""
+    return tuple((name, is_idle, f"without {what}. Set both, or leave {name} out.") for name in names)
+
+
+# fmt: off
+WITHOUT_EFFECT: tuple[Idle, ...] = (
+    *((name, _ARE_REFUSED.get(name, lambda: True), f"in PPO: {why}. Leave {name} out.")
+      for name, why in REASONS.items()),
+    *_needs("kl_target=..., which it steers to", lambda kl_target: kl_target is None, "kl_horizon"),
+    *_needs("a critic (advantage_estimator='gae')",
+            lambda advantage_estimator: advantage_estimator != "gae", *_OF_THE_CRITIC),
+    *_needs("advantages per token: gae or reinforce_pp",
+            lambda advantage_estimator: advantage_estimator not in PER_TOKEN, "gamma", "whiten_rewards"),
+    *_needs(_A_CLIP, lambda loss_type: loss_type not in _CLIPS, "epsilon"),
+    # A copied config has 0.2.
+    *_needs(_A_CLIP, lambda loss_type, cliprange: loss_type not in _CLIPS and cliprange != 0.2, "cliprange"),
+    *_needs(_A_CLIP, lambda loss_type: loss_type not in _CLIPS, "delta"),
+    *_needs(f"{_A_CLIP}, or cispo", lambda loss_type: loss_type not in (*_CLIPS, "cispo"), "epsilon_high"),
+    *_needs("loss_type='sapo'",
+            lambda loss_type: loss_type != "sapo", "sapo_temperature_pos", "sapo_temperature_neg"),
+    *_needs("loss_type='vespo'",
+            lambda loss_type: loss_type != "vespo",
+            "vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),
+    *_needs("an advantage_estimator that has no critic, since a critic learns from every row",
+            lambda advantage_estimator: advantage_estimator == "gae", "skip_zero_advantage"),
+    *_needs("score_mode='gate'", lambda score_mode: score_mode != "gate", "gate_above"),
+)
+# For a config whose old names have been replaced.
+WITHOUT_KL: tuple[Idle, ...] = tuple(
+    (name, lambda beta: beta == 0,
+     f"with kl_coef=0, which measures no KL. Leave {name} out, or set kl_coef.")
+    for name in ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
+)
+# For a trainer without a reward model. Scores that stay as they are describe it anyway.
+_SCORES_OF_MODELS = (
+    "without a reward model: it is about reward models' scores. Give a reward_model, or leave {name} out (a RuleSet "
+    "has the fields clip and normalise)."
+)
+WITHOUT_REWARD_MODELS: tuple[Idle, ...] = (
+    ("score_normalisation", lambda score_normalisation: score_normalisation != "none",
+     _SCORES_OF_MODELS.format(name="score_normalisation")),
+    ("score_clip", lambda score_clip: score_clip is not None, _SCORES_OF_MODELS.format(name="score_clip")),
+    ("reward_tokens_per_forward", lambda: True, _SCORES_OF_MODELS.format(name="reward_tokens_per_forward")),
+)
+# fmt: on
 
 
 # Policy losses and the advantages that they allow:
@@ -128,37 +137,3 @@ OF_PPO: tuple[Row, ...] = (
      "more, such as 3.0."),
 )
 # fmt: on
-
-
-def refuse_without_effect(config: Any) -> None:
-    """Raise ConfigError for a setting given by the user that has no effect in PPO."""
-    for name, value in _news(config, REASONS):
-        raise ConfigError(f"{name}={value!r} has no effect in PPO: {REASONS[name]}. Leave {name} out.")
-    for name, value in _news(config, _NEEDS):
-        other, brings, what = _NEEDS[name]
-        if not brings(getattr(config, other)):
-            raise ConfigError(f"{name}={value!r} has no effect without {what}. Set both, or leave {name} out.")
-
-
-def refuse_without_kl(config: Any) -> None:
-    """Raise ConfigError for a setting of the KL with kl_coef=0; called after the old names were applied."""
-    for name, value in _news(config, _OF_THE_KL if config.beta == 0 else ()):
-        raise ConfigError(
-            f"{name}={value!r} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set kl_coef."
-        )
-
-
-def refuse_without_reward_models(config: Any) -> None:
-    """Raise ConfigError for a setting of reward models if no reward model is used."""
-    for name, value in _news(config, _OF_REWARD_MODELS):
-        raise ConfigError(
-            f"{name}={value!r} has no effect without a reward model: it is about reward models' scores. Give a "
-            f"reward_model, or leave {name} out (a RuleSet has the fields clip and normalise)."
-        )
-
-
-def _news(config: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of settings that the user gave, except values in _TRUE_ANYWAY."""
-    for name in names:
-        if is_given(config, name) and (value := getattr(config, name)) not in _TRUE_ANYWAY.get(name, ()):
-            yield name, value

@@ -7,7 +7,7 @@ setting. Values for which they raise a clear error are not checked here.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -17,8 +17,12 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
-from trl_ext.memory.contradictions import SHARED, Row, check
+from trl_ext.memory.contradictions import SHARED, Row, check, holds
 from trl_ext.rewards import LARGEST
+
+# A setting that is refused if it is given, a condition over the settings that the condition's parameters name, and the
+# end of the sentence "name=1 has no effect ...", with the reason and the remedy.
+Idle = tuple[str, Callable[..., bool], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,13 @@ def is_given(config: Any, name: str) -> bool:
     return bool(getattr(config, name) != default)
 
 
+def check_effects(config: Any, table: Iterable[Idle]) -> None:
+    """Raise ConfigError for the first setting that does not have its default and has no effect with the others."""
+    for name, is_idle, why in table:
+        if is_given(config, name) and holds((is_idle, why), vars(config)):
+            raise ConfigError(f"{name}={getattr(config, name)!r} has no effect {why}")
+
+
 def choose_precision(config: Any) -> None:
     """Set bf16 to False if it is unset and the machine has no accelerator.
 
@@ -354,12 +365,14 @@ def _check_options(args: Any) -> None:
         check_layer_options(args)
 
 
+_NO_VLLM = "without use_vllm=True. Set both, or leave it out."
+
+
 def _check_without_effect(args: Any) -> None:
     """Raise ConfigError for a setting that has no effect because of another setting's value."""
-    for name in () if getattr(args, "use_vllm", True) else map(str, vars(args)):
-        if name.startswith("vllm_") and is_given(args, name):
-            value = getattr(args, name)
-            raise ConfigError(f"{name}={value!r} has no effect without use_vllm=True. Set both, or leave it out.")
+    if not getattr(args, "use_vllm", True):
+        of_vllm = [name for name in map(str, vars(args)) if name.startswith("vllm_")]
+        check_effects(args, [(name, lambda: True, _NO_VLLM) for name in of_vllm])
     if getattr(args, "optim_args", None):
         from transformers import Trainer
 

@@ -13,7 +13,7 @@ from trl_ext import PPOConfig
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo import config as config_module
 from trl_ext.trainers.ppo import inputs
-from trl_ext.trainers.ppo.without_effect import REASONS
+from trl_ext.trainers.ppo.refusals import REASONS
 
 # Two epochs of an update and one of the next, so that ratios leave 1 and there is a KL.
 BASE = dict(max_steps=3, num_ppo_epochs=2, num_generations=2, kl_coef=0.1, learning_rate=1e-2, packing=False)
@@ -251,7 +251,7 @@ def test_a_setting_without_effect_is_refused_with_its_reason(subtests):
 # TRL itself refuses to synchronise a reference with weight 0 in the loss.
 @pytest.mark.parametrize("name", of_today(set(REFUSED) - {"sync_ref_model"}))
 def test_what_is_refused_has_no_effect_indeed(name, trained, monkeypatch):
-    monkeypatch.setattr(config_module, "refuse_without_effect", lambda config: None)
+    monkeypatch.setattr(config_module, "check_effects", lambda config, table: None)
     assert ppo_trainers.distance(trained({}), trained({name: REFUSED[name]})) == 0
 
 

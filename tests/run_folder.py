@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
+from trl_ext.monitor.pages.report import summary_table
 from trl_ext.monitor.record import write_record
-from trl_ext.monitor.report import summary_table
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">",

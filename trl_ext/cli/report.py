@@ -22,7 +22,9 @@ def report(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
     if bool(arguments.run) == bool(arguments.compare):
         raise ConfigError("Give one run for its report, or two or more after --compare: trl-ext report --compare A B.")
-    from trl_ext.monitor.report import compare_runs, print_report, read_log_history, table_of, write_report
+    from trl_ext.monitor.compare import compare_runs
+    from trl_ext.monitor.pages.report import print_report, table_of, write_report
+    from trl_ext.monitor.record import read_log_history
 
     try:
         if arguments.compare:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "ProgressLine": "trl_ext.monitor.progress",
-    "write_report": "trl_ext.monitor.report",
+    "write_report": "trl_ext.monitor.pages.report",
 }
 
 __all__ = ["ProgressLine", "write_report"]
 
 if TYPE_CHECKING:
+    from trl_ext.monitor.pages.report import write_report
     from trl_ext.monitor.progress import ProgressLine
-    from trl_ext.monitor.report import write_report
 
 
 def __getattr__(name: str) -> Any:

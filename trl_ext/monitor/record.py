@@ -25,6 +25,7 @@ RULES_FILE = "rules.yaml"
 VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
 LOG_FILE = "log.jsonl"
+STATE_FILE = "trainer_state.json"  # written by transformers
 _MOST_CHARS = 1 << 22  # of one of these files but the log, and of its values
 # The first line of YAML files that a run writes: it replaces only files with this line.
 MARK = "# Written by trl_ext at the start of a run."
@@ -144,6 +145,38 @@ def read_log(output_dir: str | Path) -> list[dict[str, Any]]:
         return [dict(json.loads(line)) for line in lines]
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. Remove it to use the newest checkpoint's.") from error
+
+
+def read_state(output_dir: str | Path) -> dict[str, Any]:
+    """Read trainer_state.json of a run or its newest checkpoint, with the `log_history` of log.jsonl if that exists.
+
+    Raises DataError if trainer_state.json is missing or damaged and there is no log.jsonl.
+    """
+    folder = Path(output_dir)
+    log = read_log(folder)
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    newest_first = sorted(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+    for path in [folder / STATE_FILE, *(checkpoint / STATE_FILE for checkpoint in newest_first)]:
+        if path.is_file():
+            try:
+                state = json.loads(path.read_text(encoding="utf-8"))
+                if not all(isinstance(entry, dict) for entry in state["log_history"]):
+                    raise ValueError("its log_history is no list of entries")
+                return state | {"log_history": log or state["log_history"]}
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                if log:
+                    break
+                raise DataError(f"{path} is damaged: {error}. Remove it to use an older checkpoint's.") from error
+    if log:
+        return {"log_history": log}
+    raise DataError(
+        f"There is no {LOG_FILE} or {STATE_FILE} in {folder} or its checkpoints. Give the --output_dir of a run."
+    )
+
+
+def read_log_history(output_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the log history of a finished or stopped run; see `read_state`."""
+    return read_state(output_dir)["log_history"]
 
 
 def recorded_run(output_dir: str | Path) -> str | None:

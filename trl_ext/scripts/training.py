@@ -14,7 +14,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.memory.models.find import check_here
-from trl_ext.monitor.report import ending
+from trl_ext.monitor.ending import ending
 from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser

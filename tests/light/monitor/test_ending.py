@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.cli.main import COMMANDS
-from trl_ext.monitor.report import ending, same_problem
+from trl_ext.monitor.ending import ending, same_problem
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "0 + 3 = ?"}]
 

@@ -10,8 +10,8 @@ from tests.run_folder import by_name, text_of
 from trl_ext.errors import DataError
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.record import write_record
-from trl_ext.monitor.report import read_log_history, write_report
+from trl_ext.monitor.pages.report import write_report
+from trl_ext.monitor.record import read_log_history, write_record
 from trl_ext.monitor.summary import Change, summarize, token_rows
 from trl_ext.monitor.words import duration, scores
 

@@ -10,7 +10,7 @@ import markupsafe
 import pytest
 
 from tests.run_folder import HOSTILE, write_run
-from trl_ext.monitor.report import write_report
+from trl_ext.monitor.pages.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = """--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync

@@ -7,7 +7,7 @@ import pytest
 from tests.run_folder import write_run
 from trl_ext.cli.main import main
 from trl_ext.errors import DataError
-from trl_ext.monitor.report import compare_runs, short_names
+from trl_ext.monitor.compare import compare_runs, short_names
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import yaml
 
 from trl_ext.cli.report import report
 from trl_ext.errors import DataError
+from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.record import write_record
-from trl_ext.monitor.report import write_report
 
 VERSIONS = {"trainer": "grpo", "packages": {"trl_ext": "1"}}
 LOG = [{"step": step, "reward": 0.5} for step in (1, 2)]

@@ -8,8 +8,8 @@ import pytest
 
 from tests.run_folder import HOSTILE, entry, write_run, write_table
 from trl_ext.monitor.pages.page import RunFacts, report_page
+from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.pages.samples import read_samples
-from trl_ext.monitor.report import write_report
 from trl_ext.monitor.words import cut, short, visible
 
 VOID = {"meta"}

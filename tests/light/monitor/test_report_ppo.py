@@ -7,7 +7,7 @@ import pytest
 from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, PPO
-from trl_ext.monitor.report import write_report
+from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 
 NUM_UPDATES, STEPS = 8, 2  # optimizer steps of an update

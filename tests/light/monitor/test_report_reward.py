@@ -8,7 +8,7 @@ from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, REWARD_MODEL
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.report import write_report
+from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from tests.run_folder import entry
 from trl_ext.monitor.log_keys import read_series
+from trl_ext.monitor.pages.report import summary_table, write_report
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import RunRecord, write_record
-from trl_ext.monitor.report import summary_table, write_report
 from trl_ext.monitor.summary import summarize, token_rows
 from trl_ext.monitor.words import from_to
 

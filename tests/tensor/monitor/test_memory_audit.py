@@ -11,8 +11,8 @@ from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import GIB
 from trl_ext.monitor.card_memory import MemoryAudit, MemoryMeter, MemoryWatch, Reading, source_of
 from trl_ext.monitor.pages.page import RunFacts, report_page
+from trl_ext.monitor.pages.report import summary_table
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.monitor.report import summary_table
 from trl_ext.monitor.summary import MEMORY_HEADER, memory_rows, summarize
 
 PHASES = ("generate", "score", "update", "step")

@@ -7,7 +7,7 @@ import pytest
 from tests import recipes
 from tests.documents import BLOCKS
 from tests.preferences import reward_model
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history
 from trl_ext.scripts import ppo
 
 PAGES = ("docs/ppo.md", "docs/reference/migrate/from_openrlhf.md", "docs/reference/migrate/from_verl.md")

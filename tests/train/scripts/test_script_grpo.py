@@ -13,8 +13,7 @@ from tests.recipes import RULES
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.launch import accelerate as launch
-from trl_ext.monitor.record import read_record
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history, read_record
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import grpo
 from trl_ext.scripts.data.dataset import DatasetSource

@@ -7,8 +7,7 @@ from tests import recipes, tiny
 from tests.ppo_trainers import classifier
 from tests.recipes import RULES
 from trl_ext.monitor.log_keys import PPO
-from trl_ext.monitor.record import read_record
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history, read_record
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import ppo
 

@@ -12,8 +12,7 @@ from safetensors import safe_open
 from tests import recipes, tiny
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.log_keys import REWARD_MODEL
-from trl_ext.monitor.record import read_record
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history, read_record
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import reward, training
 from trl_ext.scripts.reward import filter_everywhere

@@ -10,7 +10,7 @@ import pytest
 
 from tests import recipes
 from tests.conftest import ROOT
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history
 
 RULES = [{"rule": "pattern", "pattern": "[0-4]$", "mode": "search"}]
 RECIPE = dict(rules=RULES, max_steps=1, beta=0.1, logging_steps=1, num_generations=2, max_completion_length=4)

@@ -9,7 +9,7 @@ from tests import recipes, tiny
 from tests.chat_server import ChatServer, shown
 from tests.reward_trainers import CHAT_TEMPLATE
 from trl_ext import RuleSet, resources
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history
 from trl_ext.scripts import grpo
 
 NAME = "math-grpo-judge-1xa100-80"

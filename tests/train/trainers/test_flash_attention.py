@@ -12,7 +12,7 @@ from tests.flash_attention import FlashAttention
 from tests.nightly import nightly
 from tests.preferences import reward_model
 from trl_ext.errors import PackingError
-from trl_ext.monitor.report import write_report
+from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.summary import summarize, token_rows
 from trl_ext.trainers.base import packing
 

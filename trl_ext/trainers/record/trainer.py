@@ -156,7 +156,7 @@ class RunRecords(Trainer):
 
         Print its table and verdict if the progress line was shown and the run is complete.
         """
-        from trl_ext.monitor.report import print_report, write_report
+        from trl_ext.monitor.pages.report import print_report, write_report
 
         if os.environ.get(REPORT_VARIABLE) == "0" or not self.is_world_process_zero():
             return

@@ -13,8 +13,7 @@ from tests.faults import forks
 from trl_ext.cli.main import main
 from trl_ext.errors import TrlExtError
 from trl_ext.monitor.log_keys import ERROR
-from trl_ext.monitor.record import LOG_FILE, read_log
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import LOG_FILE, read_log, read_log_history
 from trl_ext.rewards import Judge, RuleSet
 
 SAVES = dict(max_steps=4, save_strategy="steps", save_steps=2, logging_steps=1)

@@ -9,7 +9,7 @@ from tests import grpo_trainers, recipes
 from trl_ext import RuleSet
 from trl_ext.cli.main import main
 from trl_ext.monitor.pages.samples import MOST_KEPT, read_samples
-from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.record import read_log_history
 from trl_ext.rewards import Answer, Length
 
 ROWS = [row | {"answer": str(number)} for number, row in enumerate(recipes.PROMPTS)]

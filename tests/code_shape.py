@@ -136,6 +136,41 @@ def _methods(node: ast.ClassDef) -> set[str]:
     return {one.name for one in node.body if isinstance(one, FUNCTIONS)}
 
 
+def exported_without_args() -> set[str]:
+    """Public functions and dataclasses whose docstring does not list their parameters, as "folder/file.py name".
+
+    A name is public if its folder, or a folder above, has it in `__all__`. Classes whose fields are made by `setting`
+    or `_option` carry the text of each field there.
+    """
+    doors = [(name, tree) for name, tree in trees() if name.endswith("/__init__.py")]
+    public = {(str(Path(name).parent), one) for name, tree in doors for one in _all_of(tree)}
+    found = set()
+    for name, tree in trees():
+        folders = [str(folder) for folder in Path(name).parents]
+        for node in tree.body:
+            if any((folder, getattr(node, "name", "")) in public for folder in folders):
+                if _takes_values(node) and "Args:" not in (ast.get_docstring(node) or ""):
+                    found.add(f"{name} {node.name}")
+    return found
+
+
+def _all_of(tree: ast.Module) -> list[str]:
+    """Return the names of a module's `__all__`."""
+    lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and _name(node.targets[0]) == "__all__"]
+    return [str(name) for names in lists for name in ast.literal_eval(names)]
+
+
+def _takes_values(node: ast.AST) -> bool:
+    """Whether this is a function with parameters, or a dataclass with fields that no text describes."""
+    if isinstance(node, FUNCTIONS):
+        return bool(node.args.args or node.args.kwonlyargs)
+    if not isinstance(node, ast.ClassDef) or not any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+        return False
+    values = [ast.unparse(one.value) for one in node.body if isinstance(one, ast.AnnAssign) and one.value is not None]
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    return bool(fields) and not any(value.startswith(("setting(", "_option(")) for value in values)
+
+
 def knots_of_folders() -> list[set[str]]:
     """Sets of folders that import each other, over any number of steps; imports of types alone count, too.
     `__init__.py` does not count: it is a folder's door."""

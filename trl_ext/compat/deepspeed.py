@@ -59,6 +59,11 @@ def make_engine(
     """Return a separate engine for a second trained model, with the first engine's settings except the clip norm.
 
     Accelerate prepares one model only, and `accelerator.backward` belongs to it.
+
+    Args:
+        model, optimizer: The second model, not wrapped yet, and the optimizer of its weights.
+        accelerator: It has prepared the first model.
+        max_grad_norm: Norm to which the second model's gradients are clipped; 0 for no limit.
     """
     import deepspeed
     from accelerate.utils import map_pytorch_optim_to_deepspeed

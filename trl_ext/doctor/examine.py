@@ -42,7 +42,12 @@ WATCHED = (*HARMS, OLD_NAME, NEW_NAME, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
-    """Judge all facts, in reading order; with a plan also whether it can run here."""
+    """Judge all facts, in reading order; with a plan also whether it can run here.
+
+    Args:
+        facts: From `look`.
+        plan: A plan to compare with the machine; None for none.
+    """
     checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler, check_host]
     checks.append(check_sandbox)
     findings = [finding for check in checks for finding in check(facts)]

@@ -52,7 +52,14 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A folder that a run writes to; `purpose` is "output", "model cache" or "shared memory"."""
+    """A folder that a run writes to.
+
+    Args:
+        purpose: "output", "model cache" or "shared memory".
+        path: The folder.
+        free_gib: Free space of its file system.
+        is_writable: Whether this user may write there.
+    """
 
     purpose: str
     path: str

@@ -232,7 +232,14 @@ def _text(value: str | bytes) -> str:
 def hardware_of(
     gpus: tuple[Gpu, ...], has_nvlink: bool | None, has_peer_access: bool | None, host_gib: float | None = None
 ) -> Hardware:
-    """Convert cards for the planner, all with the memory of the smallest; raise ConfigError if there are none."""
+    """Convert cards for the planner, all with the memory of the smallest; raise ConfigError if there are none.
+
+    Args:
+        gpus: The cards of this machine.
+        has_nvlink, has_peer_access: Whether the cards have NVLink, and whether they reach each other's memory over
+            PCIe; None if not known.
+        host_gib: The machine's memory; None if not known.
+    """
     if not gpus:
         raise ConfigError("There is no GPU here. Plan for others with --gpus, such as --gpus 4xA40-48GB.")
     smallest = min(gpus, key=lambda gpu: gpu.total_gib)

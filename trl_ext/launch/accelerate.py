@@ -236,7 +236,14 @@ def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
 
 
 def check_machines(num_machines: int | None, rank: int | None, address: str | None, num_processes: int | None) -> None:
-    """Raise ConfigError for numbers with which a run on several machines would hang or leave cards idle."""
+    """Raise ConfigError for numbers with which a run on several machines would hang or leave cards idle.
+
+    Args:
+        num_machines: Machines of the run; None for one machine.
+        rank: This machine's number, from 0.
+        address: Address of machine 0.
+        num_processes: Processes of all machines together; None if the launch file has the number.
+    """
     if num_machines is None or num_machines == 1:
         return
     if num_machines < 1:

@@ -145,6 +145,12 @@ def accelerate_environment(
 ) -> Mapping[str, str]:
     """Return the variables that `accelerate launch` would set: mixed precision, ZeRO stage, offload and so on.
 
+    Args:
+        module: The script's module, such as trl_ext.scripts.grpo.
+        parser: The script's parser.
+        words: The command line of the script, with flags of `accelerate launch` in it.
+        num_workers: Workers of Ray, one process each.
+
     Raises:
         ConfigError: The launch file is for several machines, or for another launcher.
     """
@@ -277,6 +283,7 @@ def _report_callback() -> Any:
 
     class ReportToRay(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            """Overrides transformers.TrainerCallback.on_log: send the log's numbers and the step to Ray."""
             numbers = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, Real)}
             ray.train.report({**numbers, "step": state.global_step})
 

@@ -187,7 +187,14 @@ def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> N
 
 
 def check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Raise an error if settings contradict servers of this run, or if something that they need is missing."""
+    """Raise an error if settings contradict servers of this run, or if something that they need is missing.
+
+    Args:
+        trainer: "grpo" or "ppo".
+        num_servers: Servers that the run would start.
+        given: Settings of the recipe and the flags, by name.
+        words: Words of the command line.
+    """
     check_servers(trainer, num_servers, given)
     if not (given.get("model_name_or_path") or given.get("sft_model_path")):
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
@@ -208,7 +215,14 @@ def program() -> str | None:
 
 
 def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, seed: int) -> tuple[str, ...]:
-    """Return the command of a server that listens on this machine only; `given` has the values of recipe and flags."""
+    """Return the command of a server that listens on this machine only.
+
+    Args:
+        values: Settings that the server takes from the run, defaults included.
+        given: Settings of the recipe and the flags only.
+        port: Port on this machine.
+        seed: Seed of the server's random numbers; 0 leaves vLLM's default.
+    """
     options = {
         "model": values.get("sft_model_path") or values["model_name_or_path"],
         "host": HERE,
@@ -304,7 +318,14 @@ def _last_words(log: Path) -> str:
 
 
 def _watch(servers: Serving, started: list[VLLMProcess], lost: list[int], has_ended: threading.Event) -> None:
-    """Restart servers that end or hang. End the training if no restart is left."""
+    """Restart servers that end or hang. End the training if no restart is left.
+
+    Args:
+        servers: Addresses and commands, and the restarts that are allowed in all.
+        started: The server processes; a restarted process takes its predecessor's place.
+        lost: Receives the number of each server that could not be restarted.
+        has_ended: Set at the end of the training, which ends the watch.
+    """
     num_starts, heard_s = [1] * len(started), [time.monotonic()] * len(started)
     while not has_ended.wait(POLL_S):
         for number, url in enumerate(servers.urls) if servers.restarts else ():

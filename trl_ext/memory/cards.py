@@ -204,7 +204,14 @@ class Hardware:
 
 
 def find_card(name: str) -> Card:
-    """Find a card by name, "A40-48GB", "a40", "RTX 4090", "A100-80"; raise ConfigError unless exactly one has it."""
+    """Find a card by name.
+
+    Args:
+        name: Such as "A40-48GB", "a40", "RTX 4090" or "A100-80".
+
+    Raises:
+        ConfigError: No card has the name, or several have.
+    """
     wanted = _plain(name)
     exact = [card for card in CARDS if wanted in _spellings(card)]
     if len(exact) == 1:

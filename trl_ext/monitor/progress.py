@@ -57,6 +57,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
             self._bar.update(state.global_step - self._bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Overrides transformers.ProgressCallback.on_log: show the latest numbers after the bar, or print them."""
         if not state.is_world_process_zero or not logs:
             return
         if log_keys.kind_of_entry(logs, HELD_OUT):
@@ -77,7 +78,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Show no separate bar for an evaluation."""
+        """Overrides transformers.ProgressCallback.on_prediction_step: show no separate bar for an evaluation."""
 
     def _print(self, line: str) -> None:
         if self._bar is not None:

@@ -231,7 +231,11 @@ def write_record(
 ) -> None:
     """Write the record of a run (see `RunRecord`) into its folder, created if missing, and replace an earlier record.
 
-    `recipe_notes` and `rules_notes` are comments at the head of the two files; `rules_notes` alone makes a rules.yaml.
+    Args:
+        output_dir: The run's folder.
+        recipe, versions, rules, plan: As in `RunRecord`; None removes an earlier run's file.
+        recipe_notes, rules_notes: Comments at the head of recipe.yaml and rules.yaml; `rules_notes` alone makes a
+            rules.yaml.
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -220,9 +220,15 @@ def in_packed_forward() -> bool:
 def _window(
     module: torch.nn.Module, base: str, attention_mask: torch.Tensor | WindowMask | None, kwargs: dict[str, Any]
 ) -> int | None:
-    """Return the number of keys that a query of this layer sees with implementation `base`; None for all.
+    """Return the number of keys that a query of this layer sees, itself included; None for all.
 
     flash-attn reads the keyword `sliding_window`, others the mask; some models (PhiMoE) set only one of them.
+
+    Args:
+        module: The attention layer, for the message.
+        base: The implementation that the model was loaded with.
+        attention_mask: The layer's mask, which packed attention accepts only as a window.
+        kwargs: Keywords of the layer's call.
     """
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise PackingError(

@@ -165,6 +165,14 @@ class _ShortRun(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> torch.Tensor:
+        """Overrides torch.autograd.Function.forward: return the output, and keep it and the log-sum-exp.
+
+        Args:
+            q: [B, H, T, D].
+            k, v: [B, Hkv, S, D].
+            mask: [T, S], True where a query sees a key; None for a causal mask.
+            scale: Factor of the scores; None for 1 / sqrt(D).
+        """
         ctx.how = {"is_causal": mask is None, "scale": scale}
         if mask is not None:
             ctx.how["attn_mask"] = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
@@ -190,7 +198,16 @@ def varlen_attention(
     window: int | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Call `torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
+    """Call `torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        segments: The segment table of the row.
+        scale: Factor of the scores; None for 1 / sqrt(D).
+        window: Keys that a query sees, itself the last; None for all.
+        dropout: Always 0: rows with dropout go to `sdpa_attention`.
+    """
     ragged = _ragged(query, key, value, segments)
     before = -1 if window is None else window - 1  # keys before itself that a query sees; -1 for all
     return call_varlen_attn(*ragged, scale=scale, window_left=before)[None]
@@ -207,7 +224,17 @@ def flash_attention(
     dropout: float = 0.0,
     base: str,
 ) -> torch.Tensor:
-    """Call flash-attention of the version that `attn_implementation` names."""
+    """Call flash-attention of the version that `base` names.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        segments: The segment table of the row.
+        scale: Factor of the scores; None for 1 / sqrt(D).
+        window: Keys that a query sees, itself the last; None for all.
+        dropout: Always 0: rows with dropout go to `sdpa_attention`.
+        base: The model's attention implementation, which names the version.
+    """
     q, k, v, cu_q, cu_k, max_q, max_k = _ragged(query, key, value, segments)
     kernel = flash_varlen_function(base)
     assert kernel is not None, "Kernels without a varlen function are refused when packing starts."
@@ -227,6 +254,12 @@ def takes_rows(base: str, device: torch.device, dtype: torch.dtype, head_size: i
     """Return True if a flash-attention computes a small packed row, forward and backward; warn if it does not.
 
     A kernel for inference has no backward, and version 4 takes fewer head sizes on Blackwell than on Hopper.
+
+    Args:
+        base: The model's attention implementation.
+        device, dtype: Device and type of queries, keys and values.
+        head_size: D.
+        has_window: Whether a layer of the model has a sliding window.
     """
     reason = why_not(
         lambda: _error_of_copies(base, device, dtype, head_size, 9 if has_window else None), device, dtype
@@ -240,7 +273,14 @@ def takes_rows(base: str, device: torch.device, dtype: torch.dtype, head_size: i
 
 
 def _error_of_copies(base: str, device: torch.device, dtype: torch.dtype, head_size: int, window: int | None) -> float:
-    """Return the largest relative error of output and gradients against the reference in float32."""
+    """Return the largest relative error of output and gradients against the reference in float32.
+
+    Args:
+        base: The model's attention implementation.
+        device, dtype: Device and type of queries, keys and values.
+        head_size: D.
+        window: Keys that a query sees, itself the last; None for all.
+    """
 
     def results(attend: Callable[..., torch.Tensor], to: torch.dtype) -> list[torch.Tensor]:
         *inputs, grad = (x.to(to, copy=True).requires_grad_() for x in drawn)
@@ -259,7 +299,13 @@ def _error_of_copies(base: str, device: torch.device, dtype: torch.dtype, head_s
 def _ragged(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """Return the arguments of varlen kernels: [T, heads, D] in one half precision, keys gathered by segment."""
+    """Return the arguments of varlen kernels: [T, heads, D] in one half precision, keys gathered by segment.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        segments: The segment table of the row.
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
     q, k = q.to(v.dtype), k.to(v.dtype)

@@ -38,11 +38,19 @@ class Kernel(Protocol):
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
-        """Return the gradients of q, k and v, from the output and log-sum-exp over all keys, not only these keys."""
+        """Return the gradients of q, k and v.
+
+        Args:
+            grad: [T, H, D] gradient of the output.
+            qkv: Queries, keys and values of the call.
+            out, lse: [T, H, D] and [H, T], over all keys that a query sees, not only this call's.
+            part: Runs of queries and keys of the call.
+            scale: Factor of the scores; None for 1 / sqrt(D).
+        """
 
 
 @dataclass(frozen=True)
-class VarlenKernel:
+class VarlenKernel(Kernel):
     """PyTorch's flash-attention on CUDA in half precision: all runs in one call.
 
     It calls the operations below `varlen_attn`, whose backward does not accept another log-sum-exp.
@@ -56,6 +64,7 @@ class VarlenKernel:
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
+        """Overrides Kernel.backward."""
         lengths, options = _call(part, scale)
         random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # for dropout, which is 0
         unused = torch.empty(0, device=out.device)
@@ -65,7 +74,7 @@ class VarlenKernel:
 
 
 @dataclass(frozen=True)
-class FlashKernel:
+class FlashKernel(Kernel):
     """flash-attention of the version that the implementation `base` names: all runs in one call."""
 
     base: str
@@ -80,6 +89,7 @@ class FlashKernel:
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
+        """Overrides Kernel.backward."""
         given: dict[str, Any] = dict(zip("qkv", qkv, strict=True), dout=grad, out=out, **_flash_call(part, scale))
         given |= {"softmax_lse": lse.contiguous(), "lse": lse.contiguous(), "is_causal": part.is_causal}
         given |= {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0}
@@ -101,7 +111,7 @@ def backward_type(num_queries: int, dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class CpuKernel:
+class CpuKernel(Kernel):
     """PyTorch's flash-attention on the CPU: one call per run."""
 
     def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +127,7 @@ class CpuKernel:
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
+        """Overrides Kernel.backward."""
         q, k, v = qkv
         grads = dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for queries, keys in _runs(part):
@@ -145,9 +156,15 @@ def merged_attention(
     copies: bool = False,
     **how: Any,
 ) -> torch.Tensor:
-    """Attend with each prefix's keys in memory once; `kernels.choose_kernel` decides when, `how` has its options.
+    """Attend with each prefix's keys in memory once; `kernels.choose_kernel` decides when.
 
-    `copies`: one call on copied keys, whose output a checkpointed layer can store.
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        segments: The segment table of the row.
+        kernel: Library that computes a call.
+        copies: Whether to make one call on copied keys, whose output a checkpointed layer can store.
+        how: Options of `kernels.choose_kernel`; `scale` is read.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     parts = (segments.copied,) if copies else segments.parts
@@ -158,6 +175,7 @@ def merged_attention(
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *call: Any) -> torch.Tensor:
+        """Overrides torch.autograd.Function.forward; `call` has the parts, the kernel and the scale of `forward`."""
         out, lse = merged_output(lambda: forward((q, k, v), *call))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
@@ -172,7 +190,14 @@ class _Merged(torch.autograd.Function):
 def forward(
     qkv: Triple, parts: tuple[AttentionCall, ...], kernel: Kernel, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the log-sum-exp of attention over the keys of all parts."""
+    """Return the output and the log-sum-exp of attention over the keys of all parts.
+
+    Args:
+        qkv: Queries, keys and values of the whole row.
+        parts: The calls, segments first and then each level of prefixes.
+        kernel: Library that computes a call.
+        scale: Factor of the scores; None for 1 / sqrt(D).
+    """
     own, *levels = parts
     out, lse = kernel.forward(_of(own, qkv), own, scale)
     for part in levels:
@@ -193,7 +218,16 @@ def backward(
     kernel: Kernel,
     scale: float | None,
 ) -> Triple:
-    """Return the gradients of q, k and v, summed over the keys of all parts."""
+    """Return the gradients of q, k and v, summed over the keys of all parts.
+
+    Args:
+        grad: [T, H, D] gradient of the output.
+        qkv: Queries, keys and values of the whole row.
+        out, lse: [T, H, D] and [H, T], as `forward` has returned them.
+        parts: The calls, segments first and then each level of prefixes.
+        kernel: Library that computes a call.
+        scale: Factor of the scores; None for 1 / sqrt(D).
+    """
     own, *levels = parts
     dq, dk, dv = kernel.backward(grad, _of(own, qkv), out, lse, own, scale)
     if isinstance(own.keys, torch.Tensor) or len(dk) < len(qkv[1]):  # copies, or the queries are a part of the row
@@ -259,7 +293,13 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-4, 3e-2
 @torch.compiler.disable
 @cache
 def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return True if merged attention agrees with attention written out; warn if it does not."""
+    """Return True if merged attention agrees with attention written out; warn if it does not.
+
+    Args:
+        kernel: Library that computes a call.
+        device, dtype: Device and type of queries, keys and values.
+        head_size: D.
+    """
     with torch.no_grad():
         reason = why_not(lambda: _error(kernel, device, dtype, head_size), device, dtype)
     if reason:
@@ -303,7 +343,13 @@ def largest_error(ours: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -
 
 
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
-    """Return the largest relative error of output and gradients, on a row with nested prefixes."""
+    """Return the largest relative error of output and gradients, on a row with nested prefixes.
+
+    Args:
+        kernel: Library that computes a call.
+        device, dtype: Device and type of queries, keys and values.
+        head_size: D.
+    """
     table, (q, k, v, grad) = small_row(device, dtype, head_size)
     scale = head_size**-0.5
     exact = _write_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
@@ -318,7 +364,15 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
 def _write_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, table: SegmentTable, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the output of attention and the gradients of q, k and v, with a mask over all pairs of tokens."""
+    """Return the output of attention and the gradients of q, k and v, with a mask over all pairs of tokens.
+
+    Args:
+        q: [T, H, D] in float32.
+        k, v: [T, Hkv, D] in float32.
+        grad: [T, H, D] gradient of the output.
+        table: The segment table of the row.
+        scale: Factor of the scores.
+    """
     sees = torch.zeros(len(q), len(q), dtype=torch.bool, device=q.device)
     for segment, chain in zip(table.segments, table.chains, strict=True):
         for prefix in (table.segments[number] for number in chain[:-1]):

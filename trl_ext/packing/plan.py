@@ -163,6 +163,14 @@ def _lay(items: Sequence[RowSize], row: Sequence[int], shareable: Sequence[np.nd
     numbers: dict[int, int] = {}
 
     def lay(item: int, end: int, parent: Node | None, is_prefix: bool) -> None:
+        """Append a segment to the row.
+
+        Args:
+            item: Sequence whose tokens the segment has.
+            end: Tokens of the sequence up to the segment's end.
+            parent: The prefix that precedes the segment; None for none.
+            is_prefix: Whether other segments follow it.
+        """
         start = segments[-1].end if segments else 0
         offset = parent.depth if parent else 0
         above = numbers[id(parent)] if parent else None

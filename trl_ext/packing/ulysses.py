@@ -122,6 +122,13 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
+        """Overrides torch.autograd.Function.forward.
+
+        Args:
+            x: [blocks, ...] to send, in the order of their receivers.
+            group: The processes that exchange.
+            send, receive: Number of blocks to and from each process of the group.
+        """
         ctx.way_back = group, receive, send
         received = torch.empty((sum(receive), *x.shape[1:]), dtype=x.dtype, device=x.device)
         dist.all_to_all_single(received, x.contiguous(), receive, send, group=group.processes)

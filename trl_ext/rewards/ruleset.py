@@ -48,7 +48,14 @@ class SharedBatch:
         make: Callable[[], list[Row]],
         score: Callable[[Sequence[Rule], list[Row]], list[Column]],
     ) -> list[Column]:
-        """Return the verdicts of a rule's gates and of the rule, `rules[-1]`, for a call's arguments by name."""
+        """Return the verdicts of a rule's gates and of the rule, each rule judged once a batch.
+
+        Args:
+            rules: The rule's gates and then the rule.
+            arguments: Arguments of the call by name, which identify the batch.
+            make: Makes the rows of a new batch.
+            score: Judges rows by rules.
+        """
         given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
         same = given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)
         if rules[-1].name in self.served or not same:
@@ -294,6 +301,13 @@ class RuleSet:
     def _compose(
         self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
     ) -> tuple[list[Column], list[Composed]]:
+        """Return a batch's verdicts by rule, and its rewards by row.
+
+        Args:
+            prompts, completions, ids: As TRL passes them to a reward function.
+            extras: Further keywords of the call: dataset columns, and the keywords of TRL.
+        """
+
         def make() -> list[Row]:
             return self._rows(prompts, completions, ids, extras)
 
@@ -306,6 +320,12 @@ class RuleSet:
         return found, [self._composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
+        """Return the rows of a batch; a DataError names a column that a rule reads and the batch lacks.
+
+        Args:
+            prompts, completions, ids: As TRL passes them to a reward function.
+            extras: Further keywords of the call: dataset columns, and the keywords of TRL.
+        """
         columns = dataset_columns(extras)
         require_columns(self.rules, columns)
         step = getattr(extras.get("trainer_state"), "global_step", None)
@@ -336,9 +356,13 @@ class RuleColumn:
     """One rule of a set as a separate reward function, gated and, by default, weighted as in the set.
 
     TRL logs the mean of the weighted, gated value under `rewards/<rule>/mean`.
+
+    Args:
+        rules: A set of the rule's gates and, last, the rule.
+        weighted: Whether the value is multiplied by the rule's weight.
     """
 
-    rules: RuleSet  # the gates, then the rule
+    rules: RuleSet
     weighted: bool = True
 
     @property

@@ -60,7 +60,15 @@ def all_rewards(script_args: Any) -> list[Any]:
 
 
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
-    """Check, read the data, train, save, report."""
+    """Check, read the data, train, save, report.
+
+    Args:
+        script_args: Arguments of this script: data, rewards and further models.
+        training_args: The trainer's config.
+        model_args: Model, precision and LoRA.
+        dataset_args: A mixture of datasets, as TRL's scripts read it.
+        callbacks: Callbacks to add to the trainer.
+    """
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rewards = all_rewards(script_args)

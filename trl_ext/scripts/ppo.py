@@ -108,7 +108,14 @@ def check_paths(script_args: Any, model_args: Any) -> None:
 
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
-    """Set `critic`, and raise the trainer's errors about models before the data are read."""
+    """Set `critic`, and raise the trainer's errors about models before the data are read.
+
+    Args:
+        script_args: Arguments of this script: data, rewards and further models.
+        training_args: The trainer's config.
+        model_args: Model, precision and LoRA.
+        reward_funcs: Rule sets and reward functions of the recipe.
+    """
     from trl_ext.trainers.ppo.inputs import check_arguments, choose_critic
 
     check_arguments(
@@ -140,7 +147,15 @@ def reward_models(script_args: Any) -> list[str]:
 
 
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
-    """Check, read the data, train, save, report."""
+    """Check, read the data, train, save, report.
+
+    Args:
+        script_args: Arguments of this script: data, rewards and further models.
+        training_args: The trainer's config.
+        model_args: Model, precision and LoRA.
+        dataset_args: A mixture of datasets, as TRL's scripts read it.
+        callbacks: Callbacks to add to the trainer.
+    """
     take_old_paths(script_args, training_args, model_args)
     check_paths(script_args, model_args)
     checkpoint = training.resume_point(training_args)

@@ -113,7 +113,15 @@ def make_parser(prog: str | None = None) -> StrictParser:
 
 
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
-    """Check, read and filter the pairs, train, save, report."""
+    """Check, read and filter the pairs, train, save, report.
+
+    Args:
+        script_args: Arguments of this script: data, rewards and further models.
+        training_args: The trainer's config.
+        model_args: Model, precision and LoRA.
+        dataset_args: A mixture of datasets, as TRL's scripts read it.
+        callbacks: Callbacks to add to the trainer.
+    """
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rules = None if script_args.rules is None else build_rules(script_args.rules)
@@ -142,6 +150,12 @@ def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
     would wait for each other forever, so the first process filters and sends the result to the others.
 
     Raises DataError on every process if columns are missing or no row is left; ConfigError for a stream.
+
+    Args:
+        dataset: Pairs with `chosen` and `rejected`.
+        rules: Rules that score both sides; None only drops pairs that cannot train.
+        margin: Whether the gap of the rules becomes the pair's `margin`.
+        role: Name of the pairs in messages, such as "training pairs".
     """
     if dataset is None:
         return None
@@ -164,6 +178,12 @@ def _outcome(
     """Filter the pairs, and return the rows that are left, their gaps (None without rules) and the table.
 
     An error is returned instead of raised: the other processes wait for this result.
+
+    Args:
+        dataset: Pairs with `chosen` and `rejected`.
+        rules: Rules that score both sides; None only drops pairs that cannot train.
+        margin: Whether the gap of the rules becomes the pair's `margin`.
+        role: Name of the pairs in messages, such as "training pairs".
     """
     from datasets import Dataset
 

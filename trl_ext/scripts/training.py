@@ -167,6 +167,12 @@ def load_rows(
     """Return the training rows, and the held-out rows or None, mapped by the recipe.
 
     Raises ConfigError or DataError if they cannot be read or mapped, or if the run would take no step with them.
+
+    Args:
+        script_args: Arguments of this script: data, rewards and further models.
+        training_args: The trainer's config.
+        model_args: Model, precision and LoRA.
+        dataset_args: A mixture of datasets, as TRL's scripts read it.
     """
     from trl_ext.trainers.settings.checks import check_steps
 
@@ -186,6 +192,12 @@ def load_rows(
 
 def apply_mapping(mapping: RowMapping, rows: Any, role: str, training_args: Any, model_args: ModelConfig) -> Any:
     """Return the mapped rows of a split.
+
+    Args:
+        mapping: The recipe's mapping.
+        rows: Rows of the split; None stays None.
+        role: Name of the split in messages.
+        training_args, model_args: For the tokenizer, loaded only if the mapping makes prompts.
 
     Raises:
         ConfigError, DataError: The rows cannot be mapped, or text that is rendered already would become a message.
@@ -208,10 +220,14 @@ def is_unrendered_text(prompt: Any, tokenizer: Any) -> bool:
 def look_at_prompts(
     parts: Sequence[Any], model_name: str, training_args: Any, rewards: Sequence[Any], tokenizer: Any = None
 ) -> None:
-    """Raise DataError for rows that GRPO or PPO would refuse.
+    """Raise DataError for rows that GRPO or PPO would refuse. The model is not loaded.
 
-    `parts` are training rows, and held-out rows or None; rows of token ids, for PPO, are not checked here. The model
-    is not loaded; its tokenizer is, if it is None.
+    Args:
+        parts: Training rows, and held-out rows or None; rows of token ids, for PPO, are not checked here.
+        model_name: Model whose tokenizer is loaded if `tokenizer` is None.
+        training_args: The trainer's config.
+        rewards: Rule sets and reward functions, whose columns the rows must have.
+        tokenizer: The model's; None loads it.
     """
     from trl_ext.trainers.rows.prompts import PromptChecks
     from trl_ext.trainers.rows.sentence import columns_of
@@ -295,7 +311,14 @@ class FirstStep(TrainerCallback):
 def run(
     trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
 ) -> None:
-    """Train, save, report, and leave the process group together; `checkpoint` is from `resume_point`."""
+    """Train, save, report, and leave the process group together.
+
+    Args:
+        trainer: A trainer of this package.
+        checkpoint: From `resume_point`: a folder, True for the newest, or None.
+        dataset_name: For the model card; None if the data have no name on the Hub.
+        callbacks: Callbacks to add to the trainer.
+    """
     start, trainer.reports_itself, trainer.saves_afterwards = FirstStep(), False, True  # the model first
     for callback in (start, *callbacks):
         trainer.add_callback(callback)

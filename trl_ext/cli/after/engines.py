@@ -197,6 +197,13 @@ def make_engine(
     """Load a policy for one of BACKENDS.
 
     Raises ConfigError for files that a library refuses, SupportError if vLLM is not installed.
+
+    Args:
+        backend: "transformers" or "vllm".
+        run: A finished run, whose `folder` holds the policy.
+        tokenizer: The policy's.
+        batch_size: Prompts that are generated together; vLLM chooses for itself.
+        trust_remote_code: Whether model code of the folder may run.
     """
     from trl_ext.scripts.exit import refusals
 

@@ -65,8 +65,13 @@ def policy_prompts(
 ) -> list[Any]:
     """Return the prompts of these rows as the training would make them.
 
-    Rows have the columns that the recipe reads, or the text for a single column in `prompt`. Raises ConfigError if the
-    mapping needs a chat template, DataError for a row without a column that it reads.
+    Raises ConfigError if the mapping needs a chat template, DataError for a row without a column that it reads.
+
+    Args:
+        rows: They have the columns that the recipe reads, or the text for a single column in `prompt`.
+        source: File or dataset of the rows, for messages.
+        mapping: How the run's recipe makes prompts from rows.
+        has_template: Whether the policy's tokenizer has a chat template.
     """
     from datasets import Dataset
 

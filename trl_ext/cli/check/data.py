@@ -66,7 +66,14 @@ def _first(dataset: Any) -> list[dict[str, Any]]:
 
 
 def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
-    """Check columns, prompts and sides; raise DataError if the trainer would refuse the rows."""
+    """Check columns, prompts and sides; raise DataError if the trainer would refuse the rows.
+
+    Args:
+        parsed: The recipe and its overrides.
+        rows: The rows that were read.
+        rewards: Rule sets and reward functions of the recipe.
+        tokenizer: The model's.
+    """
     from trl_ext.trainers.settings.checks import check_steps
 
     with _warnings() as warned:
@@ -103,7 +110,14 @@ def _warnings() -> Iterator[list[str]]:
 
 
 def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
-    """Show the first rows as the model reads them, with the columns that the rules read; the first row is cut less."""
+    """Show the first rows as the model reads them, with the columns that the rules read; the first row is cut less.
+
+    Args:
+        parsed: The recipe and its overrides.
+        rows: The rows that were read.
+        rewards: Rule sets and reward functions of the recipe.
+        tokenizer: The model's.
+    """
     read = [column for rules in rewards for column in getattr(rules, "columns", ())]
     shown = ("chosen", "rejected", *read) if parsed.trainer == "reward" else tuple(read)
     options = getattr(parsed.training_args, "chat_template_kwargs", None)

@@ -95,7 +95,14 @@ def check_scorers(parsed: Parsed, tokenizer: Any) -> None:
 
 
 def check_rules(parsed: Parsed, rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
-    """Call every rule set once on the rows; other rewards are listed and not called."""
+    """Call every rule set once on the rows; other rewards are listed and not called.
+
+    Args:
+        parsed: The recipe and its overrides.
+        rewards: Rule sets and reward functions of the recipe.
+        rows: The rows that were read.
+        tokenizer: The model's.
+    """
     show_prompt_end(rewards, tokenizer, getattr(parsed.training_args, "chat_template_kwargs", None))
     found: list[Finding] = []
     for reward in rewards:

@@ -85,7 +85,14 @@ def with_servers(
 
 
 def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_processes: int) -> Parsed:
-    """Parse a recipe and its overrides; raise ConfigError for everything that the script would refuse."""
+    """Parse a recipe and its overrides; raise ConfigError for everything that the script would refuse.
+
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe.
+        trainer: "grpo", "ppo" or "reward"; None finds it from the recipe's keys.
+        overrides: Words of the command line, such as --learning_rate 1e-6.
+        num_processes: Processes of the run, among which its batches must divide.
+    """
     warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing", category=FutureWarning)
     words = split_config_flag(["--config", recipe, *overrides])
     path, flags = words[1], words[2:]

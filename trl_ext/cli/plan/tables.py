@@ -25,7 +25,14 @@ BALANCED = 0.3  # sides that differ by a smaller share are balanced, because sec
 
 
 def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, names_model: bool = True) -> None:
-    """Print everything that the planner found, with the launch lines."""
+    """Print everything that the planner found, with the launch lines.
+
+    Args:
+        plans: Plans that fit, best first, and refusals with their reasons.
+        folder: The folder to which the plan was written, for the launch lines; None if it was not.
+        rows: Rows of the dataset, for the time that all of them take once; None leaves it out.
+        names_model: Whether the launch lines name the model.
+    """
     console = Console(highlight=False)
     search = plans.search
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"

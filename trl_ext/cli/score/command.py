@@ -85,6 +85,15 @@ def _command(
     epilog: str,
     run: Callable[[Any, argparse.Namespace], int],
 ) -> CommandParser:
+    """Add a command that reads a YAML file of rules, and return its parser for further flags.
+
+    Args:
+        commands: The sub-commands of `trl-ext`, from argparse.
+        name: Word after `trl-ext`.
+        purpose: Line in the list of commands.
+        description, epilog: Text above and below the flags in the command's help.
+        run: Runs the command with its parser and arguments, and returns the exit code.
+    """
     parser: CommandParser = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
     parser.add_argument("rules", metavar="RULES", help="YAML file with the rules")
     parser.set_defaults(run=run)

@@ -80,7 +80,14 @@ def _is_beside(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def columns_of(rules: RuleSet, row: Mapping[str, Any], data: str | None, split: str) -> dict[str, Any]:
-    """Return the columns that the rules may read: the row's, and those in the dataset `data` if it is given."""
+    """Return the columns that the rules may read: the row's, and those in the dataset `data` if it is given.
+
+    Args:
+        rules: The rule set.
+        row: A row of a table of completions, or of a file of completions.
+        data: Dataset with the columns that the row lacks; None reads all from the row.
+        split: Split of `data`.
+    """
     columns = {name: cell for name, cell in row.items() if name not in _OWN}
     if "advantage" in columns:  # TRL's table: a column named like a rule holds its reward
         for name in (rules.name, *(rule.name for rule in rules.rules)):
@@ -100,7 +107,14 @@ def columns_of(rules: RuleSet, row: Mapping[str, Any], data: str | None, split: 
 
 
 def _matching(data: Any, row: Mapping[str, Any], needed: Sequence[str], path: str) -> dict[str, Any]:
-    """Return the dataset's row with the same prompt; raise DataError if there is none, or several that differ."""
+    """Return the dataset's row with the same prompt; raise DataError if there is none, or several that differ.
+
+    Args:
+        data: The dataset.
+        row: A row of a table of completions.
+        needed: Columns that the rules read.
+        path: Name of the dataset, for messages.
+    """
     if "prompt" not in data.column_names or "prompt" not in row:
         raise DataError(f"{path} or the table has no column 'prompt' to match rows by. Rename a column.")
     wanted = prompt_key(row["prompt"])

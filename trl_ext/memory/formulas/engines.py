@@ -70,7 +70,15 @@ def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
 
 
 def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: int, num_adapter_params: int) -> Engine:
-    """Build the engine of a model of `num_params`, trained whole or by its adapters."""
+    """Build the engine of a model that is trained whole or by its adapters.
+
+    Args:
+        shape, job: The model of the job, and its settings.
+        num_gpus: GPUs among which the engine divides its states.
+        role: "policy" or "critic".
+        num_params: Weights of the whole model.
+        num_adapter_params: Weights of its adapters, counted with LoRA only.
+    """
     if not job.uses_lora:
         return Engine(shape, job, num_gpus, role, num_params)
     quantised = quantised_weights(shape) if job.method == "qlora" else 0

@@ -171,8 +171,16 @@ class Estimate:
 
 
 def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
-    """Estimate a job's memory and time on a machine. Raises ConfigError if the job does not go with the model or the
-    number of GPUs, or vLLM cannot start."""
+    """Estimate a job's memory and time on a machine.
+
+    Args:
+        job: Settings of the training run.
+        shape: The model's sizes.
+        hardware: The GPUs and machines.
+
+    Raises:
+        ConfigError: The job does not go with the model or the number of GPUs, or vLLM cannot start.
+    """
     check_model(job, shape)
     check_batch(job, hardware.num_gpus)
     check_vllm(shape, job, hardware)

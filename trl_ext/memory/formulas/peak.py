@@ -256,7 +256,14 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
     """Yield two places in a layer's MLP: the product's backward, with the most activations, and a later place with
     fewer activations but all other terms. The later place is the backward of the up projection, after 6I per token
     were freed and 2H and its gradient were added; with adapters, whose gradients are small, it is the end of the
-    recomputation, after 4I were freed and 8H added."""
+    recomputation, after 4I were freed and 8H added.
+
+    Args:
+        engine: The engine of the trained model.
+        what: Name of the phase in tables.
+        terms: Bytes per GPU by name that are held during the layer's backward.
+        place: "layer", "bottom" or another place of `states.gathered_bytes`, which names the weights gathered there.
+    """
     shape, job = engine.shape, engine.job
     kept, up = states.mlp_gradient_bytes(engine)
     gathered = {"gathered weights": states.gathered_bytes(engine, place)}

@@ -97,7 +97,10 @@ def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan from its plan.json, or from the file's folder, and estimate it again.
+    """Read a plan and estimate it again.
+
+    Args:
+        path: plan.json, or the folder that holds it.
 
     Raises:
         ConfigError: No such file, no plan in it, or a plan of another version.

@@ -42,7 +42,12 @@ CLOCK = 0.15  # error of the formulas of time, as a share of a step's seconds
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings that fit, with their estimate and the opt-ins that they use."""
+    """Settings that fit, with their estimate and the opt-ins that they use.
+
+    Args:
+        estimate: The settings with their memory and time.
+        opt_ins: Names of `allow` for the changes of the optimisation that the settings make.
+    """
 
     estimate: Estimate
     opt_ins: tuple[str, ...] = ()
@@ -69,7 +74,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Settings that do not fit, with the least memory that the technique needs."""
+    """Settings that do not fit.
+
+    Args:
+        estimate: The settings with the least memory that the technique needs.
+    """
 
     estimate: Estimate
 

@@ -15,7 +15,14 @@ from trl_ext.memory.tables import read_table
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A question to the planner: `settings` are fields of `Job` that stay; the planner chooses the others."""
+    """A question to the planner.
+
+    Args:
+        purpose: The run that it suits, in a sentence.
+        trainer: "grpo", "ppo" or "reward".
+        model, gpus: As `plan` takes them, such as 7B and 4xA100-80GB.
+        settings: Fields of `Job` that stay; the planner chooses the others.
+    """
 
     purpose: str
     trainer: str
@@ -32,7 +39,11 @@ PRESETS: dict[str, Preset] = {name: Preset(**fields) for name, fields in read_ta
 
 
 def preset(name: str) -> Preset:
-    """Return the preset called `name`; raise ConfigError with the nearest names if there is none."""
+    """Return a preset; raise ConfigError with the nearest names if there is none.
+
+    Args:
+        name: A name in `PRESETS`.
+    """
     if name not in PRESETS:
         near = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.3) or list(PRESETS)[:3]
         raise ConfigError(f"There is no preset '{name}'. Nearest: {', '.join(near)}.")

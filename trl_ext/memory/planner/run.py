@@ -167,6 +167,12 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
 def _as_planned(run: Run, setting: MemorySetting, planned: Job, hardware: Hardware) -> Plan:
     """Return the settings of a preset or a plan's folder where the user gave none, with the run's batch and lengths.
 
+    Args:
+        run: The run: its job, model and the settings that its user gave.
+        setting: The value of `memory`, for messages.
+        planned: The job of the preset or the plan's folder.
+        hardware: Where the run takes place.
+
     Raises:
         ConfigError: The run is launched in another way, has another method or optimizer, or does not fit.
     """

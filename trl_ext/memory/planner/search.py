@@ -89,8 +89,16 @@ class Search:
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
-    """Make a search from a user's settings and the defaults. Raises ConfigError for an unknown setting, or settings
-    that cannot work."""
+    """Make a search from a user's settings and the defaults.
+
+    Raises ConfigError for an unknown setting, or settings that cannot work.
+
+    Args:
+        trainer: "grpo", "ppo" or "reward".
+        shape: The model's sizes.
+        hardware: The GPUs and machines.
+        settings: Values by the name of a setting; settings that are left out are searched, or have defaults.
+    """
     settings = dict(settings)
     check_has(trainer, settings)
     if settings.get("vllm_servers") == "auto":  # the planner chooses, as with vllm_mode=server without a number

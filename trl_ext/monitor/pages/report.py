@@ -53,7 +53,14 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = N
 def run_facts(
     folder: Path, log_history: Sequence[Entry], summary: RunSummary, record: RunRecord | None, max_steps: int | None
 ) -> RunFacts:
-    """Read the page's contents other than the log; files that the folder lacks are left out."""
+    """Read the page's contents other than the log; files that the folder lacks are left out.
+
+    Args:
+        folder: The run's folder, or a checkpoint in it.
+        log_history, summary: The log and its summary.
+        record: The run's record; None if it wrote none.
+        max_steps: Steps that the run was to take; None if not known.
+    """
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
     weights = record.recipe.get("reward_weights") if record else None
     tables = _of_run(folder, COMPLETIONS_FOLDER).parent

@@ -173,7 +173,11 @@ class BatchImages:
     def of(cls, sequences: Ragged, rows: ImageRows, reader: ImageReader, runs_everywhere: bool) -> tuple[Ragged, Self]:
         """Return the sequences with placeholder tokens that name images, and the images.
 
-        `rows` are the images of each sequence.
+        Args:
+            sequences: Token ids by sequence.
+            rows: The images of each sequence.
+            reader: The way the model reads images.
+            runs_everywhere: As in the class.
         """
         images = list(dict.fromkeys(image for row in rows for image in row))
         if not images:

@@ -153,11 +153,30 @@ def _delta_rule(
     output_final_state: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Run query, key [1, T, H, D] and value, g, beta [1, T, H, ...] by segments. States are [N, H, D, D]."""
+    """Run the delta rule over a row by segments. States are [N, H, D, D].
+
+    Args:
+        plain: The model file's function, whose signature the rest has (gated delta net).
+        order: Segments of the row.
+        query, key: [1, T, H, D].
+        value: [1, T, H, D].
+        g, beta: [1, T, H, ...] logarithm of the decay, and strength of a new value.
+        chunk_size: Tokens that a chunk of the recurrence has.
+        initial_state, output_final_state: The model's values, which the segments' states replace.
+        options: Further keywords for `plain`.
+    """
     has_kernel = is_kernel(plain)
     arrangement = order.arranged(is_padded=not has_kernel)
 
     def recurrence(inputs: Any, call: Any, first: torch.Tensor | None, needs_final: bool) -> Any:
+        """Run the model's delta rule over segments, and return the outputs and the last states, None if not asked for.
+
+        Args:
+            inputs: Tensors of the call, as `take` has arranged them.
+            call: The segments of the call.
+            first: State at each segment's start, None for zeros.
+            needs_final: Whether segments follow that begin with the last states.
+        """
         q, k, v, g, beta = inputs
         own = {"cu_seqlens": call.cu_seqlens} if has_kernel else {"chunk_size": _even(call.shape[1], chunk_size)}
         given = {"initial_state": first, "output_final_state": needs_final, **own, **options}
@@ -184,7 +203,22 @@ def _scan(
     return_final_states: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """Scan x [1, T, H, D], dt [1, T, H], B, C [1, T, groups, state size]. States are [N, H, D, state size]."""
+    """Scan a row by segments. States are [N, H, D, state size].
+
+    Args:
+        plain: The model file's function, whose signature the rest has (Mamba 2).
+        order: Segments of the row.
+        x: [1, T, H, D].
+        dt: [1, T, H] time steps before bias and softplus.
+        A: [H] decay of each head.
+        B, C: [1, T, groups, state size].
+        chunk_size: Tokens that a chunk of the scan has.
+        dt_bias: [H], added to `dt`.
+        dt_softplus: Whether `dt` passes a softplus.
+        dt_limit: Smallest and largest time step.
+        initial_states, return_final_states: The model's values, which the segments' states replace.
+        options: Further keywords for `plain`.
+    """
     has_kernel = is_kernel(plain)
     # The kernels start one state per row of the batch, so segments are padded for them too.
     arrangement = order.arranged(is_padded=True)
@@ -192,6 +226,14 @@ def _scan(
     steps = (torch.nn.functional.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
 
     def recurrence(inputs: Any, call: Any, first: torch.Tensor | None, needs_final: bool) -> Any:
+        """Run the model's scan over segments, and return the outputs and the last states, None if not asked for.
+
+        Args:
+            inputs: Tensors of the call, as `take` has arranged them.
+            call: The segments of the call.
+            first: State at each segment's start, None for zeros.
+            needs_final: Whether segments follow that begin with the last states.
+        """
         x, dt, B, C = inputs
         chunk = chunk_size if has_kernel else _even(call.shape[1], chunk_size)
         given = {"initial_states": first, "return_final_states": needs_final, **options}

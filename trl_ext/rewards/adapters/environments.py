@@ -165,6 +165,14 @@ def nemo_gym(
     check_server("nemo_gym", "url", url, api_key_env, "http://localhost:8000")
 
     def ask(session: Any, path: str, body: Any = None, refusals: Sequence[int] = ()) -> Any:
+        """Return the server's reply, parsed from JSON.
+
+        Args:
+            session: The episode's HTTP client, which keeps its cookies.
+            path: Address below the server's.
+            body: Sent as JSON; None makes a GET.
+            refusals: HTTP codes of a reply that is read like an answer.
+        """
         content = None if body is None else json.dumps(body, default=str).encode()
         asked = fetch(f"{url.rstrip('/')}/{path}", content, api_key_env, timeout_s, client=session)
         try:
@@ -299,6 +307,17 @@ def with_tools(base: type, tools: Mapping[str, tuple[Mapping[str, Any], Mapping[
 
 
 def _method(name: str, about: str, schema: Mapping[str, Any], page: Any) -> Callable[..., str]:
+    """Return a method that calls `self._call(name, arguments)`, with the signature and docstring of a tool.
+
+    Raises ValueError for a name that a method or a parameter cannot have.
+
+    Args:
+        name: The tool's name.
+        about: The tool's description.
+        schema: JSON schema of the tool's arguments.
+        page: The page that the schema's references point into.
+    """
+
     def method(self: Any, /, **arguments: Any) -> str:
         return self._call(name, arguments)
 

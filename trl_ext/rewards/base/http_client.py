@@ -34,9 +34,14 @@ class ServerError(Exception):
 
 
 def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -> None:
-    """Raise RuleError if the address `url` is not valid or contains a secret, or if the key in `key_env` is not set.
+    """Raise RuleError if an address is not valid or contains a secret, or if the key's variable is not set.
 
-    `owner`, `field` (the name of the address) and `example` (a valid address) are for the message.
+    Args:
+        owner: The rule or function that asks, for messages.
+        field: Its setting with the address, for messages.
+        url: The address.
+        key_env: Name of the environment variable with the key; "" for none.
+        example: A valid address, for messages.
     """
     parts = urlsplit(url if isinstance(url, str) else "")
     # The address is logged. The value of `key_env` is not shown: it may be the key.
@@ -60,8 +65,15 @@ async def fetch(
 ) -> bytes:
     """Send a POST, or a GET if there is no content, and return the body of the reply.
 
-    Raises LongReply for more than MOST_REPLY_BYTES, and ServerError for an HTTP code other than 2xx. `key_env` names
-    the environment variable with the key. Without a `client`, all calls of the process share connections and cookies.
+    Raises LongReply for more than MOST_REPLY_BYTES, and ServerError for an HTTP code other than 2xx.
+
+    Args:
+        url: The address.
+        content: Body of the POST; None makes a GET.
+        key_env: Name of the environment variable with the key, sent as a bearer token; "" for none.
+        timeout_s: Longest time in seconds to connect, and between two parts of the reply.
+        content_type: Type of `content`.
+        client: HTTP client; None for the client of the process, which shares connections and cookies.
     """
     headers = {"Content-Type": content_type}
     if key_env:

@@ -29,8 +29,9 @@ def as_columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
 def completion_text(completion: Any) -> str:
     """Return the text of a completion in any of TRL's shapes.
 
-    None is empty. A message list gives the content of its last assistant message: earlier tool calls and tool results
-    do not count. Text parts of a content list are joined.
+    Args:
+        completion: Text; None, which is empty; or a list of messages, of which the last assistant message counts:
+            earlier tool calls and tool results do not. Text parts of a content list are joined.
 
     Example:
         >>> completion_text([{"role": "assistant", "content": [{"type": "text", "text": "A: 18"}]}])
@@ -82,7 +83,13 @@ def make_rows(
 ) -> list[Row]:
     """Return one Row per completion of a batch as TRL passes it; a DataError names a column of another length.
 
-    `step` and `end` are every row's `step` and `prompt_end`. `grouped`: a rule reads groups, which doubles the time.
+    Args:
+        prompts, completions, completion_ids: As TRL passes them to a reward function; None for prompts or token ids
+            that are not known.
+        columns: Dataset columns by name, a cell per completion.
+        step: The training step, None outside of training.
+        end: How the chat template ends a prompt of messages.
+        grouped: Whether a rule reads the group of a row, which doubles the time.
     """
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")

@@ -86,12 +86,17 @@ class Verdict:
         not_finite    the rule gave NaN, infinity or more than `RuleSet` allows; the floor
         skipped       the rule's `when` excludes this row; no value
         gated         another rule's verdict takes this rule out of the total
+
+    Args:
+        value: The reward before weight and gate; None takes the row out of training.
+        status: A word of the list above, or another word of the rule.
+        detail: The compared answers, or the reason for a missing value.
+        parts: Parts of the value: a criterion, True if it is met, and the names under which this is logged.
     """
 
     value: float | None
     status: str = "ok"
     detail: str = ""
-    # Parts of the value: a criterion, True if it is met, and the names under which this is logged.
     parts: tuple[tuple[str, bool, tuple[str, ...]], ...] = ()
 
 
@@ -261,7 +266,15 @@ def check_name(owner: str, name: Any) -> None:
 def check_number(
     rule: Rule, key: str, value: Any, wanted: str = "a finite number", fits: Callable[[float], bool] = math.isfinite
 ) -> None:
-    """Raise RuleError unless `value` is a finite number that fits; `wanted` describes such numbers."""
+    """Raise RuleError unless `value` is a finite number that fits.
+
+    Args:
+        rule: The rule, for the message.
+        key: Name of the setting, for the message.
+        value: Value of the setting.
+        wanted: Description of the numbers that fit, for the message.
+        fits: Returns True for a finite number that fits.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and fits(value)):
         # YAML 1.1 reads 1e-3 as text because it has no dot.
         hint = " (in YAML write 0.001 or 1.0e-3, not 1e-3)" if isinstance(value, str) else ""
@@ -269,11 +282,27 @@ def check_number(
 
 
 def check_whole(rule: Rule, key: str, value: Any, least: int = 0) -> None:
+    """Raise RuleError unless `value` is a whole number of at least `least`.
+
+    Args:
+        rule: The rule, for the message.
+        key: Name of the setting, for the message.
+        value: Value of the setting.
+        least: The smallest valid number.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a whole number of at least {least}.")
 
 
 def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise RuleError unless `value` is among `choices`.
+
+    Args:
+        rule: The rule, for the message.
+        key: Name of the setting, for the message.
+        value: Value of the setting.
+        choices: The valid texts.
+    """
     if value not in choices:
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
 

@@ -49,7 +49,14 @@ def has_keywords(response: str, keywords: tuple[str, ...]) -> bool:
 
 @instruction("keywords:frequency", keyword=text, frequency=count, relation=relation)
 def has_keyword_often(response: str, keyword: str, frequency: int, relation: Relation) -> bool:
-    """Return True if the keyword, in any case and inside longer words too, occurs as often as the relation asks."""
+    """Return True if the keyword, in any case and inside longer words too, occurs as often as the relation asks.
+
+    Args:
+        response: The completion.
+        keyword: Text to count.
+        frequency: Wanted number of occurrences.
+        relation: Compares the count with the wanted number, such as `operator.ge`.
+    """
     return relation(response.casefold().count(keyword.casefold()), frequency)
 
 
@@ -62,7 +69,14 @@ def lacks_words(response: str, forbidden_words: tuple[str, ...]) -> bool:
 
 @instruction("keywords:letter_frequency", letter=letter, let_frequency=count, let_relation=relation)
 def has_letter_often(response: str, letter: str, let_frequency: int, let_relation: Relation) -> bool:
-    """Return True if the letter, capital or small, occurs as often as the relation asks."""
+    """Return True if the letter, capital or small, occurs as often as the relation asks.
+
+    Args:
+        response: The completion.
+        letter: Letter to count.
+        let_frequency: Wanted number of occurrences.
+        let_relation: Compares the count with the wanted number, such as `operator.ge`.
+    """
     return let_relation(response.casefold().count(letter.casefold()), let_frequency)
 
 
@@ -119,7 +133,14 @@ def has_paragraphs(response: str, num_paragraphs: int) -> bool:
     "length_constraints:nth_paragraph_first_word", num_paragraphs=positive, nth_paragraph=positive, first_word=text
 )
 def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Return True if blank lines divide the response into that many paragraphs and the n-th starts with the word."""
+    """Return True if blank lines divide the response into that many paragraphs and the n-th starts with the word.
+
+    Args:
+        response: The completion.
+        num_paragraphs: Paragraphs that it must have.
+        nth_paragraph: Number of the paragraph, from 1.
+        first_word: Word with which it must start, in any case.
+    """
     paragraphs = [part for part in BLANK_LINES.split(response.strip()) if part.strip()]
     if len(paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False

@@ -120,7 +120,14 @@ copying_span = instruction("new:copy_span_idx", prompt_to_repeat=raw_text, n_sta
 
 @instruction("keywords:keyword_specific_position", keyword=word, n=positive, m=positive)
 def has_keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
-    """Return True if the m-th word of the n-th sentence is the keyword."""
+    """Return True if the m-th word of the n-th sentence is the keyword.
+
+    Args:
+        response: The completion.
+        keyword: The word, in any case.
+        n: Number of the sentence, from 1.
+        m: Number of the word in it, from 1.
+    """
     nth = sentences(response)[n - 1 : n]
     return bool(nth) and _words(nth[0])[m - 1 : m] == [keyword.casefold()]
 

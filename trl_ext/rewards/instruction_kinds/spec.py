@@ -159,7 +159,11 @@ def sentences(text: str) -> tuple[str, ...]:
 def _goes_on(text: str, stop: int, end: int, capitals: bool) -> bool:
     """Return True if the full stop belongs to an abbreviation or a list's number, or a small letter follows.
 
-    Without `capitals` in the text, small letters do not count.
+    Args:
+        text: The whole text.
+        stop: Index of the full stop.
+        end: Index of the first character after the full stop and its closing marks.
+        capitals: Whether the text has capital letters; without, small letters do not count.
     """
     following = text[end : end + 20].lstrip(_OPENERS)[:1]
     if capitals and following.islower():

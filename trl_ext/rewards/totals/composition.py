@@ -137,7 +137,16 @@ def span(rule: Rule) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rule's line: its verdict, and the amount that it adds to the total (None if it is left out)."""
+    """One rule's line: its verdict, and the amount that it adds to the total.
+
+    Args:
+        rule: Name of the rule.
+        value: The rule's value before weight and gate, or None.
+        status, detail: As in `Verdict`; `gated` if a gate is not open.
+        weight: Weight of the rule.
+        gated: Whether a gate that is not open takes the rule out of the total.
+        contribution: The amount that the rule adds to the total, None if it is left out.
+    """
 
     rule: str
     value: float | None
@@ -149,7 +158,14 @@ class Part:
 
     @classmethod
     def of(cls, rule: Rule, verdict: Verdict, gate_state: str, contribution: float | None) -> "Part":
-        """Make the line; a gate that is not open gives the status `gated`, and the value stays the rule's."""
+        """Make the line; a gate that is not open gives the status `gated`, and the value stays the rule's.
+
+        Args:
+            rule: The rule.
+            verdict: Its verdict on a row.
+            gate_state: "open", "shut" or "unknown".
+            contribution: What the verdict adds to the row's reward, None without a value.
+        """
         gated = gate_state != "open"
         detail = f"gate '{rule.gate}' is {gate_state}; {verdict.detail}" if gated else verdict.detail
         status = "gated" if gated else verdict.status
@@ -164,6 +180,11 @@ class Explanation:
     answer  1.000  ok      1       no     +1.000  'A:': 18; gold whole text: 18
     length  0.500  ok      0.1     no     +0.050  530 tokens
     total   1.050
+
+    Args:
+        parts: A line for each rule, in the order of the set.
+        total: The completion's reward, None if it has none.
+        clip: Lowest and highest total of the set, None without a clip.
     """
 
     parts: tuple[Part, ...]

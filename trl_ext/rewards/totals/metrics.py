@@ -31,6 +31,12 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     not open; cache_frac with a known verdict. p95_ms is the time within which 95 % of the other rows were judged. An
     AsyncRule adds latency_s, the mean seconds of a call, and the batch's calls, retries and tokens; a rubric met_frac,
     the share of met criteria, and met/<title or tag>. Our trainers log a share from the first value other than 0.
+
+    Args:
+        log_metric: Receives a name and a number; an evaluation's receives the number of rows, too.
+        rule: The rule.
+        column: Its verdicts on the batch.
+        states: State of its gate by row: "open", "shut" or "unknown".
     """
     # An evaluation averages over rows: it has the number of rows that count, and takes the number of a value.
     num_rows = getattr(log_metric, "num_rows", None)
@@ -144,7 +150,14 @@ class Tally:
 
 
 def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns: Mapping[str, Any]) -> Tally:
-    """Count the rows of a batch for the rule at `position` in the set, by the verdicts of all rules."""
+    """Count the rows of a batch for a rule, by the verdicts of all rules.
+
+    Args:
+        position: Place of the rule in the set.
+        rules: All rules of the set.
+        found: Their verdicts on the batch, in the same order.
+        columns: Dataset columns by name, a cell per row.
+    """
     rule, verdicts = rules[position], found[position].verdicts
     is_for = [index for index, verdict in enumerate(verdicts) if verdict.status != "skipped"]
     unscored = [index for index in is_for if verdicts[index].value is None]

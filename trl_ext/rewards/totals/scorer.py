@@ -234,6 +234,14 @@ class Scorer:
         return self.on_error == "floor" or (is_shipped(rule) and error != RuleError.__name__)
 
     def _floored(self, rule: Rule, row: Row, message: str, place: str = "") -> Verdict:
+        """Return the verdict of a row that an exception costs, the rule's floor, and warn.
+
+        Args:
+            rule: The rule that raised.
+            row: The row that it judged.
+            message: Names the exception, the row and the place.
+            place: File and line of the exception; rows of one place are warned of once.
+        """
         if self.on_error == "floor":
             warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' demands.")
         else:
@@ -276,7 +284,15 @@ class Scorer:
     def _behind_gates(
         self, rules: Sequence[Rule], position: int, gates: list[Gate], found: Mapping[int, Column], rows: list[Row]
     ) -> Column:
-        """Judge by an AsyncRule the rows whose gates are open; a shut gate saves the call."""
+        """Judge by an AsyncRule the rows whose gates are open; a shut gate saves the call.
+
+        Args:
+            rules: All rules of the set.
+            position: Place of the AsyncRule among them.
+            gates: The gates that must be open for the rule, with the status that each asks for.
+            found: Verdicts of the rules judged so far, by place.
+            rows: The batch.
+        """
         rule = rules[position]
         states = []
         here = [(i, status) for i, (_, status) in enumerate(gates)]
@@ -362,6 +378,15 @@ class Scorer:
     def _record(
         self, rule: Rule, num_rows: int, failed: list[str], late: Sequence[str] = (), raised: Sequence[str] = ()
     ) -> None:
+        """Count a call in the rule's breaker, and raise RuleError if the breaker has tripped.
+
+        Args:
+            rule: The rule.
+            num_rows: Rows that it judged in this call.
+            failed: Details of rows without a verdict because of the machine.
+            late: Details of rows without a verdict in time.
+            raised: Messages of rows in which the rule raised.
+        """
         self._breaker(rule).record(num_rows, len(failed), ["", *late, *failed][-1], len(late))
         if num_rows and self.on_error == "stop" and is_shipped(rule):
             self._breaker(rule).record_mistakes(num_rows, len(raised), ["", *raised][-1])
@@ -428,7 +453,14 @@ def finite(rule: Rule, verdict: Verdict) -> Verdict:
 
 
 def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> str:
-    """Return the message for an exception in a rule, with file and line, which a pickled error would lose."""
+    """Return the message for an exception in a rule, with file and line, which a pickled error would lose.
+
+    Args:
+        rule: The rule that raised.
+        row: The row that it judged.
+        index: Place of the row in the batch.
+        error: The exception.
+    """
     return (
         f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {place_of(error)}). "
         f"Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "

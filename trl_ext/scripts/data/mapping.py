@@ -320,7 +320,14 @@ class RowMapping:
 
 
 def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, version: str) -> dict[str, Any]:
-    """Return the new cells of a row; raise DataError if it cannot be mapped."""
+    """Return the new cells of a row; raise DataError if it cannot be mapped.
+
+    Args:
+        row: A row of a stream.
+        mapping: The recipe's mapping.
+        makes_chats: Whether texts become messages.
+        version: Not read: it makes the fingerprint of `map` change with the package's version.
+    """
     if problem := mapping.problem(row):
         raise DataError(f"A row of the stream has {problem}. Filter such rows out of the stream.")
     return mapping.rewritten(row, makes_chats)
@@ -344,7 +351,13 @@ def within(value: Any, name: str) -> Any:
 
 
 def _of_list(items: Any, place: int | None, start: int | None, stop: int | None) -> Any:
-    """Return an item of a list, or a slice if `place` is None; for a list's type, the type of that."""
+    """Return an item of a list, or a slice if `place` is None; for a list's type, the type of that.
+
+    Args:
+        items: A list, or the type of a column of lists.
+        place: Index of the item, negative from the end; None for a slice.
+        start, stop: The slice.
+    """
     if kind := getattr(items, "feature", None):
         return items if place is None else kind
     if not isinstance(items, list):

@@ -184,7 +184,15 @@ def complete_card(
     recipe: Mapping[str, Any],
     packages: Mapping[str, str],
 ) -> None:
-    """Complete the model card that TRL has written to `path`: `facts` are rows (name, value) of a table."""
+    """Complete the model card that TRL has written.
+
+    Args:
+        path: README.md, as TRL has written it.
+        trainer_name: Class of the trainer.
+        facts: Rows (name, value) of a table; rows without a value are left out.
+        recipe: The recipe's keys and values.
+        packages: Versions by name of the package.
+    """
     text = path.read_text(encoding="utf-8")
     cells = {name: " ".join(value.split()).replace("|", "\\|") for name, value in facts if value}
     rows = "".join(f"| {name} | {cell} |\n" for name, cell in cells.items())

@@ -315,6 +315,14 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     def _loss_of_rows(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any
     ) -> Any:
+        """Return the loss over the pairs of these rows, and count their tokens and statistics.
+
+        Args:
+            model: The wrapped model.
+            inputs: `rows` of pairs, and the number of pairs of the micro-batch if it is divided into forwards.
+            return_outputs: Whether to return the outputs, too, as transformers asks.
+            num_items_in_batch: As transformers passes it to `compute_loss`.
+        """
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
         for row in rows if self.model.training and self._counts_rows else ():
             forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens

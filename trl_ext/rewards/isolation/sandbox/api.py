@@ -91,8 +91,14 @@ class ServerProcess:
     def run(self, roles: Any, contents: Sequence[bytes], limits: JobLimits, on_sleep: Callable[[], None]) -> Outcome:
         """Do one job. ConnectionError if the server is gone, SandboxTrouble if the machine cannot run it.
 
-        Calls `on_sleep` once the job sleeps, so that another job may compute. Sends six descriptors: two contents, the
-        pipes for output and note, and the ends of a channel.
+        Sends six descriptors: two contents, the pipes for output and note, and the ends of a channel.
+
+        Args:
+            roles: Pairs of a role's name and the places, among the job's six descriptors, that its process gets as 0,
+                1, 2, ...
+            contents: The two files that the job reads.
+            limits: Time, memory and output of the job.
+            on_sleep: Called when the job sleeps, so that another job may compute.
         """
         wall_s = limits.cpu_s * WALL_PER_CPU
         job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
@@ -116,7 +122,14 @@ class ServerProcess:
                 os.close(number)
 
     def _follow(self, kept: Sequence[int], most: int, deadline: float, on_sleep: Callable[[], Any]) -> Outcome:
-        """Collect output until the reply; more than `most` bytes end the job."""
+        """Collect output until the reply, and return both.
+
+        Args:
+            kept: Reading ends of the pipes for output and note.
+            most: Bytes of output; more end the job.
+            deadline: Time by `time.monotonic` at which a silent server counts as gone.
+            on_sleep: Called when the job sleeps.
+        """
         reading, note = kept
         output, reply, flooded = bytearray(), None, False
         poll = select.poll()
@@ -214,12 +227,26 @@ MOST_JOBS = max(default_workers(), min(64, 8 * (default_workers() + 1)))
 
 
 def run_program(source: bytes, stdin: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
-    """Run a script on an input; the output is its standard output."""
+    """Run a script on an input; the output is its standard output.
+
+    Args:
+        source: Python source.
+        stdin: Its standard input.
+        limits: Time, memory and output of the job.
+        at_most: Highest level of isolation to use.
+    """
     return _run([("program", (0, 1, 2, 3))], [source, stdin], limits, at_most)
 
 
 def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
-    """Run a test job (see `roles.run_judge`) against code; the output is the judge's report."""
+    """Run tests against code; the output is the judge's report.
+
+    Args:
+        source: Python source of the code under test.
+        job: The tests, as JSON for `roles.run_judge`.
+        limits: Time, memory and output of the job.
+        at_most: Highest level of isolation to use.
+    """
     roles = [("candidate", (0, 4, 3)), ("judge", (1, 5, 2))]
     return _run(roles, [source, job], limits, at_most)
 
@@ -231,6 +258,17 @@ def sandbox_level(at_most: int = HIGHEST_LEVEL, site: str = "") -> tuple[int, st
 
 
 def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int) -> Outcome:
+    """Run a job on a free server, and once again on a new server if the first fails in the middle.
+
+    Raises SandboxTrouble if both fail.
+
+    Args:
+        roles: Pairs of a role's name and the places, among the job's six descriptors, that its process gets as 0, 1,
+            2, ...
+        contents: The two files that the job reads.
+        limits: Time, memory and output of the job.
+        at_most: Highest level of isolation to use.
+    """
     for _ in range(2):
         with ExitStack() as turn:
             turn.enter_context(_computing)

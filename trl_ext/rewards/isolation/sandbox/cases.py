@@ -274,7 +274,16 @@ def _functions(nodes: list[ast.stmt]) -> dict[str, _Function]:
 
 
 def _calls(functions: dict[str, _Function], before: str, bound: int, has_others: bool) -> list[tuple[str, str]]:
-    """Return steps that call functions `test_...`; UnreadableTests if a function has arguments and no test is left."""
+    """Return steps that call functions `test_...`.
+
+    Raises UnreadableTests if a function has arguments and no other test is left.
+
+    Args:
+        functions: Functions or methods by name.
+        before: Source that precedes a call; its last line is the beginning of the calling line.
+        bound: Parameters that Python passes itself: 1 for methods, else 0.
+        has_others: Whether the suite has other tests.
+    """
     steps = []
     for node in (functions[name] for name in functions if name.startswith("test_")):
         if len(node.args.args) - len(node.args.defaults) <= bound:

@@ -169,7 +169,13 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
 
 
 def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -> tuple[int, int]:
-    """Move descriptors to the role's numbers, close all others; return the new numbers of `ready` and `rules`."""
+    """Move descriptors to the role's numbers, close all others; return the new numbers of `ready` and `rules`.
+
+    Args:
+        given: The role's descriptors.
+        places: The number that each of them gets.
+        ready, rules: Descriptors that are kept above the places, -1 for none.
+    """
     high = [fcntl.fcntl(number, fcntl.F_DUPFD, 32) if number >= 0 else -1 for number in (*given, ready, rules)]
     os.closerange(3, 32)
     for number, target in zip(high, places, strict=False):

@@ -164,7 +164,14 @@ def plain_numbers(table: str) -> list[int]:
 
 
 def _guarded(number: int, argument: int, test: int, values: tuple[int, ...]) -> list[bytes]:
-    """Allow the call if the low word of an argument passes the test with one of the values, else EPERM."""
+    """Allow the call if the low word of an argument passes the test with one of the values, else EPERM.
+
+    Args:
+        number: Number of the system call.
+        argument: Index of the argument, from 0.
+        test: A comparison of the filter, such as `_EQUAL`.
+        values: Values for which the call is allowed.
+    """
     inner = [_step(_LOAD, _ARGUMENTS + 8 * argument)]
     for value in values:
         inner += [_step(test, value, 0, 1), _step(_RETURN, _ALLOW)]
@@ -173,5 +180,11 @@ def _guarded(number: int, argument: int, test: int, values: tuple[int, ...]) -> 
 
 
 def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return a struct sock_filter."""
+    """Return a struct sock_filter, an instruction of the filter.
+
+    Args:
+        code: The instruction.
+        operand: Its constant.
+        if_true, if_false: Instructions that a comparison skips.
+    """
     return struct.pack("=HBBI", code, if_true, if_false, operand)

@@ -107,7 +107,15 @@ class Server:
         return {"ended": ended, "trouble": ", ".join(failed), **ends}
 
     def _start(self, role: str, given: list[int], job: dict[str, Any], pids: list[int], waits: list[int]) -> bool:
-        """Fork a process, add its id and the file of its waits; return True once it is confined."""
+        """Fork a process for a role; return True once it is confined.
+
+        Args:
+            role: Name of the role to run.
+            given: The role's descriptors.
+            job: The job, as it was sent.
+            pids: Receives the process id.
+            waits: Receives the file of the process's waits.
+        """
         ready, theirs = socket.socketpair()
         with ready, theirs:
             try:

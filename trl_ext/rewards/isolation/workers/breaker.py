@@ -58,7 +58,14 @@ class Breaker:
     _late: tuple[int, ...] = field(default=(), init=False, repr=False)  # Rows of the latest calls without a verdict.
 
     def record(self, rows: int, failed: int, detail: str = "", late: int = 0) -> None:
-        """Count a call of `rows` rows: `failed` have no verdict because of the machine, `late` have none in time."""
+        """Count a call, and trip if too many rows of the last calls have no verdict.
+
+        Args:
+            rows: Rows of the call.
+            failed: Rows without a verdict because of the machine.
+            detail: Why the last of them has none, for the message.
+            late: Rows without a verdict in time.
+        """
         if rows:
             self._late = (*self._late, rows) if late == rows else ()
         if self.tripped is None and len(self._late) >= LATE_CALLS and sum(self._late) >= LEAST_ROWS:

@@ -232,6 +232,9 @@ class WorkerPool:
     Any thread may call it, several at a time. It pickles as its limits: a spawned or forked process starts separate
     workers.
 
+    Args:
+        limits: Time and memory of a row, and the number of workers; None for the defaults.
+
     Example:
         with WorkerPool(Limits(cpu_s=1)) as pool:
             verdicts = pool.run([(rule, row) for row in rows])

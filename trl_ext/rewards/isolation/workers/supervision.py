@@ -74,7 +74,15 @@ class Workers:
         self.wake, self.bell = socket.socketpair()
 
     def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:
-        """Send a verdict; the breaker counts it if `machine`."""
+        """Send a verdict to the trainer, and free what waited for its row.
+
+        Args:
+            task: The judged row.
+            value: Its reward before weight and gate, or None.
+            status, detail: As in `Verdict`.
+            ms: Time that the rule took, in milliseconds.
+            machine: Whether the breaker counts it: the machine failed, not the row.
+        """
         verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
         self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
         self.failures = 0

@@ -128,7 +128,14 @@ STARTED = line("started")  # sent when a chunk is read and its first row begins
 
 
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
-    """Judge chunks until the server closes the connection."""
+    """Judge chunks until the server closes the connection.
+
+    Args:
+        sock: Connection to the server of the workers.
+        rules: Rules by their index in a task.
+        limits: Time and memory of a row.
+        parent: Process id of the server, with which this process ends.
+    """
     os.setsid()  # The process leads a session, so that a signal to its group reaches its forks.
     die_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

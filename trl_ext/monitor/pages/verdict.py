@@ -69,44 +69,87 @@ def judge_run(
         measures: Keys of evaluation that training does not reward, without prefix.
         faster_generation: A sentence with the setting that shortens generation; may be empty.
     """
-    headline, mood = _learning(series, summary)
-    norms = [entry for entry in log_history if "grad_norm" in entry]
-    # The gradient norm is of the last step only; the share of skipped rows is of all steps of the entry.
-    idle = [e for e in norms if e["grad_norm"] == 0 and e.get("packing/skipped_rows_frac", 1) == 1]
-    if len(idle) == max(len(norms), 1) or (2 * len(idle) > len(norms) and mood != "better"):
-        how_little = "Nothing" if len(idle) == len(norms) else "Hardly anything"
-        headline = f"{how_little} was trained: {len(idle):,} of {len(norms):,} logged steps had no gradient"
-        mood = "worse"
-    numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
-    broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
-    failure = broken and (
-        "{} was {} in step {}: from there on the weights may be broken. Resume from an earlier checkpoint with a "
-        "lower learning_rate, max_grad_norm of 1.0 or less, and bf16 instead of fp16.".format(*broken)
-    )
-    if error := next((entry for entry in log_history if ERROR in entry), None):
-        headline, mood = f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse"
-    is_finished, steps = summary.train_s is not None, f"{summary.num_steps:,} steps"
-    if max_steps:
-        is_finished, steps = summary.num_steps >= max_steps, f"{summary.num_steps:,} of {max_steps:,} steps"
-    time, state = "", "stopped or still running"
-    if summary.train_s is not None:
-        time, state = f" in {duration(summary.train_s)}", "ended early"
-    state = "failed" if failure or error else "finished" if is_finished else state
-    ending = f"{state}: {steps}{time}"
-    warnings = [*filter(None, [failure]), *_overfit(series, summary, measures), *_warnings(series, summary)]
-    if not warnings and mood == "worse" and not error:
+    main = _learning(series, summary)
+    if untrained := _without_gradient(log_history, main.mood):
+        main = _Headline(untrained, "worse")
+    failure = _broken(log_history)
+    error = next((entry for entry in log_history if ERROR in entry), None)
+    if error:
+        main = _Headline(f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse")
+    is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
+    state = "stopped or still running" if summary.train_s is None else "ended early"
+    if failure or error:
+        state = "failed"
+    elif is_finished:
+        state = "finished"
+    warnings = [failure] if failure else []
+    warnings += [*_overfit(series, summary, measures)]
+    for warn in _WARNINGS:
+        warnings += warn(series, summary)
+    if not warnings and main.mood == "worse" and not error:
         warnings = [_WORSE]
-    seconds = {name: took for name, took in (summary.phase_s or {}).items() if name != EVALUATE}
-    share = seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
-    if faster_generation and share > GENERATION_FRAC:
+    if faster_generation and (share := _share_of_generation(summary)) > GENERATION_FRAC:
         warnings.append(f"Generation took {share:.0%} of the time. {faster_generation}")
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
-    return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))
+    return RunVerdict(
+        headline=main.text,
+        mood=main.mood,
+        ending=f"{state.capitalize()}: {_steps_in_words(summary, max_steps)}",
+        is_finished=is_finished and not failure,
+        warnings=tuple(warnings),
+    )
 
 
-def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, str]:
-    """Return headline and mood from the run's main curve, on held-out rows if it was evaluated before and after."""
+def _without_gradient(log_history: Sequence[Entry], mood: str) -> str:
+    """Return the headline of a run in which most logged steps had no gradient, else ""; all steps if it got better."""
+    norms = [entry for entry in log_history if "grad_norm" in entry]
+    # The gradient norm is of the last step only; the share of skipped rows is of all steps of the entry.
+    idle = [e for e in norms if e["grad_norm"] == 0 and e.get("packing/skipped_rows_frac", 1) == 1]
+    steps = f"{len(idle):,} of {len(norms):,} logged steps had no gradient"
+    if norms and len(idle) == len(norms):
+        return f"Nothing was trained: {steps}"
+    if 2 * len(idle) > len(norms) and mood != "better":
+        return f"Hardly anything was trained: {steps}"
+    return ""
+
+
+def _broken(log_history: Sequence[Entry]) -> str:
+    """Return a sentence on the first loss or gradient norm that is not finite, "" if all are."""
+    for entry in log_history:
+        for key in ("loss", "grad_norm"):
+            number = entry.get(key)
+            if isinstance(number, float) and not math.isfinite(number):
+                return (
+                    f"{key} was {number} in step {entry.get('step', '?')}: from there on the weights may be broken. "
+                    "Resume from an earlier checkpoint with a lower learning_rate, max_grad_norm of 1.0 or less, and "
+                    "bf16 instead of fp16."
+                )
+    return ""
+
+
+def _steps_in_words(summary: RunSummary, max_steps: int | None) -> str:
+    planned = f" of {max_steps:,}" if max_steps else ""
+    time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
+    return f"{summary.num_steps:,}{planned} steps{time}"
+
+
+def _share_of_generation(summary: RunSummary) -> float:
+    """Return the share of generation in the seconds of training, 0 to 1."""
+    seconds = {name: took for name, took in (summary.phase_s or {}).items() if name != EVALUATE}
+    return seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Headline:
+    """A sentence, and its mood as in `RunVerdict`."""
+
+    text: str
+    mood: str
+
+
+def _learning(series: Mapping[str, Series], summary: RunSummary) -> _Headline:
+    """Return the headline from the run's main curve, on held-out rows if it was evaluated before and after."""
     curve = summary.kind.curves[0]
     change = next((found for c, found in summary.held_out.items() if c.key == curve.key), Change())
     where, logged = f"on {summary.kind.held_out_title.lower()}", Series()
@@ -116,20 +159,21 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
     name = curve.name[0].upper() + curve.name[1:]
     before, after = change.before, change.after
     if before is None or after is None:
-        return f"There is no {curve.name} in the log", "unknown"
+        return _Headline(f"There is no {curve.name} in the log", "unknown")
     if len(logged.values) == 1:
-        return f"{name} {score(after)} in the only logged step: too little to judge", "unknown"
+        return _Headline(f"{name} {score(after)} in the only logged step: too little to judge", "unknown")
     noise = _SMALL * max(abs(before), abs(after))
     if logged.values:
         noise = max(noise, _noise(logged.values, _window(logged)))
     words = f"{from_to(before, after)} {where}"
     if math.isinf(noise):
-        return f"{name} went {words}: {len(logged.values)} logged steps are too little to judge", "unknown"
+        too_few = f"{len(logged.values)} logged steps are too little to judge"
+        return _Headline(f"{name} went {words}: {too_few}", "unknown")
     if abs(after - before) <= noise:
-        return f"No change to speak of: {curve.name} went {words}", "same"
+        return _Headline(f"No change to speak of: {curve.name} went {words}", "same")
     if after > before:
-        return f"It learned: {curve.name} rose {words}", "better"
-    return f"It got worse: {curve.name} fell {words}", "worse"
+        return _Headline(f"It learned: {curve.name} rose {words}", "better")
+    return _Headline(f"It got worse: {curve.name} fell {words}", "worse")
 
 
 def _noise(values: Sequence[float], window: int) -> float:
@@ -140,30 +184,44 @@ def _noise(values: Sequence[float], window: int) -> float:
     return 2 * statistics.pstdev(jumps) / math.sqrt(window)  # a jump's variance is that of two entries
 
 
-def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+def _packing_off(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn if batches were padded against the settings."""
     if summary.why_padded:
         yield (
             f"Packing was off: {summary.why_padded}. Padded batches give the same results in more time; "
             "packing: true stops such a run before its first step."
         )
-    sampled, scored = (
-        len(series.get(key, Series()).values) for key in ("completions/mean_length", summary.kind.curves[0].key)
-    )
+
+
+def _without_reward(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of logged steps in which no completion had a reward."""
+    sampled = len(series.get("completions/mean_length", Series()).values)
+    scored = len(series.get(summary.kind.curves[0].key, Series()).values)
     if summary.kind is not REWARD_MODEL and scored < sampled:
         yield (
             f"In {sampled - scored} of {sampled} logged steps no completion had a reward: every reward function gave "
             "None or NaN. `trl-ext score explain` shows what a rule reads."
         )
-    for rule, found in ((key.split("/")[1], _last(series, key)) for key in series if key.endswith("/no_answer_frac")):
+
+
+def _without_answer(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of rules that found no answer in most of the last completions."""
+    for key in series:
+        found = _last(series, key) if key.endswith("/no_answer_frac") else None
         if found and found > SAME_REWARD_FRAC:
             yield (
-                f"Rule '{rule}' found no answer in {found:.0%} of the last completions. Read the samples in "
-                "report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
+                f"Rule '{key.split('/')[1]}' found no answer in {found:.0%} of the last completions. Read the samples "
+                "in report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
             )
-    cut, same = (_last(series, key) or 0.0 for key in ("completions/clipped_ratio", "frac_reward_zero_std"))
+
+
+def _cut_or_alike(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of completions that were cut off, and of groups of equal rewards; the larger share comes first."""
+    cut_frac = _last(series, "completions/clipped_ratio") or 0.0
+    same_frac = _last(series, "frac_reward_zero_std") or 0.0
     cut_off = (
-        f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let a "
-        "rule reward short ones."
+        f"{cut_frac:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let "
+        "a rule reward short ones."
     )
     earned = [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
     advice = "Choose prompts that are neither too easy nor too hard."
@@ -171,36 +229,57 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
         advice = "All reach the maximum reward: choose harder prompts, or a finer reward."
     elif max(earned) <= 0:
         advice = "All reach the minimum reward: choose easier prompts, or reward steps on the way."
-    alike = f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
-    shares = [(cut, TRUNCATED_FRAC, cut_off), (same, SAME_REWARD_FRAC, alike)]
+    alike = f"In {same_frac:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
+    shares = [(cut_frac, TRUNCATED_FRAC, cut_off), (same_frac, SAME_REWARD_FRAC, alike)]
     if min(earned) >= 1:  # cut-off completions that earn the most are no cause
         shares.reverse()
-    yield from (words for share, least, words in sorted(shares, key=lambda one: -one[0]) if share > least)
-    yield from _divergence(series, summary)
+    for share, least, words in sorted(shares, key=lambda one: -one[0]):
+        if share > least:
+            yield words
+
+
+def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn if the entropy fell to a small share of its first values."""
     entropy = series.get("entropy")
-    if entropy and len(entropy.values) > 1 and (left := _last(series, "entropy")) is not None:
+    left = _last(series, "entropy")
+    if entropy and len(entropy.values) > 1 and left is not None:
         begin = statistics.fmean(entropy.values[: _window(entropy)])
         if 0 <= left < ENTROPY_LEFT_FRAC * begin:
             yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
-    if summary.kind is PPO and (explained := _last(series, "ppo/explained_variance")) is not None and explained < 0:
+
+
+def _critic(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of a critic that predicts worse than a constant."""
+    explained = _last(series, "ppo/explained_variance") if summary.kind is PPO else None
+    if explained is not None and explained < 0:
         yield (
             f"The critic's explained variance ended at {score(explained)}: it predicts returns worse than their mean "
             "does. Give it critic_warmup_steps, or a higher learning rate."
         )
-    yield from _overlap(series)
-    yield from _rules(series)
-    key = HELD_OUT + "score_length_correlation"
-    if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
+
+
+def _length(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of a reward model whose scores follow the length."""
+    correlation = _last(series, HELD_OUT + "score_length_correlation")
+    if correlation is not None and abs(correlation) > LENGTH_CORRELATION:
         yield (
             f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length? Add "
             "pairs whose better side is shorter."
         )
+
+
+def _accuracy_gap(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of a reward model that is much better on its training pairs."""
     training, held_out = _last(series, "accuracy"), _last(series, f"{HELD_OUT}accuracy")
     if training is not None and held_out is not None and training - held_out > OVERFIT_GAP:
         yield (
             f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits. Train "
             "fewer epochs, lower learning_rate, or add pairs."
         )
+
+
+def _memory(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of phases that took more memory than the plan."""
     for phase, planned, measured, difference in list(summary.memory)[1:]:
         if planned != "-" and float(measured) > MEMORY_OVER_PLAN * float(planned):
             yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
@@ -227,7 +306,7 @@ def _overfit(series: Mapping[str, Series], summary: RunSummary, measures: Sequen
             )
 
 
-def _overlap(series: Mapping[str, Series]) -> Iterator[str]:
+def _overlap(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
     """Warn if training or the vLLM servers wait for each other, when samples are generated ahead."""
     took = series.get("sampling/generation_s")
     phases = [values for key, values in series.items() if key.startswith("phase/")]
@@ -265,7 +344,8 @@ def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[s
         )
 
 
-def _rules(series: Mapping[str, Series]) -> Iterator[str]:
+def _rules(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of rules that gave no value, and of rules that fell while the reward rose."""
     for key, values in series.items():
         rule, _, metric = key.removeprefix("rules/").rpartition("/")
         if key.startswith("rules/") and metric in _WITHOUT_VALUE:
@@ -277,6 +357,23 @@ def _rules(series: Mapping[str, Series]) -> Iterator[str]:
         if (fell := -_change(series[key])) > OUTBID:
             what = f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
             yield f"{what} Raise its weight, or let it gate the others."
+
+
+# In the order of the page: what stopped the learning comes before what it cost.
+_WARNINGS = (
+    _packing_off,
+    _without_reward,
+    _without_answer,
+    _cut_or_alike,
+    _divergence,
+    _entropy,
+    _critic,
+    _overlap,
+    _rules,
+    _length,
+    _accuracy_gap,
+    _memory,
+)
 
 
 def _window(series: Series) -> int:

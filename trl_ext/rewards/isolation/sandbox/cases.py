@@ -240,7 +240,13 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     kind = "prepare" if _unbound(prepared) else "setup"
     steps = [(ast.unparse(node), kind) for node in prepared] + steps
-    return Suite(tuple(steps), *_used([node for nodes in (*trees, prepared) for node in nodes], entry_point))
+    every_node = [node for nodes in (*trees, prepared) for node in nodes]
+    names = _Names.of(every_node)
+    return Suite(
+        steps=tuple(steps),
+        names=_taken(names, _unbound(every_node), entry_point),
+        modules=tuple(sorted(names.modules)),
+    )
 
 
 def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | None) -> list[tuple[str, str]]:
@@ -323,37 +329,77 @@ def _last_name(node: ast.expr) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def _used(nodes: list[ast.stmt], entry_point: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the names that tests take from the candidate (see `Suite`), and the standard modules that they use.
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names in the source of tests.
 
-    A prompt's `import math` is valid in its tests, too: the candidate's `math` could be anything. A name is a module
-    if each use is followed by a dot: `select(3)` is the candidate's function. A built-in is Python's, whatever the
-    candidate defines, except for the function under test: the entry point, or the single built-in called by tests
-    that use nothing else (`assert sum(2, 3) == 5`).
+    Args:
+        read: Names that are read.
+        called: Names that are called.
+        modules: Names of standard modules, each use followed by a dot: `select(3)` is the candidate's function.
+        of_pytest: Attributes that are read of `pytest`; "" for the module without a dot.
+        from_solution: Names that are imported from the module `solution`; "*" for all.
+        has_star: Whether there is an import of all names.
     """
-    inner = [node for outer in nodes for node in ast.walk(outer)]
-    read = [node for node in inner if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    dotted = {id(node.value): node.attr for node in inner if isinstance(node, ast.Attribute)}
-    modules = {node.id for node in read} & sys.stdlib_module_names - {n.id for n in read if id(n) not in dotted}
-    for node in read:
-        if node.id == "pytest" and dotted.get(id(node)) not in ("main", *pytest_names.__all__):
-            raise UnreadableTests(f"the tests use more of pytest than {' and '.join(pytest_names.__all__)}")
-    imports = [node for node in inner if isinstance(node, ast.ImportFrom) and node.module == "solution"]
-    unknown = _unbound(nodes) - modules - {entry_point, "candidate"}
-    if entry_point or any(alias.name != "*" for node in imports for alias in node.names):
+
+    read: frozenset[str]
+    called: frozenset[str]
+    modules: frozenset[str]
+    of_pytest: frozenset[str]
+    from_solution: frozenset[str]
+    has_star: bool
+
+    @classmethod
+    def of(cls, nodes: list[ast.stmt]) -> "_Names":
+        inner = [node for outer in nodes for node in ast.walk(outer)]
+        after_dot = {id(node.value): node.attr for node in inner if isinstance(node, ast.Attribute)}
+        read, bare, called, of_pytest, from_solution = set(), set(), set(), set(), set()
+        for node in inner:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                read.add(node.id)
+                if id(node) not in after_dot:
+                    bare.add(node.id)
+                if node.id == "pytest":
+                    of_pytest.add(after_dot.get(id(node), ""))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called.add(node.func.id)
+            elif isinstance(node, ast.ImportFrom) and node.module == "solution":
+                from_solution |= {alias.name for alias in node.names}
+        return cls(
+            read=frozenset(read),
+            called=frozenset(called),
+            modules=frozenset(read & sys.stdlib_module_names - bare),
+            of_pytest=frozenset(of_pytest),
+            from_solution=frozenset(from_solution),
+            has_star=any(isinstance(node, ast.alias) and node.name == "*" for node in inner),
+        )
+
+
+def _taken(names: _Names, unbound: set[str], entry_point: str | None) -> dict[str, str]:
+    """Return the names that tests take from the candidate (see `Suite`).
+
+    A prompt's `import math` is valid in its tests, too: the candidate's `math` could be anything. A built-in is
+    Python's, whatever the candidate defines, except for the function under test: the entry point, or the single
+    built-in called by tests that use nothing else (`assert sum(2, 3) == 5`).
+    """
+    known = {"main", *pytest_names.__all__}
+    if names.of_pytest - known:
+        raise UnreadableTests(f"the tests use more of pytest than {' and '.join(pytest_names.__all__)}")
+    unknown = unbound - names.modules - {entry_point, "candidate"}
+    if entry_point or names.from_solution - {"*"}:
         if unknown:
             some = ", ".join(sorted(unknown)[:5])
             raise UnreadableTests(f"the tests use {some}, which they do not define; name a column that does as setup")
-        return dict.fromkeys(("candidate", entry_point), entry_point) if entry_point else {}, tuple(sorted(modules))
-    names = {node.id for node in read} - modules - set(dir(builtins))
-    if not unknown and not any(isinstance(node, ast.alias) and node.name == "*" for node in inner):
-        called = {node.func.id for node in inner if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        called &= set(dir(builtins))
+        return dict.fromkeys(("candidate", entry_point), entry_point) if entry_point else {}
+    built_in = set(dir(builtins))
+    taken = names.read - names.modules - built_in
+    if not unknown and not names.has_star:
+        called = names.called & built_in
         if len(called) > 1:
             some = ", ".join(sorted(called))
             raise UnreadableTests(f"the tests use only built-ins ({some}); name the one under test as entry_point")
-        names |= called
-    return {name: name for name in sorted(names)}, tuple(sorted(modules))
+        taken |= called
+    return {name: name for name in sorted(taken)}
 
 
 def _unbound(nodes: list[ast.stmt]) -> set[str]:

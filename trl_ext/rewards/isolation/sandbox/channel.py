@@ -387,36 +387,45 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
         return value
     if isinstance(value, _Remote):
         return export(value)
-    if kind is int:
-        return value if -_MOST_EXACT < value < _MOST_EXACT else ["int", hex(value)]
     if kind in _MAPPINGS:
         return [_MAPPINGS[kind], [[encode(key, export), encode(item, export)] for key, item in value.items()]]
     if kind in _SEQUENCES or isinstance(value, tuple):
         tag = _SEQUENCES.get(kind, "tuple")  # A named tuple becomes a tuple.
         return [tag, [encode(item, export) for item in value]]
-    if kind in _AS_TEXT:
-        return [_AS_TEXT[kind], str(value)]
-    if kind in (bytes, bytearray):
-        return [kind.__name__, value.hex()]
-    if kind is complex:
-        return ["complex", [value.real, value.imag]]
+    if kind in _WITHOUT_ITEMS:
+        return _WITHOUT_ITEMS[kind](value)
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), export)
         return ["array", [value.dtype.str, plain]] if kind.__name__ == "ndarray" else plain
-    if kind is timedelta:
-        return ["timedelta", [value.days, value.seconds, value.microseconds]]
-    if kind is array:
-        return ["typed", [value.typecode, value.tolist()]]
     if kind is type and value in _TYPES.values():
         return ["type", value.__name__]
     if kind is CoroutineType:
         return ["coroutine", export(value)]
     for base, bare in _BARE.items():
-        if isinstance(value, base) and not _OWN & {*chain(*map(vars, kind.__mro__[: kind.__mro__.index(base)]))}:
+        if _is_value(value, base):
             return ["value", [export(value), encode(bare(value), export)]]
-    if kind is range:
-        return ["range", [hex(bound) for bound in (value.start, value.stop, value.step)]]
     return export(value)
+
+
+# Data without items, by exact type. `_BUILD` has the way back of each tag.
+_WITHOUT_ITEMS: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: value if -_MOST_EXACT < value < _MOST_EXACT else ["int", hex(value)],
+    bytes: lambda value: ["bytes", value.hex()],
+    bytearray: lambda value: ["bytearray", value.hex()],
+    complex: lambda value: ["complex", [value.real, value.imag]],
+    timedelta: lambda value: ["timedelta", [value.days, value.seconds, value.microseconds]],
+    array: lambda value: ["typed", [value.typecode, value.tolist()]],
+    range: lambda value: ["range", [hex(bound) for bound in (value.start, value.stop, value.step)]],
+    **dict.fromkeys(_AS_TEXT, lambda value: [_AS_TEXT[type(value)], str(value)]),
+}
+
+
+def _is_value(value: Any, base: type) -> bool:
+    """Return True for a text or number of a class derived from `base` which defines no operation of `_OWN`."""
+    if not isinstance(value, base):
+        return False
+    order = type(value).__mro__
+    return not _OWN & {*chain(*map(vars, order[: order.index(base)]))}
 
 
 def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:

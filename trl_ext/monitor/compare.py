@@ -31,10 +31,12 @@ def compare_runs(folders: Sequence[str | Path]) -> list[list[str]]:
     if len({Path(folder).resolve() for folder in folders}) < max(2, len(folders)):
         given = " ".join(map(str, folders))
         raise ConfigError(f"There is nothing to compare in: {given}. Give the folders of two or more different runs.")
-    runs = [(_numbers(read_log_history(folder)), _settings(read_record(folder))) for folder in folders]
-    numbers, settings = (_rows([run[part] for run in runs]) for part in (0, 1))
-    differing = [row for row in settings if len(set(row[1:])) > 1]
-    return [["", *short_names([Path(folder) for folder in folders])], *numbers, *differing]
+    numbers, settings = [], []
+    for folder in folders:
+        numbers.append(_numbers(read_log_history(folder)))
+        settings.append(_settings(read_record(folder)))
+    differing = [row for row in _rows(settings) if len(set(row[1:])) > 1]
+    return [["", *short_names([Path(folder) for folder in folders])], *_rows(numbers), *differing]
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
@@ -45,8 +47,10 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def _rows(runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """Return a row for each name, with "-" for a run without it."""
-    names = dict.fromkeys(chain.from_iterable(runs))
-    return [[visible(name), *(visible(run.get(name, "-")) for run in runs)] for name in names]
+    rows = []
+    for name in dict.fromkeys(chain.from_iterable(runs)):
+        rows.append([visible(name), *(visible(run.get(name, "-")) for run in runs)])
+    return rows
 
 
 def _numbers(log_history: Sequence[log_keys.Entry]) -> dict[str, str]:

@@ -42,11 +42,14 @@ def same_problem(folder: Path) -> tuple[str, str, str] | None:
         ]
     except (OSError, ValueError):  # pyarrow's errors, for a table that a full disk truncated
         return None
-    first, last = (
-        {_last_content(row["prompt"]): _last_content(row["completion"]) for row in reversed(table)} for table in ends
-    )
+    first, last = map(_first_answers, ends)
     prompt = next((prompt for prompt in reversed(first) if prompt in last), None)
     return None if prompt is None else (prompt, first[prompt], last[prompt])
+
+
+def _first_answers(table: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the first answer of a table to each of its prompts."""
+    return {_last_content(row["prompt"]): _last_content(row["completion"]) for row in reversed(table)}
 
 
 def _last_content(value: Any) -> str:

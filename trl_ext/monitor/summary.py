@@ -6,7 +6,7 @@ from statistics import fmean
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import FASTER, HELD_OUT, KERNELS, WHY_PADDED, Curve, Entry, RunKind
-from trl_ext.monitor.words import score
+from trl_ext.monitor.words import score, without_empty_columns
 
 # Log entries with new completions to average at either end of a run; fewer in a run shorter than four times this.
 WINDOW_ENTRIES = 5
@@ -229,8 +229,7 @@ def entry_rows(kind: RunKind, entries: Sequence[Entry], prefix: str) -> Rows:
                 _cell(log_keys.step_s(entry), ".1f"),
             ]
         )
-    used = [column for column in range(len(rows[0])) if any(row[column] != "-" for row in rows[1:])]
-    return [[row[column] for column in used] for row in rows] if entries else []
+    return without_empty_columns(rows) if entries else []
 
 
 def _cell(value: float | None, spec: str) -> str:

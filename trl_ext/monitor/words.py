@@ -1,7 +1,7 @@
 """Numbers and texts for people: on the progress line, in the final table and in the report."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 
 def duration(seconds: float) -> str:
@@ -64,3 +64,16 @@ def cut(text: str, most_chars: int) -> str:
         return text
     tail = most_chars // 4
     return f"{text[: most_chars - tail]}\n[... {len(text) - most_chars:,} characters ...]\n{text[-tail:]}"
+
+
+def without_empty_columns(table: Sequence[Sequence[str]], empty: Collection[str] = ("-",)) -> list[list[str]]:
+    """Return a table without the columns whose cells below the header are all among `empty`."""
+    header, *rows = table
+    used = []
+    for column in range(len(header)):
+        if any(row[column] not in empty for row in rows):
+            used.append(column)
+    kept = []
+    for row in table:
+        kept.append([row[column] for column in used])
+    return kept

@@ -28,7 +28,7 @@ from trl_ext.monitor.summary import (
     token_rows,
     training_entries,
 )
-from trl_ext.monitor.words import cut, duration, score, short, visible
+from trl_ext.monitor.words import cut, duration, score, short, visible, without_empty_columns
 
 MOST_ROWS = 50  # of the table of steps
 T = TypeVar("T")
@@ -158,8 +158,7 @@ def _explained(one: ShownCompletion) -> list[list[str]]:
             "-" if number is None else f"{number:{sign}.3f}" for number, sign in ((part.value, ""), (part.adds, "+"))
         )
         rows.append([part.rule, value, part.status, adds, part.detail])
-    used = [column for column in range(5) if any(row[column] not in ("", "-") for row in rows[1:])]
-    return [[row[column] for column in used] for row in rows]
+    return without_empty_columns(rows, ("", "-"))
 
 
 # Charts: lines over steps, as positions in pixels from the top left corner, which a template writes as SVG ----------

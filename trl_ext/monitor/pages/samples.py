@@ -97,7 +97,10 @@ def read_samples(folder: Path, reward_names: Collection[str], weights: Sequence[
             candidates += _candidates(path, reward_names, weights)
         except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors or OSErrors
             damaged.append(f"{path.name}: {' '.join(str(error).split())[:200]}")
-    groups = {name: [_shown(one) for one in chosen] for name, chosen in _choose(candidates).items() if chosen}
+    groups = {}
+    for name, chosen in _choose(candidates).items():
+        if chosen:
+            groups[name] = [_shown(one) for one in chosen]
     return Samples(groups, len(chosen_paths), len(paths), tuple(damaged))
 
 

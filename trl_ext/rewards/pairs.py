@@ -151,7 +151,10 @@ def filter_pairs(
     for row, gap in gaps.items():
         if gap is not None and gap < min_gap - _ROUNDING:
             reasons[row] = "contradicted"
-    rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
+    rows: dict[str, list[int]] = {reason: [] for reason in _REASONS}
+    for row, reason in enumerate(reasons):
+        if reason is not None:
+            rows[reason].append(row)
     rows["unscored"] = [row for row, gap in gaps.items() if gap is None]
     counts = {reason: len(found) for reason, found in rows.items()}
     first = {reason: tuple(found[:3]) for reason, found in rows.items()}

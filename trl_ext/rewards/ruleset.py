@@ -317,7 +317,8 @@ class RuleSet:
             require_columns(self.rules, dataset_columns(extras))
             arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
             found = self._batch.columns(self.rules, arguments, make, self._scorer.columns)
-        return found, [self._composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
+        by_row = zip(*(column.verdicts for column in found), strict=True)
+        return found, [self._composition.of(verdicts) for verdicts in by_row]
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
         """Return the rows of a batch; a DataError names a column that a rule reads and the batch lacks.

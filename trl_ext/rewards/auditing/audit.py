@@ -168,7 +168,9 @@ class AuditReport:
 
 def table(lines: Sequence[Sequence[str]]) -> str:
     """Return lines of cells as text, each column as wide as its widest cell."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = []
+    for column in range(len(lines[0])):
+        widths.append(max(len(line[column]) for line in lines))
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 

@@ -152,7 +152,9 @@ def varies_phrase(response: str, phrase: tuple[str, ...], small_n: int) -> bool:
     found, length = _words(response), len(phrase)
     windows = (found[i : i + length] for i in range(len(found) - length + 1))
     ours = (window for window in windows if (window[0], window[-1]) == (phrase[0], phrase[-1]))
-    replaced = [sum(a != b for a, b in zip(window, phrase, strict=True)) for window in ours]
+    replaced = []
+    for window in ours:
+        replaced.append(sum(a != b for a, b in zip(window, phrase, strict=True)))
     return replaced.count(1) == small_n and 0 not in replaced
 
 

@@ -142,7 +142,11 @@ def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
     if isinstance(cell, list) and len(cell) == 1:
         cell = parsed(cell[0]) if isinstance(cell[0], str) else cell[0] if "instruction_id" in cell[0] else cell
     if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
-        return [(entry.get("id"), {name: entry[name] for name in entry if name != "id"}) for entry in cell]
+        pairs_of_list = []
+        for entry in cell:
+            others = {name: value for name, value in entry.items() if name != "id"}
+            pairs_of_list.append((entry.get("id"), others))
+        return pairs_of_list
     if isinstance(cell, dict) and "func_name" in cell:
         # RLVR-IFeval gives id and arguments as a function's name and arguments.
         if cell["func_name"] not in _FUNCTIONS:

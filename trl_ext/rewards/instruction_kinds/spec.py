@@ -185,4 +185,5 @@ def stripped_words(text: str) -> list[str]:
         >>> stripped_words("(Don't) - go!")
         ["Don't", 'go']
     """
-    return [word for word in (part.strip(string.punctuation) for part in text.split()) if word]
+    bare = (part.strip(string.punctuation) for part in text.split())
+    return [word for word in bare if word]

@@ -194,12 +194,15 @@ class Explanation:
     def __str__(self) -> str:
         clip = f"clip {self.clip[0]:g}..{self.clip[1]:g}" if self.clip else ""
         lines = [_HEADINGS, *map(_cells, self.parts), ("total", _number(self.total, ""), clip)]
-        widths = [
-            max(len(line[column]) for line in lines if len(line) > column) for column in range(len(_HEADINGS) - 1)
-        ]
+        widths = []
+        for column in range(len(_HEADINGS) - 1):
+            widths.append(max(len(line[column]) for line in lines if len(line) > column))
         widths[2] = max(len(line[2]) for line in lines[:-1])  # The note on the clip may cover the next columns.
-        padded = [[cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)] for line in lines]
-        return "\n".join("  ".join(cells).rstrip() for cells in padded)
+        padded = []
+        for line in lines:
+            cells = [cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)]
+            padded.append("  ".join(cells).rstrip())
+        return "\n".join(padded)
 
 
 def _cells(part: Part) -> tuple[str, ...]:

@@ -163,10 +163,14 @@ def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns
     unscored = [index for index in is_for if verdicts[index].value is None]
     others = [column for other, column in zip(rules, found, strict=True) if other.judges_correctness]
     first = verdicts[unscored[0]] if unscored else None
+    num_null = num_covered = 0
+    for index in unscored:
+        num_null += any(is_null(columns[name][index]) for name in rule.columns)
+        num_covered += any(other.verdicts[index].value is not None for other in others)
     return Tally(
         num_rows=len(is_for),
         num_scored=len(is_for) - len(unscored),
-        num_null=sum(any(is_null(columns[name][index]) for name in rule.columns) for index in unscored),
-        num_covered=sum(any(other.verdicts[index].value is not None for other in others) for index in unscored),
+        num_null=num_null,
+        num_covered=num_covered,
         reason="" if first is None else f"{first.status}: {first.detail or 'no value'}",
     )

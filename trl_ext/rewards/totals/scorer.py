@@ -361,7 +361,8 @@ class Scorer:
                 part.known[key] = finite(rule, verdict)
             if isinstance(key, tuple):
                 self.cache.put(key, part.known[key])
-        failed, late = ([a.verdict.detail for a in answers if getattr(a, kind)] for kind in ("failed", "late"))
+        failed = [answer.verdict.detail for answer in answers if answer.failed]
+        late = [answer.verdict.detail for answer in answers if answer.late]
         raised = [a.verdict.detail for a in answers if a.verdict.status == "error"]
         replies = [answer.verdict for answer in answers if answer.verdict.status in ("ok", "no_score")]
         if rule.is_async:

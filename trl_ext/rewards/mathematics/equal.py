@@ -138,10 +138,12 @@ def match(gold: Tokens, answer: Tokens) -> Match:
         if is_same(left, right):
             return Match(True, name)
     for name, of_gold, of_answer in _READINGS:
-        if any(_is_same(one, answer) for one in of_gold(left, right)):
-            return Match(True, name)
-        if any(_is_same(gold, one) for one in of_answer(right, left)):
-            return Match(True, name)
+        for one in of_gold(left, right):
+            if _is_same(one, answer):
+                return Match(True, name)
+        for one in of_answer(right, left):
+            if _is_same(gold, one):
+                return Match(True, name)
     return _DIFFERENT
 
 
@@ -199,8 +201,10 @@ def _is_equal(left: Tokens, right: Tokens) -> bool:
         wanted, found = value_of(left), value_of(right)
     except Unreadable:
         return False
-    is_rounded = _ROUNDED.fullmatch(text_of(left)) is not None and not _WRITTEN_EXACTLY.isdisjoint(right)
-    return same_value(wanted, found) or (is_rounded and rounds_to(found, left))
+    if same_value(wanted, found):
+        return True
+    is_exact = not _WRITTEN_EXACTLY.isdisjoint(right)
+    return is_exact and _ROUNDED.fullmatch(text_of(left)) is not None and rounds_to(found, left)
 
 
 def _same_ratios(left: Form, right: Form) -> bool:

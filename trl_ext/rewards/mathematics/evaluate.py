@@ -61,8 +61,8 @@ def _num_bits(number: Fraction) -> int:
 def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
     degree = exponent.denominator
     if degree == 1:
-        _check_bits(abs(exponent) * _num_bits(base))
-        return base ** int(exponent)
+        _check_bits(abs(exponent.numerator) * _num_bits(base))
+        return base**exponent.numerator
     if base < 0 or degree > _MAX_ROOT:
         return None
     top, bottom = _root(base.numerator, degree), _root(base.denominator, degree)
@@ -148,7 +148,7 @@ def value_of(tokens: Tokens) -> Value:
     """Return the value of an expression, or raise Unreadable or TooComplex."""
     node = parse(tokens)
     exact = exact_value(node)
-    nodes = list(walk(node))
+    nodes = walk(node)
     numbers = [one[1] for one in nodes if one[0] == "num"]
     calls = [one for one in nodes if one[0] not in LEAVES]
     names = frozenset(one[1] for one in nodes if one[0] == "var")

@@ -6,6 +6,7 @@ of the last line, else the last number. Every search is one pass over the text.
 """
 
 import re
+from functools import lru_cache
 
 from trl_ext.rewards.mathematics.equal import compare
 from trl_ext.rewards.mathematics.tokens import MAX_CHARS, TooComplex, Unreadable, check_answer, tokenize
@@ -82,9 +83,10 @@ def _own_text(found: Candidate, multiple: str, golds: tuple[str, ...]) -> str | 
     said = {*map(_bare, found.contents[-1:] if multiple == "last" else found.contents)}
     if len(said) > 1:
         return None
-    lines = found.rest.split("\n")
-    for gold in filter(_bare, golds):
-        if _bare(gold) in (*said, _bare("\n".join(lines[: gold.count("\n") + 1]))):
+    for gold in filter(_bare_gold, golds):
+        num_lines = gold.count("\n") + 1
+        lines = found.rest.split("\n", num_lines)[:num_lines]
+        if _bare_gold(gold) in (*said, _bare("\n".join(lines))):
             return gold
     return None
 
@@ -93,6 +95,9 @@ def _bare(text: str) -> str:
     """Return a text without what changes no text: dollars of formulas, Markdown's bold, spaces, the full stop."""
     text = " ".join(text.replace("$", " ").split()).rstrip(". ")
     return text.removeprefix("**").removesuffix("**").strip().rstrip(". ")
+
+
+_bare_gold = lru_cache(maxsize=4096)(_bare)  # The completions of a group share their gold.
 
 
 def announced_gold(text: str) -> Candidate | None:

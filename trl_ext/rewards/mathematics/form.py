@@ -61,6 +61,7 @@ _IN_DOMAIN = (
 _DOMAIN = re.compile(
     rf"(?:\( )?(?:{_LETTER} \\in \\mathbb.*|(?=\"(?:for|where)\b|\\forall){_IN_DOMAIN}(?: {_IN_DOMAIN})*?)(?: \))?"
 )
+_ARITHMETIC = re.compile(r"(?:(?:\.?[0-9][0-9.]*|[-+/^{}]|\\(?:frac|cdot|sqrt|pi))(?: |\Z))*")
 _RESIDUE = re.compile(r"(-?) ?([0-9]{1,9}) \\pmod ([1-9][0-9]{0,8})")
 _NUMERAL = re.compile(r"(?:\( )?(?=[^_]*[0-9])((?:[0-9.]+|[A-F])(?: [0-9.]+| [A-F])*)(?: \))? _ \{ ([0-9]+) \}")
 _AMOUNTS = re.compile(r"[0-9.]+ \"\S+(?: [0-9.]+ \"\S+)+")  # `2 hours 12 minutes`
@@ -85,8 +86,11 @@ class Form:
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer by the first of `_READERS` that knows it; raise TooComplex for too many parts."""
     tokens = tokens[1:] if _LEADS & {*tokens[:1]} else tokens
-    found = (read(tokens) for read in _READERS)
-    return next(form for form in found if form is not None)
+    for read in _READERS:
+        form = read(tokens)
+        if form is not None:
+            return form
+    return Form("scalar", tokens)
 
 
 def is_variable(tokens: Tokens) -> bool:
@@ -121,6 +125,11 @@ def _is_domain(tokens: Tokens) -> bool:
 
 
 # Readers, each of which returns None for what it does not read. ----------------------------------------------------
+
+
+def _arithmetic(tokens: Tokens) -> Form | None:
+    """Read arithmetic of numbers, which is most answers, before all other patterns are tried; also no tokens."""
+    return Form("scalar", tokens) if _ARITHMETIC.fullmatch(text_of(tokens)) else None
 
 
 def _builder(tokens: Tokens) -> Form | None:
@@ -258,17 +267,13 @@ def _words(tokens: Tokens) -> Form | None:
     return Form("words", content) if (has_words or len(tokens) > 2) and words_of(content) else None
 
 
-def _scalar(tokens: Tokens) -> Form:
-    return Form("scalar", tokens)
-
-
 _READERS: tuple[Callable[[Tokens], Form | None], ...] = (
+    _arithmetic,
     lambda tokens: _builder(tokens) if tokens[1:2] == ("|",) else None,
     _list,
     _without_domain,
     _reader("union", frozenset({"\\cup"})),
     _reader("relation", RELATIONS),
-    lambda tokens: None if tokens else Form("scalar", tokens),
     _ratio,
     _numeral,
     _bracketed,
@@ -277,7 +282,6 @@ _READERS: tuple[Callable[[Tokens], Form | None], ...] = (
     _cases,
     _plus_minus,
     _words,
-    _scalar,
 )
 
 

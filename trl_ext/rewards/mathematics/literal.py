@@ -10,7 +10,7 @@ An answer must have a form that the task asks for (`text.task.asked_forms`) only
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -107,7 +107,7 @@ def _first(reasons: Iterable[str]) -> str:
     return next(filter(None, reasons), "")
 
 
-def _tree(tokens: Tokens) -> Iterator[Node]:
+def _tree(tokens: Tokens) -> list[Node]:
     return walk(value_of(tokens).node)
 
 

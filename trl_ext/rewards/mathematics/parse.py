@@ -148,6 +148,8 @@ class _Reader:
         if self.peek() == "_":
             raise Unreadable("a number with an index has another base")
         value = Fraction(token)
+        if not self.peek():
+            return ("num", value)
         text = " ".join(self.tokens[self.position - 1 : self.position + 7])
         if found := _PERIOD.match(text):
             places, period = len(found[1] or ""), found[2]
@@ -157,7 +159,9 @@ class _Reader:
             if top >= bottom:
                 return ("num", value)
             value += Fraction(top, bottom)
-        self.position += len(found[0].split()) - 1 if found else 0
+        else:
+            return ("num", value)
+        self.position += len(found[0].split()) - 1
         return ("num", value)
 
     def bars(self) -> Node:

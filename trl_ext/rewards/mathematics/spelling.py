@@ -61,6 +61,7 @@ _TABLE: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
 )  # fmt: skip
 _REWRITES = tuple((mark, re.compile(pattern), new) for mark, pattern, new in _TABLE)
 _CIRCLED = re.compile("[\u2460-\u2473](?:[\\s,\u3001]{0,3}[\u2460-\u2473]){1,19}")
+_CURRENCY = re.compile(r"(?<![\\$])\$(?=\s?\.?[0-9])")
 _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 
 # ruff: noqa: RUF001  Signs that look like others are what this table is about.
@@ -133,7 +134,7 @@ def plain(text: str) -> str:
         text = text.replace(" ", "")
     whole = text.strip(" .")
     is_formula = len(whole) > 1 and whole[0] == whole[-1] == "$"
-    return text if is_formula else re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
+    return text if is_formula else _CURRENCY.sub(lambda match: "\\$", text)
 
 
 def _listed(match: re.Match[str]) -> str:

@@ -7,7 +7,7 @@
 A sum holds no sum and a product no product as an operand; a quotient is a product with powers of -1.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -49,11 +49,12 @@ def operands(node: Node) -> Node:
     return () if node[0] in LEAVES else node[1:]
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all nodes below it."""
-    yield node
-    for operand in operands(node):
-        yield from walk(operand)
+def walk(node: Node) -> list[Node]:
+    """Return a node and all nodes below it, level by level."""
+    found = [node]
+    for one in found:
+        found.extend(operands(one))
+    return found
 
 
 def has_variable(node: Node) -> bool:

@@ -7,6 +7,7 @@ the options earns nothing; denied letters do not count.
 """
 
 import re
+from operator import itemgetter
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.numbers import clean
@@ -53,7 +54,7 @@ def read_choice(text: str) -> AnswerReading:
 
 def letter_of(content: str) -> AnswerReading:
     """Read the letter that opens an answer; the text of its option may follow."""
-    content = _QUOTED.sub(r"\1", clean(content)).strip("'\"` \u2705")
+    content = _QUOTED.sub(itemgetter(1), clean(content)).strip("'\"` \u2705")
     match = _OPENING.match(content)
     # A small letter counts only if it is the whole content: "a" opens many sentences.
     is_word = match is not None and (
@@ -75,7 +76,7 @@ def letter_of(content: str) -> AnswerReading:
 
 def _without_phrase(text: str) -> AnswerReading:
     """Read the only letter in brackets, the letter that opens the text, or the letter that ends it."""
-    text = _QUOTED.sub(r"\1", text)
+    text = _QUOTED.sub(itemgetter(1), text)
     if len(text.strip()) <= len("(b).") or _OPTIONS.match(text):
         return letter_of(text)
     shown = _in_brackets(text)

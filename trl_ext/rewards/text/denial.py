@@ -53,25 +53,23 @@ _CONTRAST = re.compile(
 _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 
-# Each denial contains one of these; this search costs a tenth of the patterns.
-_CLAIMS = "not never hardly n't wrong false incorrect untrue unlikely impossible doubt deny".split()
-_CLAIM_HINT = re.compile("|".join(_CLAIMS))
-_DIRECT_HINT = re.compile(
-    "|".join(_CLAIMS)
-    + "|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out|liminat|\u2260|!=|\\\\ne"
-    "|不|[别勿莫]选|并非|没有|除了|排除|nicht|niemals|kein|n'est|pense pas|no es|no puede|no creo|nunca|non è"
-    "|não|не"
-)
+# Each denial contains one of these; a search for them costs a tenth of the patterns.
+_CLAIMS = "not|never|hardly|n't|wrong|false|incorrect|untrue|unlikely|impossible|doubt|deny".split("|")
+_DIRECTS = (
+    "not|never|hardly|n't|unlikely|nor|no l|neither|but| than|instead|except|differ|far from|opposite|nowhere| out"
+    "|liminat|\u2260|!=|\\ne|不|别选|勿选|莫选|并非|没有|除了|排除|nicht|niemals|kein|n'est|pense pas|no es"
+    "|no puede|no creo|nunca|non è|não|не"
+).split("|")
 
 
 def denied_before(text: str, end: int) -> bool:
     """Return True if the words that end at `end` deny the next words; `2!=` is a factorial and no inequality."""
     before = text[max(0, end - WINDOW) : max(0, end)]
     lowered = before.lower()
-    near = max(0, len(before) - _NEAR)
-    if _DIRECT_HINT.search(lowered, near) and _DIRECT.search(before, near):
+    near = lowered[-_NEAR:]
+    if any(map(near.__contains__, _DIRECTS)) and _DIRECT.search(before, max(0, len(before) - _NEAR)):
         return True
-    return _CLAIM_HINT.search(lowered) is not None and _CLAIM.search(before) is not None
+    return any(map(lowered.__contains__, _CLAIMS)) and _CLAIM.search(before) is not None
 
 
 def denied_behind(text: str, start: int) -> bool:

@@ -70,5 +70,5 @@ def in_signs(text: str, *, with_roots: bool = False) -> str:
     """
     text = _SHARE.sub(r"\2/\1", text) if "分" in text else text
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text) if with_roots else text
-    text = _WITH_SIGN.sub(r"\1.\2", _MINUS.sub("-", text.replace("R$ ", "$")))
+    text = _WITH_SIGN.sub(lambda match: f"{match[1]}.{match[2]}", _MINUS.sub("-", text.replace("R$ ", "$")))
     return _GROUPS.sub(lambda match: match[1].replace(".", "") + (f".{match[2]}" if match[2] else ""), text)

@@ -309,6 +309,8 @@ def _right_side(text: str) -> tuple[str, bool]:
     `x = 18`, `total cost = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; with prose or several variables
     before the "=", the text is returned unchanged.
     """
+    if "=" not in text:
+        return text.strip(), False
     *left, right = text.split("=")
     if len(left) > _MAX_SIDES or not all(
         _LEFT.fullmatch(side.strip()) and not denied_before(side, len(side)) for side in left

@@ -6,7 +6,6 @@ Every pattern reads a bounded number of characters, so the time is linear in the
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -53,18 +52,25 @@ class Phrase:
         return self.row.language not in ("", "English") and not self.letter
 
 
-def find_phrases(text: str, kind: str, start: int = 0) -> Iterator[Phrase]:
-    """Yield the phrases after `start` that announce an answer of a kind: "number", "maths", "exact" or "choice"."""
-    lowered = text.lower()
-    if len(lowered) != len(text):  # The lower case of a few letters is longer, which would shift all positions.
-        lowered = text
-    for word, matchers in _matchers(kind, is_ascii=lowered.isascii()):
-        place = lowered.rfind(word, start)
+def find_phrases(text: str, kind: str, start: int = 0) -> list[Phrase]:
+    """Return the phrases after `start` that announce an answer of a kind: "number", "maths", "exact" or "choice"."""
+    rest = text[start:]
+    lowered = rest.lower()
+    if len(lowered) != len(rest):  # The lower case of a few letters is longer, which would shift all positions.
+        lowered = rest
+    rows = _matchers(kind, is_ascii=lowered.isascii())
+    found: list[Phrase | None] = []
+    for word, matchers in [row for row in rows if row[0] in lowered]:
+        place = len(lowered)
         for _ in range(_MAX_PLACES):
+            place = lowered.rfind(word, 0, place)
             if place < 0:
                 break
-            yield from filter(None, (matcher.phrase(text, place) for matcher in matchers))
-            place = lowered.rfind(word, start, place)
+            for matcher in matchers:
+                match = matcher.pattern.match(text, start + place)
+                if match:
+                    found.append(matcher.phrase(match))
+    return [*filter(None, found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +80,20 @@ class _Matcher:
     row: Announcement
     pattern: re.Pattern[str]
     before: re.Pattern[str]
-    unless: re.Pattern[str] | None
+    unless: re.Pattern[str]
 
-    def phrase(self, text: str, place: int) -> Phrase | None:
-        """Return the phrase whose word is at `place`; None if there is none."""
-        match = self.pattern.match(text, place)
-        if match is None:
+    def phrase(self, match: re.Match[str]) -> Phrase | None:
+        """Return the phrase that the row's pattern has found; None if the text before it is not as it must be."""
+        text, place = match.string, match.start()
+        window = max(0, place - _BEFORE)
+        before = self.before.search(text, window, place)
+        if before is None or (self.row.unless and self.unless.search(text, window, place)):
             return None
         anchor, end = match[0].strip(), match.end()
-        window = text[max(0, place - _BEFORE) : place]
-        before = self.before.search(window)
-        if before is None or (self.unless and self.unless.search(window)):
-            return None
-        for found, offset in ((match, 0), (before, place - len(window))):
+        for found in (match, before):
             if "letter" in found.re.groupindex:
-                start = found.start("letter") + offset
-                is_one_of_two = _ONE_OF_TWO.search(text[max(0, start - 20) : start])
+                start = found.start("letter")
+                is_one_of_two = _ONE_OF_TWO.search(text, max(0, start - 20), start)
                 return None if is_one_of_two else Phrase(self.row, anchor, start, end, text[start])
         return Phrase(self.row, anchor, place, end)
 
@@ -100,7 +104,7 @@ def _matchers(kind: str, *, is_ascii: bool) -> tuple[tuple[str, tuple[_Matcher, 
     kinds = ("any", "choice") if kind == "choice" else ("any", "value")
     found: dict[str, list[_Matcher]] = defaultdict(list)
     for row in (row for language in LANGUAGES for row in language.announcements if row.kind in kinds):
-        pattern, before, unless = (re.compile(one, re.IGNORECASE) for one in (row.pattern, row.before, row.unless))
+        patterns = [re.compile(one, re.IGNORECASE) for one in (row.pattern, row.before, row.unless)]
         for word in row.words.split("|"):
-            found[word].append(_Matcher(row, pattern, before, unless if row.unless else None))
+            found[word].append(_Matcher(row, *patterns))
     return tuple((word, tuple(rows)) for word, rows in found.items() if word.isascii() or not is_ascii)

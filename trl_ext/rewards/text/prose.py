@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import regex
@@ -46,7 +47,7 @@ def visible(text: str, where: str) -> str:
         rest = after_think(text)
         text = "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
     if "<" in text:
-        text = _ATTRIBUTES.sub(r"<\1>", _COMMENT.sub("", CALCULATOR.sub("", text)))
+        text = _ATTRIBUTES.sub(lambda match: f"<{match[1]}>", _COMMENT.sub("", CALCULATOR.sub("", text)))
     return _COMMENT_LINE.sub("", text) if "%" in text else text
 
 
@@ -187,7 +188,7 @@ def plain_signs(text: str) -> str:
         >>> plain_signs("\u3010\u7b54\u6848\u3011\uff22\uff0c\u22123")
         '[答案]B, -3'
     """
-    return text if text.isascii() else _MARKED.sub(r"\1", text).translate(_ONE_SIGN)
+    return text if text.isascii() else _MARKED.sub(itemgetter(1), text).translate(_ONE_SIGN)
 
 
 def prose(text: str, filler: str = " ") -> str:
@@ -236,6 +237,7 @@ MAX_NESTED = 3  # levels of nested boxes that are read: each costs a pass over t
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[{}]|\\\\(?!boxed|fbox)|(?P<brace>\{)|\}"
 )
+_BOX_OPENS = re.compile(r"\\boxed|\\fbox")
 _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
 
@@ -272,14 +274,14 @@ def boxes(text: str) -> Enclosed | None:
 
 def _outermost(text: str) -> tuple[list[str], int, int] | None:
     """Return the contents of the outermost boxes, unchanged, and the start and end of the last box."""
-    first = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
-    if first < 0:
+    first = _BOX_OPENS.search(text)
+    if first is None:
         return None
     found: list[str] = []
     start = end = -1
     opened: list[re.Match[str]] = []
     num_open_boxes = 0
-    for match in _BOX.finditer(text, first):
+    for match in _BOX.finditer(text, first.start()):
         if match["bare"] and not num_open_boxes:
             found.append(match["bare"])
             start, end = match.span()

@@ -14,7 +14,8 @@ largest $n$ is 34."). A denied anchor (see `denial`) is no answer. Every search 
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from trl_ext.rewards.text import number_words as known
 from trl_ext.rewards.text.announcements import Strength
@@ -90,13 +91,14 @@ class Following:
     """The line after a phrase.
 
     `is_below` is True if a line break precedes it, `is_heading` if more lines follow as well. `has_value` is True if
-    it begins with a value.
+    it begins with a value. `rest` is the text from the line on, unchanged.
     """
 
     text: str
     is_below: bool
     is_heading: bool
     has_value: bool
+    rest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +113,29 @@ class Candidate:
         rest: The text after a phrase, unchanged, unless the phrase is denied.
         end: Position of the first character after its announcement.
         strength: The strength of its announcement.
-        corrects: True for a final answer or a correction, which counts as much as a box before it.
+        before: The last characters before a phrase; "" if no value follows it.
+
+    Candidates are equal at any position in a text: `Math` judges equal answers once.
     """
 
     anchor: str
     contents: tuple[str, ...]
     status: str = "ok"
     detail: str = ""
-    rest: str = ""
-    end: int = 0
-    strength: Strength = Strength.FIRM
-    corrects: bool = False
+    rest: str = field(default="", compare=False)
+    end: int = field(default=0, compare=False)
+    strength: Strength = field(default=Strength.FIRM, compare=False)
+    before: str = field(default="", compare=False)
 
     @property
     def encloses(self) -> bool:
         """True if the anchor marks the end of its content, as a box or a tag does."""
         return self.anchor in _TO_ENCLOSE
+
+    @property
+    def corrects(self) -> bool:
+        """True for a final answer or a correction, which counts as much as a box before it."""
+        return _CORRECTS.search(self.before) is not None
 
     def without_answer(self, status: str, detail: str) -> "Candidate":
         """Return the candidate without its answer, for a reason."""
@@ -151,23 +160,30 @@ def read_all(found: Candidate, read: Callable[[str], AnswerReading]) -> AnswerRe
     if found.status not in ("ok", "undecided"):
         return AnswerReading(None, found.status, found.detail)
     readings = [read(content) for content in found.contents]
+    last = readings[-1]
     if found.status == "undecided":
         return AnswerReading(tuple(reading.value for reading in readings), found.status, found.detail)
-    if len({reading.value for reading in readings}) > 1:
+    if any(reading.value != last.value for reading in readings[:-1]):
         shown = " and ".join(repr(content[:40]) for content in found.contents[:3])
         return AnswerReading(None, "conflict", f"different answers in '{found.anchor}': {shown}")
-    return replace(readings[-1], detail=f"'{found.anchor}': {readings[-1].detail}")
+    return AnswerReading(last.value, last.status, f"'{found.anchor}': {last.detail}", last.is_left)
 
 
-def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+def choose(candidates: Iterable[Candidate], strongest: Strength = Strength.FIRM) -> Candidate | None:
     """Return the strongest candidate, and of equals the latest; None without any.
 
     After a box, a tag or `####` a final answer and a correction are as strong as these.
+
+    Args:
+        candidates: The candidates of a text, the latest first. None before a strongest candidate is read.
+        strongest: The greatest strength that a candidate can have.
     """
-    found = tuple(candidates)
-    strongest = max((one.strength for one in found), default=Strength.BARE)
-    kept = (one for one in found if one.strength == strongest or (one.corrects and one.strength >= Strength.PHRASE))
-    return max(kept, key=lambda one: one.end, default=None)
+    latest: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.strength >= strongest:
+            return next((one for one in latest if one.corrects), candidate)
+        latest.append(candidate)
+    return max(latest, key=lambda one: one.strength, default=None)
 
 
 def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None:
@@ -179,9 +195,13 @@ def find_answer(text: str, kind: str, trusted: bool = False) -> Candidate | None
         trusted: True ignores denials, as in golds.
     """
     enclosed = _enclosure(text, kind, trusted)
-    start = enclosed.end if enclosed and enclosed.strength is Strength.FIRM else 0  # No phrase before it is stronger.
-    phrases = (_after(text, phrase, kind, trusted) for phrase in find_phrases(text, kind, start))
-    return choose(filter(None, (enclosed, *phrases)))
+    start, strongest = 0, Strength.PHRASE
+    if enclosed and enclosed.strength is Strength.FIRM:  # No phrase before it is stronger.
+        start, strongest = enclosed.end, Strength.FIRM
+    phrases = sorted(find_phrases(text, kind, start), key=lambda phrase: phrase.end, reverse=True)
+    strongest = max([strongest, *(phrase.row.strength for phrase in phrases)])
+    spoken = (_after(text, phrase, kind, trusted) for phrase in phrases)
+    return choose(filter(None, chain(spoken, (enclosed,))), strongest)
 
 
 def _enclosure(text: str, kind: str, trusted: bool) -> Candidate | None:
@@ -231,7 +251,7 @@ def _after(text: str, phrase: Phrase, kind: str, trusted: bool) -> Candidate | N
     value = line.text if line.has_value else behind_verb(line.text, kind)
     if value is not None:
         return candidate if kind == "maths" or line.has_value else replace(candidate, contents=(value,))
-    return None if line.is_below else replace(candidate, strength=Strength.BARE)
+    return None if line.is_below else replace(candidate, strength=Strength.BARE, before="")
 
 
 def _is_mention(phrase: Phrase, line: Following, is_foreign_number: bool) -> bool:
@@ -245,11 +265,12 @@ def _candidate(text: str, phrase: Phrase, line: Following) -> Candidate:
     """Return the whole line after a phrase as a candidate."""
     before = text[max(0, phrase.start - 60) : phrase.start]
     return Candidate(
-        *(phrase.anchor, (line.text,)),
-        rest=text[phrase.end : phrase.end + MAX_CONTENT].lstrip(_SPACE),
+        anchor=phrase.anchor,
+        contents=(line.text,),
+        rest=line.rest,
         end=phrase.end,
         strength=phrase.row.strength,
-        corrects=_CORRECTS.search(before) is not None,
+        before=before,
     )
 
 
@@ -270,15 +291,15 @@ def _line(text: str, phrase: Phrase, kind: str) -> Following:
     """Return the line, or the formula and its line, after a phrase; a letter that the phrase holds is its line."""
     if phrase.letter:
         return Following(phrase.letter, is_below=False, is_heading=False, has_value=True)
-    rest = text[phrase.end : phrase.end + MAX_CONTENT]
-    content = rest.lstrip(_SPACE)
-    is_below = "\n" in rest[: len(rest) - len(content)]
-    content = _BULLET.sub("", content, count=1) if is_below else content
+    behind = text[phrase.end : phrase.end + MAX_CONTENT]
+    rest = behind.lstrip(_SPACE)
+    is_below = "\n" in behind[: len(behind) - len(rest)]
+    content = _BULLET.sub("", rest, count=1) if is_below else rest
     formula = FORMULA.match(content)
     end = content.find("\n", formula.end() if formula else 0)
     line = _tidy((content if end < 0 else content[:end]).strip(), kind)
     is_heading = is_below and "\n" in text[phrase.end :].strip()
-    return Following(line, is_below, is_heading, kind == "exact" or has_value(line, kind))
+    return Following(line, is_below, is_heading, kind == "exact" or has_value(line, kind), rest)
 
 
 def _tidy(line: str, kind: str) -> str:

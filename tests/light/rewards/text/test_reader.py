@@ -48,12 +48,19 @@ def test_a_rule_set_pays_the_value_and_leaves_out_what_is_undecided():
 def test_the_strongest_candidate_is_chosen_and_of_equals_the_latest():
     box = Candidate("box", ("1",), end=5)
     early, late = (Candidate(str(end), ("2",), end=end, strength=Strength.PHRASE) for end in (2, 9))
-    correction = Candidate("final", ("3",), end=7, strength=Strength.PHRASE, corrects=True)
+    correction = Candidate("final", ("3",), end=7, strength=Strength.PHRASE, before="So the final ")
     bare = Candidate("bare", ("4",), end=20, strength=Strength.BARE)
     assert choose([]) is None
-    assert choose([early, late, bare]) is late
-    assert choose([early, box, late, bare]) is box
-    assert choose([early, box, correction, late]) is correction
+    assert choose([bare, late, early]) is late
+    assert choose([bare, late, box, early]) is box
+    assert choose([late, correction, box, early]) is correction
+
+
+def test_no_candidate_before_a_strongest_candidate_is_read():
+    late = Candidate("late", ("2",), end=9, strength=Strength.PHRASE)
+    candidates = iter([late, Candidate("early", ("1",), end=2, strength=Strength.PHRASE)])
+    assert choose(candidates, Strength.PHRASE) is late
+    assert len([*candidates]) == 1
 
 
 def test_each_row_of_the_table_finds_words_in_lower_case_for_a_kind_that_exists():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
+from trl_ext.rewards import Answer, Call, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.auditing.redteam import (
     CHEATS,
     JOINS,
@@ -19,6 +19,7 @@ from trl_ext.rewards.auditing.redteam import (
     honest,
     redteam,
     token_ids,
+    topics_of,
     wrong_answers,
 )
 
@@ -36,6 +37,7 @@ ROWS = [
     {"prompt": "5 - 12?", "answer": "-7"},
     {"prompt": "6 / 8?", "answer": "3/4"},
 ]
+CONTENTLESS = {name: CHEATS[name] for name in ("promise without content", "question back", "nothing to do with it")}
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 
 
@@ -57,6 +59,10 @@ class Judge(Rule):
 
     def score(self, row: Row) -> Verdict:
         return Verdict(BELIEFS[self.believes](row.text, row.columns[self.gold]))
+
+
+def counts_pressure(row) -> float:
+    return row.text.count("Pressure") / 10
 
 
 def raises_on_nul(text: str, gold: str) -> float:
@@ -179,6 +185,23 @@ def test_the_bar_of_style_is_the_honest_text():
 def test_a_users_good_completion_raises_the_bar_of_style():
     rows = [{"prompt": "Why?", "completion": "because " * 40}]
     assert redteam(RuleSet([CountsBecause()]), rows, cheats=NOTHING).bars == (4.0,)
+
+
+def test_a_text_without_content_gets_through_where_the_subjects_words_pay(subtests):
+    rows = [{"prompt": "Why do volcanoes erupt?", "completion": "Pressure drives magma out."}]
+    attempts = redteam(RuleSet([Call(counts_pressure)]), rows, cheats=CONTENTLESS).attempts[: len(CONTENTLESS)]
+    for attempt in attempts:
+        with subtests.test(attempt.cheat):
+            assert attempt.completion.count("Pressure") == attempt.completion.count("drives") == 3
+            assert (attempt.total, attempt.bar, attempt.verdict) == (0.3, 0.1, "more than an honest try")
+
+
+def test_a_subjects_words_are_those_of_the_answer_then_of_the_prompt():
+    assert topics_of("Why do volcanoes erupt?", "Volcanoes need pressure, magma") == ["pressure", "magma"] * 4
+    assert topics_of("Why do volcanoes erupt?", "") == ["volcanoes", "erupt"] * 4
+    assert topics_of("6 * 7?", "42") == []
+    report = redteam(RuleSet([Answer()]), ROWS, cheats=CONTENTLESS)
+    assert [attempt.verdict for attempt in report.attempts[:3]] == ["not tried"] * 3
 
 
 def test_the_tags_and_keywords_that_the_rules_ask_for_are_tried():

@@ -37,6 +37,7 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("reward_accuracy_cpu", "reward_cpu", "reward_deep_cpu"), REWARD),
     **dict.fromkeys(("critic_start_cpu", "family_cpu", "ppo_cpu", "ppo_memory_cpu"), PPO),
     **dict.fromkeys(("answers", "code_tasks_cpu", "judges_cpu", "prose_rules_cpu", "reading"), RULES),
+    "prose_frames_cpu": RULES,
     **dict.fromkeys(("rewards_cpu", "uncomputed"), RULES),
     "checkpoint_cpu": ("trainers/checkpoints",),
 }

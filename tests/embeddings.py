@@ -10,9 +10,12 @@ import pytest
 
 from trl_ext.rewards.rules import relevance
 
+# Volcanoes, bread, and sentences that say nothing.
 SUBJECTS = (
     "volcano volcanoes magma erupt crust pressure lava rock gas chambers 火 山 岩 浆 熔 喷",
     "bread yeast oven dough bakes flour 面 包 酵 母 烤",
+    "answer every aspect detail covers covered understand explain know tell say more which please nothing reason "
+    "people think different matter matters",
 )
 
 

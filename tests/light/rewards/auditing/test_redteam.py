@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import pytest
 
+from tests.embeddings import encoder as encoder
 from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Answer, Call, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
+from trl_ext.rewards import Answer, Call, Keywords, Length, Math, Relevance, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.auditing.redteam import (
     CHEATS,
     JOINS,
@@ -194,6 +195,18 @@ def test_a_text_without_content_gets_through_where_the_subjects_words_pay(subtes
         with subtests.test(attempt.cheat):
             assert attempt.completion.count("Pressure") == attempt.completion.count("drives") == 3
             assert (attempt.total, attempt.bar, attempt.verdict) == (0.3, 0.1, "more than an honest try")
+
+
+@pytest.mark.usefixtures("encoder")
+def test_a_text_without_content_that_names_the_subject_earns_less_than_the_users_answer():
+    good = "Magma rises through the crust. Lava is magma that has reached the air. Its gas had pressure."
+    rows = [{"prompt": "Why do volcanoes erupt?", "completion": good}]
+    report = redteam(
+        RuleSet([Relevance(), Length(low=5, high=80, unit="words", weight=0.2)]), rows, cheats=CONTENTLESS
+    )
+    tried = {attempt.cheat: attempt for attempt in report.attempts if attempt.cheat in CONTENTLESS}
+    assert report.ok and {attempt.verdict for attempt in tried.values()} == {"refused"}
+    assert all("pressure" in attempt.completion and attempt.total < 0.8 * attempt.bar for attempt in tried.values())
 
 
 def test_a_subjects_words_are_those_of_the_answer_then_of_the_prompt():

@@ -71,8 +71,40 @@ def test_a_batch_is_encoded_at_once_and_judged_as_its_rows_alone(encoder, monkey
     texts = [ANSWER, OTHER, PROMPT, ANSWER]
     rules = RuleSet([Relevance()])
     values = rules(prompts=[PROMPT] * 4, completions=texts)
-    assert asked == [3]  # the prompt and two different texts
+    assert asked == [3 + len(module.EMPTY_SENTENCES)]  # the prompt and two different texts
     assert values == [judged(PROMPT, text).value for text in texts]
+
+
+def test_a_text_without_content_earns_little_though_it_names_the_subject(subtests):
+    prompt = "Why do volcanoes erupt, and where is magma kept?"  # A prompt's "to do with it" would be taken out.
+    for text in (
+        "This answer covers every aspect of lava, crust and pressure.",
+        "Do you know lava? Would you like me to explain the pressure?",
+        "It has nothing to do with lava.",
+        "Lava, rock, hot gas, crust, pressure.",
+    ):
+        with subtests.test(text):
+            assert judged(prompt, text).value < 0.65 * judged(prompt, ANSWER).value
+
+
+def test_a_question_in_chinese_ends_at_its_mark(subtests):
+    answer = "熔岩从裂缝里涌出。"
+    assert judged(CHINESE, answer).value == 1.0
+    for mark in "?？":
+        with subtests.test(mark):
+            assert judged(CHINESE, f"熔岩{mark}" * 30).value == 0.0
+            assert 0.0 < judged(CHINESE, f"熔岩{mark}" * 30 + answer).value < 1.0
+
+
+def test_an_answer_with_a_list_in_it_is_paid_for_the_rest():
+    assert judged(PROMPT, f"{ANSWER} It brings ash, dust, gas and rock. {ANSWER}").value > 0.8
+
+
+def test_a_value_does_not_depend_on_the_other_rows_of_its_batch():
+    rules = RuleSet([Relevance()])
+    alone = rules(prompts=[PROMPT], completions=[ANSWER])
+    others = ["How is bread baked?", CHINESE, "What do you know?"]
+    assert rules(prompts=[PROMPT, *others], completions=[ANSWER, OTHER, ANSWER, OTHER])[:1] == alone
 
 
 def test_without_the_package_or_the_model_it_is_not_built(monkeypatch):

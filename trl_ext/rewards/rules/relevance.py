@@ -13,7 +13,7 @@ from typing import Any
 
 import regex
 
-from trl_ext.errors import SupportError
+from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import UNSPACED, normalized, prose, text_part, words
 from trl_ext.rewards.text.task import question_text
@@ -81,6 +81,7 @@ class Relevance(Rule):
 
     Raises:
         SupportError: sentence-transformers is not installed, or the model cannot be loaded.
+        RuleError: The process that scores cannot use the device, unlike the process that built the rule.
 
     Example:
         `RuleSet([Relevance("sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", weight=0.5)])`
@@ -104,10 +105,20 @@ class Relevance(Rule):
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
         found = [self._read(row) for row in rows]
         texts = dict.fromkeys(chain(EMPTY_SENTENCES, *(one.texts for one in found if isinstance(one, _Asked))))
-        settings = {"normalize_embeddings": True, "show_progress_bar": False}
-        encoded = encoder(self.model, self.device).encode([*texts], **settings)
+        encoded = self._encoded([*texts])
         vectors, empty = dict(zip(texts, encoded, strict=True)), encoded[: len(EMPTY_SENTENCES)]
         return [one if isinstance(one, Verdict) else self._verdict(one, vectors, empty) for one in found]
+
+    def _encoded(self, texts: list[str]) -> Any:
+        """Return the texts' vectors of length 1; a RuleError ends the run if this process cannot use the device."""
+        try:
+            return encoder(self.model, self.device).encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        except Exception as error:
+            if self.device == "cpu":
+                raise
+            failed = f"the model {self.model!r} does not compute on {self.device!r} in this process ({error!r:.300})"
+            advice = "Set device: cpu where AsyncGRPOTrainer scores, in a process that sees no card"
+            raise RuleError(f"Rule '{self.name}': {failed}. {advice}.") from error
 
     def _read(self, row: Row) -> "Verdict | _Asked":
         """Return the texts to embed, or a verdict where none is needed."""

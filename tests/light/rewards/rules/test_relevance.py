@@ -2,10 +2,12 @@
 
 # ruff: noqa: RUF001  Letters and marks that look alike are the subject.
 
+import pickle
+
 import pytest
 
 from tests.embeddings import encoder as encoder
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import RuleSet
 from trl_ext.rewards.base.rule import Row, Verdict
 from trl_ext.rewards.rules import relevance as module
@@ -105,6 +107,28 @@ def test_a_value_does_not_depend_on_the_other_rows_of_its_batch():
     alone = rules(prompts=[PROMPT], completions=[ANSWER])
     others = ["How is bread baked?", CHINESE, "What do you know?"]
     assert rules(prompts=[PROMPT, *others], completions=[ANSWER, OTHER, ANSWER, OTHER])[:1] == alone
+
+
+@pytest.mark.parametrize("fails_in", ["loading", "encoding"])  # in a spawned process, in a forked process
+def test_a_process_without_the_device_ends_the_run_with_advice(monkeypatch, fails_in):
+    class Forked:
+        def encode(self, texts, **settings):
+            raise RuntimeError("No CUDA GPUs are available")
+
+    def missing(model, device):
+        return Forked() if fails_in == "encoding" else Forked().encode([])
+
+    rules = pickle.loads(pickle.dumps(RuleSet([Relevance(device="cuda")])))
+    monkeypatch.setattr(module, "encoder", missing)
+    with pytest.raises(RuleError, match=r"'cuda' in this process.*No CUDA GPUs are available.*Set device: cpu"):
+        rules(prompts=[PROMPT], completions=[ANSWER])
+
+
+def test_on_a_processor_a_failure_to_encode_costs_its_row_alone(monkeypatch):
+    rules = RuleSet([Relevance()])
+    monkeypatch.setattr(module, "encoder", lambda model, device: object())
+    (explained,) = rules.explain_all([PROMPT], [ANSWER])
+    assert (explained.parts[0].value, explained.parts[0].status) == (0.0, "error")
 
 
 def test_without_the_package_or_the_model_it_is_not_built(monkeypatch):

@@ -46,10 +46,12 @@ def known_rows_skipped(model: Any) -> AbstractContextManager[None]:
     generate = model.generate
 
     def without_known_rows(input_ids: Any, attention_mask: Any, generation_config: Any, **others: Any) -> Any:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if not others and _is_plain(generation_config, model.generation_config):
-            others = {"custom_generate": _sample_living_rows, **_cache_of_prompts(model, **inputs)}
-        return generate(**inputs, generation_config=generation_config, **others)
+            others = _cache_of_prompts(model, input_ids, attention_mask)
+            others["custom_generate"] = _sample_living_rows
+        return generate(
+            input_ids=input_ids, attention_mask=attention_mask, generation_config=generation_config, **others
+        )
 
     return swapped(model, generate=without_known_rows)
 

@@ -238,10 +238,20 @@ def flash_attention(
     q, k, v, cu_q, cu_k, max_q, max_k = _ragged(query, key, value, segments)
     kernel = flash_varlen_function(base)
     assert kernel is not None, "Kernels without a varlen function are refused when packing starts."
-    # By name, since some versions have another order.
-    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
     window_size = {} if window is None else {"window_size": (window - 1, 0)}
-    out = call_flash(kernel, q, k, v, softmax_scale=scale, causal=True, **lengths, **window_size)
+    out = call_flash(  # By name, since some versions have another order.
+        kernel,
+        q,
+        k,
+        v,
+        softmax_scale=scale,
+        causal=True,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        max_seqlen_q=max_q,
+        max_seqlen_k=max_k,
+        **window_size,
+    )
     out = out[0] if isinstance(out, tuple) else out  # version 4, and the first ones of 3, return the log-sum-exp too
     if torch.is_grad_enabled() and v.requires_grad and not out.requires_grad:
         raise PackingError(f"The kernel {base} has no backward. Train with another attn_implementation.")

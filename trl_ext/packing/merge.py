@@ -68,8 +68,10 @@ class VarlenKernel(Kernel):
         lengths, options = _call(part, scale)
         random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # for dropout, which is 0
         unused = torch.empty(0, device=out.device)
-        given = grad, *qkv, out, lse.contiguous(), *lengths, 0.0, part.is_causal, random_state, unused
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(*given, **options)
+        lse = lse.contiguous()
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            grad, *qkv, out, lse, *lengths, 0.0, part.is_causal, random_state, unused, **options
+        )
         return dq, dk, dv
 
 
@@ -80,22 +82,41 @@ class FlashKernel(Kernel):
     base: str
 
     def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-        returns = {"return_attn_probs": True, "return_lse": True}  # for versions 2 and 3; for version 4
         function = flash_varlen_function(self.base)
         assert function is not None, "Kernels without a varlen function are refused when packing starts."
-        out, lse, *_ = call_flash(function, *qkv, **_flash_call(part, scale), **returns)
+        # The log-sum-exp is asked for by `return_attn_probs` in versions 2 and 3, by `return_lse` in version 4.
+        out, lse, *_ = call_flash(function, *qkv, **_flash_call(part, scale), return_attn_probs=True, return_lse=True)
         return out, lse
 
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
         """Overrides Kernel.backward."""
-        given: dict[str, Any] = dict(zip("qkv", qkv, strict=True), dout=grad, out=out, **_flash_call(part, scale))
-        given |= {"softmax_lse": lse.contiguous(), "lse": lse.contiguous(), "is_causal": part.is_causal}
-        given |= {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0}
-        dq, dk, dv = (torch.empty_like(x) for x in qkv)
-        given |= {"alibi_slopes": None, "deterministic": False, "dq": dq, "dk": dk, "dv": dv}
-        call_flash(flash_backward_function(self.base), **given)
+        q, k, v = qkv
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        lse = lse.contiguous()
+        # The arguments of versions 2, 3 and 4, some under two names: `call_flash` leaves out what a version lacks.
+        call_flash(
+            flash_backward_function(self.base),
+            dout=grad,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            softmax_lse=lse,
+            lse=lse,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            **_flash_call(part, scale),
+            is_causal=part.is_causal,
+            dropout_p=0.0,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=False,
+        )
         return dq, dk, dv
 
 

@@ -167,8 +167,8 @@ def of_a_question(search: Search, allow: frozenset[str]) -> Iterator[Alternative
         yield replace(now, option=option, search=replace(search, given=search.given.difference(names)))
     yield from _shared_rows(now)
     if search.job.use_vllm:
-        none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_servers": 0}
-        yield from _asked(replace(now, option="without --use_vllm", key="use_vllm=False"), **none)
+        without = replace(now, option="without --use_vllm", key="use_vllm=False")
+        yield from _asked(without, use_vllm=False, vllm_mode="colocate", vllm_servers=0)
         yield from _other_vllm_mode(now)
     yield from _other_methods(now)
     if search.job.method == "full" and search.may("optim"):
@@ -265,6 +265,6 @@ def _other_methods(now: Alternative) -> Iterator[Alternative]:
         is_freed = job.method == "full" and job.critic != "none"
         freed = search.given - {"critic", "reward_model"} if is_freed else search.given
         critic = job.critic if "critic" in freed else None
-        settings = {**ppo_defaults(job.trainer, name, freed, critic), "method": name}
         key = "load_in_4bit=True" if job.method == "lora" else ""
-        yield from _asked(replace(now, kind="method", option=f"--method {name}", key=key), **settings)
+        other = replace(now, kind="method", option=f"--method {name}", key=key)
+        yield from _asked(other, **ppo_defaults(job.trainer, name, freed, critic), method=name)

@@ -236,8 +236,7 @@ def _scan(
         """
         x, dt, B, C = inputs
         chunk = chunk_size if has_kernel else _even(call.shape[1], chunk_size)
-        given = {"initial_states": first, "return_final_states": needs_final, **options}
-        out = plain(x, dt, A, B, C, chunk_size=chunk, **given)
+        out = plain(x, dt, A, B, C, chunk_size=chunk, initial_states=first, return_final_states=needs_final, **options)
         return out if needs_final else (out, None)
 
     # With a time step of 0, padding does not change the state.

@@ -130,8 +130,12 @@ class WholeCheckpoints(Trainer):
         def write(folder: Path, errors: WriteErrors) -> None:
             writers = () if is_sharded(self) else _WRITERS
             keeping = {name: errors.keeping(getattr(self, name)) for name in writers}
-            elsewhere = {"_get_output_dir": lambda trial: str(folder.parent), "_push_from_checkpoint": lambda _: None}
-            with swapped(self, **keeping, **elsewhere):
+            with swapped(
+                self,
+                _get_output_dir=lambda trial: str(folder.parent),
+                _push_from_checkpoint=lambda _: None,
+                **keeping,
+            ):
                 super(WholeCheckpoints, self)._save_checkpoint(model, trial)
             if not self.args.save_only_model:
                 self._save_own_state(str(folder))

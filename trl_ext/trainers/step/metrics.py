@@ -46,8 +46,9 @@ def capture_metrics(trainer: StepTrainer, rollouts: dict[str, Any]) -> Iterator[
     def own(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor
 
-    alone = {"gather": own, "gather_for_metrics": own, "reduce": own}  # as if there were no other ranks
-    with swapped(trainer.accelerator, **alone), swapped(trainer, _metrics=logged):
+    # As if there were no other ranks.
+    alone = swapped(trainer.accelerator, gather=own, gather_for_metrics=own, reduce=own)
+    with alone, swapped(trainer, _metrics=logged):
         yield
     num_tokens = counted_tokens(rollouts).sum().item()
     num_rows = len(rollouts["completion_ids"]) if num_tokens else 0

@@ -5,6 +5,8 @@ job's, with `mean_completion_length` if given. The constants are fitted to publi
 `benchmarks/published.py` compares.
 """
 
+from dataclasses import dataclass
+
 from trl_ext.memory.formulas.activations import checkpoint_bytes, kv_copies, mode_of
 from trl_ext.memory.formulas.engines import Engine, num_scoring_passes
 from trl_ext.memory.formulas.generation import vllm_cache_tokens
@@ -56,34 +58,68 @@ def step_seconds(setup: Setup) -> dict[str, float]:
     return {name: took for name, took in seconds.items() if took}
 
 
-def _parts_of_rows(setup: Setup) -> tuple[float, float, float]:
-    """Count rows of an optimizer step on one GPU, their prompts, and tokens after the prompts. Packed rows of a group
-    share one prompt over all their forwards, under FSDP within each forward."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of an optimizer step on one GPU.
+
+    Args:
+        count: Rows.
+        prompts: Prompts that are forwarded: rows of a group may share one. 0 for pairs, which are counted whole.
+        tokens: Tokens of a row after its prompt.
+    """
+
+    count: float
+    prompts: float
+    tokens: float
+
+
+def _count_rows(setup: Setup) -> _Rows:
+    """Count the rows of an optimizer step on one GPU. Packed rows of a group share one prompt over all their forwards,
+    under FSDP within each forward."""
     job = setup.job
     rows = job.global_batch / setup.num_gpus
     if not job.generates:
-        return 2 * rows, 0.0, job.mean_tokens
+        return _Rows(count=2 * rows, prompts=0.0, tokens=job.mean_tokens)
     mates = min(job.num_generations, job.per_device_train_batch_size) if job.fsdp else job.num_generations
     prompts = max(rows / mates, 1 / job.sequence_parallel) if job.packing else rows
-    return rows, prompts, job.mean_tokens - job.max_prompt_length
+    return _Rows(count=rows, prompts=prompts, tokens=job.mean_tokens - job.max_prompt_length)
 
 
 def _tokens_per_gpu(setup: Setup) -> float:
     """Tokens of an optimizer step on one GPU."""
-    rows, prompts, behind = _parts_of_rows(setup)
-    return prompts * setup.job.max_prompt_length + rows * behind
+    rows = _count_rows(setup)
+    return rows.prompts * setup.job.max_prompt_length + rows.count * rows.tokens
 
 
-def _flops(setup: Setup) -> tuple[float, float, float]:
-    """Operations of a forward of an optimizer step's tokens on one GPU: 2 per token and layer weight, attention
-    4 * L * nq * d per (query, key) pair, the head for completion tokens."""
-    shape = setup.shape
-    rows, prompts, behind = _parts_of_rows(setup)
-    prompt = setup.job.max_prompt_length if prompts else 0
-    seen = prompts * prompt**2 / 2 + rows * behind * (prompt + behind / 2)
-    scored = rows * behind if prompts else 0.0
-    attention = 4.0 * shape.num_layers * shape.q_width * seen
-    return 2.0 * active_params(shape) * _tokens_per_gpu(setup), attention, 2.0 * shape.vocab * shape.hidden * scored
+@dataclass(frozen=True, slots=True)
+class _Flops:
+    """Operations of a forward of an optimizer step's tokens on one GPU.
+
+    Args:
+        linear: 2 per token and layer weight.
+        attention: 4 * L * nq * d per (query, key) pair.
+        head: 2 per completion token and weight of the head.
+    """
+
+    linear: float
+    attention: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        return sum((self.linear, self.attention, self.head))
+
+
+def _flops(setup: Setup) -> _Flops:
+    shape, rows = setup.shape, _count_rows(setup)
+    prompt = setup.job.max_prompt_length if rows.prompts else 0
+    seen = rows.prompts * prompt**2 / 2 + rows.count * rows.tokens * (prompt + rows.tokens / 2)
+    scored = rows.count * rows.tokens if rows.prompts else 0.0
+    return _Flops(
+        linear=2.0 * active_params(shape) * _tokens_per_gpu(setup),
+        attention=4.0 * shape.num_layers * shape.q_width * seen,
+        head=2.0 * shape.vocab * shape.hidden * scored,
+    )
 
 
 def _seconds(setup: Setup, flops: float, num_passes: float, half: float) -> float:
@@ -111,16 +147,16 @@ def _seconds(setup: Setup, flops: float, num_passes: float, half: float) -> floa
 def update_seconds(setup: Setup) -> float:
     """Seconds of forward, backward (two forwards; one under LoRA, without weight gradients) and recomputation."""
     job = setup.job
-    linear, attention, head = _flops(setup)
+    flops = _flops(setup)
     half = WIDTH_OF_HALF
     if job.uses_lora:
         half = FUSED_LORA_WIDTH_OF_HALF if job.packing and job.layer_kernels else LORA_WIDTH_OF_HALF
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     backward = 1 if job.uses_lora else 2
-    layers = linear * (1 + backward + recompute * recompute_share("linear", job))
-    layers += attention * (1 + ATTENTION_BACKWARD + recompute * recompute_share("attention", job))
+    layers = flops.linear * (1 + backward + recompute * recompute_share("linear", job))
+    layers += flops.attention * (1 + ATTENTION_BACKWARD + recompute * recompute_share("attention", job))
     # The fused head computes its logits again in the backward.
-    seconds = _seconds(setup, layers + head * (2 + backward), 2 + recompute, half)
+    seconds = _seconds(setup, layers + flops.head * (2 + backward), 2 + recompute, half)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):
         seconds += _seconds(setup, layers, 2 + recompute, half)
     return seconds
@@ -129,7 +165,7 @@ def update_seconds(setup: Setup) -> float:
 def scoring_seconds(setup: Setup) -> float:
     """Seconds of the scoring forwards: reference, reward model, values and old log-probabilities."""
     num_passes = setup.job.oversample * num_scoring_passes(setup.job, setup.num_gpus)
-    return num_passes * _seconds(setup, sum(_flops(setup)), 1, WIDTH_OF_HALF)
+    return num_passes * _seconds(setup, _flops(setup).total, 1, WIDTH_OF_HALF)
 
 
 def communication_seconds(setup: Setup) -> float:
@@ -224,24 +260,32 @@ def generation_seconds(setup: Setup, *, is_compiled: bool = False) -> float:
     mean = job.mean_tokens - job.max_prompt_length
     waited = job.max_completion_length - mean
     rounds = wanted / at_once
-    token_s, row_s = _token_seconds(setup, group, EAGER_LAYER_S / COMPILED if is_compiled else EAGER_LAYER_S)
+    token = _token_seconds(setup, group, EAGER_LAYER_S / COMPILED if is_compiled else EAGER_LAYER_S)
     tokens = rounds * mean + waited * (1 if job.use_vllm else rounds)
-    return tokens * token_s + rounds * mean * at_once * row_s + ROLLOUT_S
+    return tokens * token.all_rows_s + rounds * mean * at_once * token.row_s + ROLLOUT_S
 
 
-def _token_seconds(setup: Setup, group: int, layer_s: float) -> tuple[float, float]:
-    """Seconds of a token step of `group` GPUs, at least `layer_s` a layer without vLLM, and more per completion."""
+@dataclass(frozen=True, slots=True)
+class _TokenStep:
+    """Seconds of the generation of a token of each completion: together, and more for each completion."""
+
+    all_rows_s: float
+    row_s: float
+
+
+def _token_seconds(setup: Setup, group: int, layer_s: float) -> _TokenStep:
+    """Return the seconds of a token step of `group` GPUs, at least `layer_s` a layer without vLLM."""
     shape, job, card = setup.shape, setup.job, setup.hardware.card
     byte_s = 1 / (card.bandwidth_gb_s * GB * READ_SHARE) / group
     token_s = 2.0 * lm_params(shape) * byte_s
     read_tokens = (job.max_prompt_length + job.mean_tokens) / 2  # the prompt is in the cache from the first token on
     row_s = read_tokens * kv_bytes_per_token(shape) * byte_s
     if job.use_vllm:
-        return token_s + VLLM_STEP_S * (1 + group), row_s + VLLM_ROW_S
+        return _TokenStep(token_s + VLLM_STEP_S * (1 + group), row_s + VLLM_ROW_S)
     token_s = max(token_s, shape.num_layers * layer_s)
     if job.zero_stage == 3 and not job.gathers_to_generate:
         token_s += 2.0 * lm_params(shape) / (setup.hardware.gb_s * GB)
-    return token_s, row_s
+    return _TokenStep(token_s, row_s)
 
 
 def push_seconds(setup: Setup) -> float:

@@ -171,6 +171,16 @@ def _takes_values(node: ast.AST) -> bool:
     return bool(fields) and not any(value.startswith(("setting(", "_option(")) for value in values)
 
 
+def untyped_trainers() -> Places:
+    """Parameters `trainer` of type Any, by file: mypy does not see what these functions read of it."""
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            is_any = isinstance(node, ast.arg) and node.annotation is not None and _name(node.annotation) == "Any"
+            found[name] += is_any and node.arg == "trainer"
+    return {name: count for name, count in found.items() if count}
+
+
 def knots_of_folders() -> list[set[str]]:
     """Sets of folders that import each other, over any number of steps; imports of types alone count, too.
     `__init__.py` does not count: it is a folder's door."""
@@ -231,6 +241,7 @@ def main() -> None:
         ("packed calls", packed_calls()),
         ("functions that return a bare tuple", bare_tuples()),
         ("functions of four parameters without Args", without_args()),
+        ("trainers of type Any", untyped_trainers()),
     ):
         print(title, sum(places.values()), "in", len(places))
         for name, count in sorted(places.items(), key=lambda one: -one[1])[:12]:

@@ -11,6 +11,7 @@ MOST_PACKED = 6  # calls that splat a tuple or dict that was packed for them; 5 
 MOST_BARE_TUPLES = 112  # functions that return a tuple without names
 MOST_WITHOUT_ARGS = 10  # functions of four parameters or more whose docstring lists none
 MOST_OVERRIDDEN = 4  # methods of our GRPOTrainer that PPOTrainer overrides; it takes part in the step by hooks
+MOST_UNTYPED_TRAINERS = 18  # parameters `trainer` of type Any
 
 
 def test_the_package_has_no_more_decisions_than_before():
@@ -49,6 +50,11 @@ def test_ppo_overrides_no_more_methods_of_grpo():
 
 def test_every_exported_function_and_dataclass_lists_its_parameters():
     assert not code_shape.exported_without_args()
+
+
+def test_no_more_functions_take_a_trainer_of_any_type():
+    found = code_shape.untyped_trainers()
+    assert sum(found.values()) <= MOST_UNTYPED_TRAINERS, found
 
 
 def test_folders_import_each_other_in_one_direction():

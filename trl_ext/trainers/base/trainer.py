@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -18,6 +18,7 @@ from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.message import out_of_memory_in_words
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.fit.trainer import FittedTrainer, RehearsedTrainer
 from trl_ext.trainers.forward.gradient_sync import backward_where_there_is_one
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.settings.checks import (
@@ -61,7 +62,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
             self.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
         check_packed_bits(self.model, self.args)
         check_pad_token(self.model, self.processing_class)
-        watch_memory(self, phases)
+        watch_memory(cast(RehearsedTrainer, self), phases)
 
     def weights_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
         """Return the weights of each model that a run trains; each model needs some that are not frozen."""
@@ -107,6 +108,6 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
             if is_kept:
                 own = (self._run or {}).get("id")
                 run.enter_context(self._recorded(own, is_resumed=checkpoint is not None))
-            run.enter_context(out_of_memory_in_words(self))
+            run.enter_context(out_of_memory_in_words(cast(FittedTrainer, self)))
             run.enter_context(ended(self))  # innermost: a lost process is named while the others still wait
             return super().train(checkpoint, trial, ignore_keys_for_eval)

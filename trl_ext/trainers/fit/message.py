@@ -15,6 +15,7 @@ from trl_ext.memory.planner.alternatives import alternatives, largest_part, next
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib, in_gib
 from trl_ext.trainers.fit.plan import plan_of
+from trl_ext.trainers.fit.trainer import FittedTrainer
 from trl_ext.trainers.step.out_of_memory import BACKWARD, FORWARD, Place, asked_gib, is_out_of_memory, place_of
 
 logger = logging.get_logger(__name__)
@@ -28,7 +29,7 @@ GENERAL = {
 }
 
 
-def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
+def explained(error: BaseException, trainer: FittedTrainer) -> OutOfMemoryError:
     """Return the error for the user; `error` is the allocator's, to be kept as the cause."""
     place = place_of(error)
     plan, accelerator, loop = _plan(trainer), trainer.accelerator, trainer.forward_loop
@@ -50,7 +51,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
 
 
 @contextmanager
-def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
+def out_of_memory_in_words(trainer: FittedTrainer | None = None) -> Iterator[None]:
     """Explain out-of-memory errors inside the block: while a trainer trains or, without a trainer, a model loads."""
     try:
         yield
@@ -63,7 +64,7 @@ def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
         raise OutOfMemoryError(f"Out of memory {place.words}: {error} {_general(place)[0]}") from error
 
 
-def _plan(trainer: Any) -> Plan | None:
+def _plan(trainer: FittedTrainer) -> Plan | None:
     try:
         return plan_of(trainer)
     except Exception:  # whatever went wrong, the out-of-memory error is the important one to report
@@ -95,7 +96,7 @@ def _planned(plan: Plan, place: Place, asked: float | None) -> list[str]:
     return [first if changes else "", stage]
 
 
-def cheapest_change(trainer: Any) -> str:
+def cheapest_change(trainer: FittedTrainer) -> str:
     """Return the end of a sentence: the cheapest change that saves memory, and what the run would then need."""
     plan = _plan(trainer)
     try:
@@ -112,7 +113,7 @@ def cheapest_change(trainer: Any) -> str:
     return f"try {GENERAL['']}."
 
 
-def faster_checkpointing(trainer: Any, room_bytes: float) -> str:
+def faster_checkpointing(trainer: FittedTrainer, room_bytes: float) -> str:
     """Return a sentence with the fastest checkpointing that takes at most so many more bytes; "" if none is faster.
 
     A run with `memory` has what its plan chose. Bytes and seconds are estimated.

@@ -28,6 +28,7 @@ from trl_ext.errors import ConfigError, LostProcessError
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.generation.early import Answers, EarlyScoring, OwnRow, scoring_early
 from trl_ext.trainers.generation.parts import RolloutPart
+from trl_ext.trainers.generation.trainer import AheadTrainer, RolloutTrainer
 from trl_ext.trainers.generation.vllm_servers import PendingGeneration, VLLMClients
 from trl_ext.trainers.step.metrics import MetricSample
 from trl_ext.trainers.step.rows import counted_tokens
@@ -54,7 +55,7 @@ def choose_correction(args: Any) -> None:
             args.vllm_importance_sampling_clip_max = CAP
 
 
-def check_ahead(trainer: Any, *, takes_images: bool) -> None:
+def check_ahead(trainer: AheadTrainer, *, takes_images: bool) -> None:
     """Raise ConfigError for a trainer whose next prompts or answers cannot be known ahead."""
     reasons = {
         "a rollout_func, which generates by itself": trainer.rollout_func is not None,
@@ -79,7 +80,7 @@ class Blocks:
         trainer: A GRPO trainer with a dataset whose rows have numbers.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: AheadTrainer):
         self._trainer = trainer
         self._offset = 0
 
@@ -132,7 +133,7 @@ class GenerationAhead(RolloutPart):
         takes_images: True where its rows or tools may bring images.
     """
 
-    def __init__(self, trainer: Any, *, takes_images: bool):
+    def __init__(self, trainer: AheadTrainer, *, takes_images: bool):
         check_ahead(trainer, takes_images=takes_images)
         self._trainer = trainer
         self.blocks = Blocks(trainer)
@@ -145,7 +146,7 @@ class GenerationAhead(RolloutPart):
         return getattr(self._trainer.vllm_generation, "vllm_client", None)
 
     @contextmanager
-    def generating(self, trainer: Any) -> Iterator[None]:
+    def generating(self, trainer: RolloutTrainer) -> Iterator[None]:
         """Let TRL push weights and generate inside the block, while the servers do nothing else; in training the
         next block's prompts are sent after it."""
         client, is_training = self._client, trainer.model.training
@@ -217,6 +218,7 @@ class GenerationAhead(RolloutPart):
         if following >= self.blocks.number:
             return
         rows, size, data = self.blocks.rows(following), trainer.num_generations, trainer.train_dataset
+        assert size is not None, "GRPOConfig has filled it in."
         self._answers = [*self._answers, Answers(following, len(rows) // size)]
         if len(self._answers) > 2:  # processes may still read those of the last block
             self._answers.pop(0).forget()
@@ -228,18 +230,18 @@ class GenerationAhead(RolloutPart):
             ids = trainer.token_ids([data[row]["prompt"] for row in rows[::size]])
             client.submit(ids, now, None if self._early is None else self._answers[-1].give)
 
-    def after_loss(self, trainer: Any, inputs: dict[str, Any]) -> None:
+    def after_loss(self, trainer: RolloutTrainer, inputs: dict[str, Any]) -> None:
         """Note how far the samples of a forward are from the policy's, of which TRL's ratios are made."""
         mask = counted_tokens(inputs).bool()
         if "sampling_per_token_logps" not in inputs:  # rows of the rehearsal
             return
-        cap = trainer.vllm_importance_sampling_clip_max or math.inf
+        cap = self._trainer.vllm_importance_sampling_clip_max or math.inf
         log_ratio = inputs["old_per_token_logps"].detach() - inputs["sampling_per_token_logps"]
         ratio = log_ratio.nan_to_num(0.0)[mask].exp()
         moments = {_TRUNCATED: ratio > cap, _MEAN: ratio.clamp(max=cap), _SQUARE: ratio.clamp(max=cap) ** 2}
         for name, values in moments.items():
             mean = values.float().sum() / mask.sum().clamp(min=1)
-            trainer.counts.samples.append(MetricSample(name, mean, mask.sum()))
+            self._trainer.counts.samples.append(MetricSample(name, mean, mask.sum()))
 
     def step_metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Put Kish's effective sample size, as a share of the tokens, in place of the ratios' moments."""
@@ -248,14 +250,14 @@ class GenerationAhead(RolloutPart):
             values[_SAMPLE_SIZE] = mean**2 / square
         return values
 
-    def save(self, trainer: Any, folder: str) -> None:
+    def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the answers of the next block into a checkpoint, when they are there."""
         if self._client is not None and self._client.pending is not None:
             self._wait(self._client)
             if not self._client.pending.has_failed:
                 (Path(folder) / FILE).write_text(json.dumps(self._client.pending.state_dict()), encoding="utf-8")
 
-    def load(self, trainer: Any, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Note where a run begins, and take the answers of its next block out of the checkpoint."""
         self.blocks.begin(is_restored=has_rollouts)
         path = Path(checkpoint or "") / FILE

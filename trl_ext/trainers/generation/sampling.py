@@ -24,7 +24,7 @@ from trl_ext.packing.families.rope import kinds_of
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.generation.ahead import GenerationAhead
 from trl_ext.trainers.generation.parts import RolloutPart
-from trl_ext.trainers.generation.trainer import RolloutTrainer
+from trl_ext.trainers.generation.trainer import AheadTrainer, RolloutTrainer
 from trl_ext.trainers.step.unpadded import rows_without_prompt
 
 logger = logging.get_logger(__name__)
@@ -61,7 +61,7 @@ def generating(trainer: RolloutTrainer, *, is_packed: bool) -> Iterator[None]:
         yield
 
 
-def prepare_generation(trainer: RolloutTrainer, *, takes_images: bool) -> list[RolloutPart]:
+def prepare_generation(trainer: AheadTrainer, *, takes_images: bool) -> list[RolloutPart]:
     """Push weights with LoRA to vLLM layer by layer; return the part that generates ahead if the config has it."""
     if trainer.use_vllm:
         push_by_layers(trainer.vllm_generation)

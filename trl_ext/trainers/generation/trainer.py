@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from transformers import TrainerState
 
 from trl_ext.monitor.phases import PhaseClock
+from trl_ext.trainers.step.settings import StepCounts
 
 
 class RolloutTrainer(Protocol):
@@ -58,3 +59,38 @@ class RolloutTrainer(Protocol):
     equal_groups: Any
 
     def add_metric(self, name: str, value: float) -> None: ...
+
+
+class AheadTrainer(RolloutTrainer, Protocol):
+    """A GRPO trainer that generates the next rollouts while it trains.
+
+    Args:
+        train_dataset: Rows with numbers.
+        tools: The user's tools, which cannot be used ahead.
+        num_iterations: Updates on the same rollouts.
+        vllm_importance_sampling_clip_max: Largest ratio of the policy's probability to the sampler's; None for any.
+        counts: Tokens and metrics of the running optimizer step.
+        curriculum: Chooses the next prompts; None for the order of the dataset.
+        micro_step: Trained micro-steps.
+        row_sampler: Returns a sampler with the order of rows of the running training.
+        token_ids: Returns the token ids of prompts, as vLLM gets them.
+        push_again: Lets the next generation push the weights to vLLM.
+    """
+
+    train_dataset: Any
+    tools: Any
+    num_iterations: int
+    vllm_importance_sampling_clip_max: float | None
+    counts: StepCounts
+    curriculum: Any
+
+    @property
+    def micro_step(self) -> int: ...
+
+    def row_sampler(self) -> Any: ...
+
+    def token_ids(self, prompts: list[Any]) -> list[list[int]]: ...
+
+    def push_again(self) -> None: ...
+
+    def is_world_process_zero(self) -> bool: ...

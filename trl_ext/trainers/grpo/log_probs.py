@@ -17,9 +17,10 @@ Legend: B rows, T completion tokens.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from transformers import TrainerState
 from transformers.utils import logging
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
@@ -32,6 +33,7 @@ from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.forward import PrefixBackward, StepForward, running
 from trl_ext.trainers.step.plan import StepPlanner, StepWindow
 from trl_ext.trainers.step.rows import Rollouts, counted_tokens
+from trl_ext.trainers.step.trainer import StepTrainer
 
 logger = logging.get_logger(__name__)
 
@@ -42,10 +44,36 @@ OLD, REFERENCE = "old_per_token_logps", "ref_per_token_logps"
 _IMAGES = [*inspect.signature(TRLGRPOTrainer._get_per_token_logps_and_entropies).parameters][8:]
 
 
+class LogProbTrainer(StepTrainer, Protocol):
+    """A GRPO trainer with the passes before its updates; the names are TRL's.
+
+    Args:
+        state: Of transformers: the steps taken.
+        memory_kind: "grpo" or "ppo".
+        optimizer: Its optimizer, made when training begins.
+        use_vllm: Whether vLLM samples.
+        vllm_importance_sampling_correction: Whether the loss is weighted by the ratio to the sampler's probability.
+        vllm_importance_sampling_mode: As in `GRPOConfig`; the bounds of the ratio are `clip_min` and `clip_max`.
+        beta: Weight of the penalty on the KL to the reference; 0 makes no pass of it.
+        ref_model: The reference; None if it is the policy without its adapter.
+    """
+
+    state: TrainerState
+    memory_kind: str
+    optimizer: Any
+    use_vllm: bool
+    vllm_importance_sampling_correction: bool
+    vllm_importance_sampling_mode: str
+    vllm_importance_sampling_clip_min: float | None
+    vllm_importance_sampling_clip_max: float | None
+    beta: float
+    ref_model: Any
+
+
 class OldPolicy:
     """Replaces the old policy's forward by the update's."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: LogProbTrainer):
         self._trainer = trainer
         self._sampled: Sequence[Sequence[float | None]] | None = None
         self._has_told = self.is_trls_alone = False
@@ -207,7 +235,9 @@ def importance_ratio(
 class UpdatePasses:
     """Delays TRL's passes of a generation, made by `log_probs`, until its updates can be planned."""
 
-    def __init__(self, trainer: Any, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]):
+    def __init__(
+        self, trainer: LogProbTrainer, old_policy: OldPolicy, planner: StepPlanner, log_probs: Callable[..., Any]
+    ):
         self._trainer, self._old_policy, self._planner, self._forward = trainer, old_policy, planner, log_probs
         self._is_waiting = False
         self.precede_targets = False  # True while a subclass's targets wait for the passes

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
@@ -35,7 +35,28 @@ _NOT_PLAIN = object()
 _RULES_LACK = "Left out, as they may be secrets: entries, and texts for '...'."
 
 
-def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
+class RecordedTrainer(Protocol):
+    """A trainer of any kind, when training begins.
+
+    Args:
+        args: Its config.
+        memory_kind: "grpo", "ppo" or "reward".
+        model: The trained model, unwrapped.
+        train_dataset, eval_dataset: Its rows.
+        given_rewards: Rewards as the user gave them.
+        given_lora_targets: `target_modules` of the given LoRA config.
+    """
+
+    args: Any
+    memory_kind: str
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
+    given_rewards: Sequence[Any]
+    given_lora_targets: Any
+
+
+def recipe_of(trainer: RecordedTrainer) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a run's recipe, and lines about omitted values.
 
     A script keeps its recipe in `args.recipe`. For a trainer constructed in Python, the training arguments, the
@@ -65,7 +86,7 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     return shown, notes
 
 
-def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
+def rules_of(trainer: RecordedTrainer) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the run's first RuleSet as a mapping, and lines about other rewards or why it cannot be written."""
     sets = [one for one in trainer.given_rewards if isinstance(one, RuleSet)]
     others = [one for one in trainer.given_rewards if not isinstance(one, RuleSet)]
@@ -114,7 +135,7 @@ def _mapping(rules: RuleSet) -> tuple[dict[str, Any] | None, str]:
         return None, f"{error} They are: {in_words(rules)}."
 
 
-def _read_back(trainer: Any) -> dict[str, Any]:
+def _read_back(trainer: RecordedTrainer) -> dict[str, Any]:
     """Return the recipe's keys for a trainer that was constructed in Python."""
     args, config = trainer.args, base_model(trainer.model).config
     given = getattr(args, "given", None)
@@ -128,7 +149,7 @@ def _read_back(trainer: Any) -> dict[str, Any]:
     return keys | _lora_of(trainer)
 
 
-def _lora_of(trainer: Any) -> dict[str, Any]:
+def _lora_of(trainer: RecordedTrainer) -> dict[str, Any]:
     """Return the recipe's keys for the model's LoRA adapter; empty without an adapter."""
     from peft import LoraConfig
 
@@ -148,7 +169,7 @@ def _lora_of(trainer: Any) -> dict[str, Any]:
     return {"use_peft": True} | {name: value for name, value in keys.items() if value}
 
 
-def _given_as_objects(trainer: Any) -> list[str]:
+def _given_as_objects(trainer: RecordedTrainer) -> list[str]:
     """Return lines about objects that a trainer was given in Python and that no recipe can name."""
     notes = ["Written by a trainer that was constructed in Python. It was given as objects, which you have to name:"]
     rows = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
@@ -191,7 +212,7 @@ def _all_plain(container: Any) -> Any:
 _PACKAGES = ("trl", "transformers", "torch", "accelerate", "deepspeed", "peft", "datasets", "vllm")
 
 
-def versions_of(trainer: Any) -> dict[str, Any]:
+def versions_of(trainer: RecordedTrainer) -> dict[str, Any]:
     """Return the content of versions.json."""
     return {
         "trainer": trainer.memory_kind,

@@ -7,12 +7,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, num_tokens_of_pair
 from trl_ext.trainers.step.settings import StepSettings
+from trl_ext.trainers.step.trainer import RunningTrainer, StepTrainer
 
 # Number of prompts, the ones of the most characters, that are tokenized to find the longest.
 MAX_TOKENIZED = 256
@@ -26,10 +27,40 @@ class MicroBatch:
     what: str
 
 
+class GroupTrainer(StepTrainer, Protocol):
+    """A GRPO trainer, whose micro-batches are rollouts; the names are TRL's.
+
+    Args:
+        max_completion_length: Most tokens of a completion.
+        use_vllm: Whether vLLM samples.
+        vllm_importance_sampling_correction: Whether the loss is weighted by the ratio to the sampler's probability.
+        beta: Weight of the penalty on the KL to the reference.
+    """
+
+    max_completion_length: Any
+    use_vllm: bool
+    vllm_importance_sampling_correction: bool
+    beta: float
+
+
+class PairTrainer(RunningTrainer, Protocol):
+    """A reward trainer.
+
+    Args:
+        model: The reward model.
+        train_dataset: Pairs of token ids.
+        data_collator: Our collator, whose `row` makes a row of pairs.
+    """
+
+    model: Any
+    train_dataset: Any
+    data_collator: Any
+
+
 # Rollouts -----------------------------------------------------------------------------------------------------------
 
 
-def rollout_batch(trainer: Any, longest_prompt: int | None) -> MicroBatch:
+def rollout_batch(trainer: GroupTrainer, longest_prompt: int | None) -> MicroBatch:
     """Return rows of the longest prompt with random completions of `max_completion_length` tokens, for GRPO's loss.
 
     The rows have as many different prompts as may meet in one micro-batch: they share a prompt only if the trainer
@@ -85,7 +116,7 @@ def with_targets(batch: MicroBatch, *, has_values: bool = True) -> MicroBatch:
     return MicroBatch({**inputs, **own}, batch.what)
 
 
-def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
+def _log_probs(trainer: GroupTrainer, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
     """Return a uniform model's log-probabilities, [B, C], under each name that the trainer's rollouts have.
 
     Args:
@@ -108,13 +139,14 @@ def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict
     return found
 
 
-def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
+def _groups(trainer: GroupTrainer, prompt: int, length: int) -> list[int]:
     """Return the prompt's number of each row of a forward.
 
     With a budget, the forward has as many rows as fit; else it is the micro-batch with the most different prompts.
     `prompt` and `length` are the tokens of the longest prompt and the longest row.
     """
     args, size, settings = trainer.args, trainer.num_generations, trainer.step_settings
+    assert size is not None, "GRPOConfig has filled it in."
     # With all rows in one optimizer step, the rows of a group are next to each other.
     is_one_step = args.steps_per_generation == args.gradient_accumulation_steps
     mates = settings.rows_move and settings.share_prompt and is_one_step
@@ -139,7 +171,7 @@ def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
 # Pairs --------------------------------------------------------------------------------------------------------------
 
 
-def pair_batch(trainer: Any, sizes: Sequence[int] | None) -> MicroBatch:
+def pair_batch(trainer: PairTrainer, sizes: Sequence[int] | None) -> MicroBatch:
     """Return the longest pairs of the training set or, for a stream, pairs whose sides have `max_length` tokens.
 
     `sizes` are the tokens of each pair of the training set; None for a stream. Under a token budget, return one full
@@ -158,7 +190,9 @@ def pair_batch(trainer: Any, sizes: Sequence[int] | None) -> MicroBatch:
     return MicroBatch({"rows": [row]}, f"{len(pairs):,} pairs of {num_tokens:,} tokens together")
 
 
-def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepSettings) -> list[dict[str, Any]]:
+def _full_row(
+    trainer: PairTrainer, longest_first: list[dict[str, Any]], settings: StepSettings
+) -> list[dict[str, Any]]:
     """Fill the budget with as many pairs as fit, at least one, and a pair of random tokens for the rest."""
     pairs, share = longest_first[:1], settings.share_prompt
     room = (settings.max_tokens or 0) - num_tokens_of_pair(pairs[0], share)
@@ -170,7 +204,7 @@ def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepS
     return pairs + (_random_pairs(trainer, 1, room // 2, like=pairs[0]) if room >= 4 else [])
 
 
-def _random_pairs(trainer: Any, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
+def _random_pairs(trainer: PairTrainer, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
     """Return pairs without a common prefix, with a margin if the dataset's pairs have margins.
 
     Args:

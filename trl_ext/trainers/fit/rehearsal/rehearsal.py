@@ -20,6 +20,7 @@ from trl_ext.monitor.card_memory import MemoryAudit, MemoryMeter, MemorySource, 
 from trl_ext.trainers.fit.message import cheapest_change, explained, faster_checkpointing
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models, why_not
+from trl_ext.trainers.fit.trainer import RehearsedTrainer
 from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 from trl_ext.trainers.step.out_of_memory import is_out_of_memory
 
@@ -31,7 +32,7 @@ _STEP_IN_BACKWARD = ("lomo", "adalomo")
 SCARCE_FRAC = 0.03  # of a card; if less is free, the next long batch may not fit
 
 
-def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
+def watch_memory(trainer: RehearsedTrainer, phases: Sequence[str]) -> None:
     """Add callbacks that rehearse before step 1 and, on a card, compare each step's memory with the plan.
 
     Called at the end of the trainer's constructor. `phases` are the planner's phases of this trainer.
@@ -64,7 +65,7 @@ class Rehearsal(TrainerCallback):
     Added after all callbacks that prepare something to be trained.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: RehearsedTrainer):
         self._trainer = trainer
         self._is_done = False
 
@@ -81,7 +82,7 @@ class Rehearsal(TrainerCallback):
             rehearse(self._trainer, source)
 
 
-def rehearse(trainer: Any, source: MemorySource | None) -> None:
+def rehearse(trainer: RehearsedTrainer, source: MemorySource | None) -> None:
     """Run one micro-batch, or two if gradients are accumulated, as the second adds to existing ones. Collective.
 
     A forward that does not fit is run again in chunks as in training, and training starts with these chunks.
@@ -108,7 +109,7 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
     _report(trainer, batch, source)
 
 
-def _why_not(trainer: Any) -> str:
+def _why_not(trainer: RehearsedTrainer) -> str:
     """Return a reason not to rehearse, the same on all ranks; "" if there is none."""
     kind = trainer.accelerator.distributed_type
     if kind not in _PLAIN:
@@ -120,7 +121,7 @@ def _why_not(trainer: Any) -> str:
     return next(filter(None, map(why_not, engines)), "") or trainer.why_not_rehearse()
 
 
-def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
+def _in_words(error: RuntimeError, trainer: RehearsedTrainer, batch: MicroBatch) -> OutOfMemoryError:
     """Return an error that names the batch, its settings, the plan's prediction and settings that would fit."""
     args, plan = trainer.args, getattr(trainer.args, "memory_plan", None)
     text = (
@@ -134,7 +135,7 @@ def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemo
     return OutOfMemoryError(f"{text}{explained(error, trainer)} memory_rehearsal=False skips the rehearsal.")
 
 
-def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> None:
+def _report(trainer: RehearsedTrainer, batch: MicroBatch, source: MemorySource | None) -> None:
     """Log the peak, and a warning if step 1 will leave almost no memory."""
     if source is None:
         _say(trainer, f"Rehearsal: {batch.what} went forward and backward.")
@@ -160,7 +161,7 @@ def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> Non
     source.reset()
 
 
-def state_bytes_to_come(trainer: Any) -> float:
+def state_bytes_to_come(trainer: RehearsedTrainer) -> float:
     """Return the bytes of Adam's two values per weight trained on this rank; 0 if they exist or are on the host.
 
     Estimated by formula, in the dtype of the trained weights: float32 under DeepSpeed, which trains a master copy
@@ -181,7 +182,7 @@ def state_bytes_to_come(trainer: Any) -> float:
     return sum(getattr(p, "ds_numel", p.numel()) for p in weights) * each / trainer.accelerator.num_processes
 
 
-def _largest(trainer: Any, numbers: list[float]) -> list[float]:
+def _largest(trainer: RehearsedTrainer, numbers: list[float]) -> list[float]:
     """Return the largest value of each number over ranks. Collective."""
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:
@@ -191,6 +192,6 @@ def _largest(trainer: Any, numbers: list[float]) -> list[float]:
     return accelerator.gather(local).amax(dim=0).tolist()
 
 
-def _say(trainer: Any, sentence: str) -> None:
+def _say(trainer: RehearsedTrainer, sentence: str) -> None:
     if trainer.accelerator.is_main_process:
         logger.warning(sentence)  # warnings are shown by default

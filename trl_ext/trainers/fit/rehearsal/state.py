@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
+from trl_ext.trainers.fit.trainer import FittedTrainer
 from trl_ext.trainers.step.settings import StepCounts
 
 # Numbers that a training step of TRL's trainers or ours counts, if the trainer has them.
@@ -30,19 +31,19 @@ _COUNTERS = (
 )
 
 
-def _own_critic(trainer: Any) -> Any:
+def _own_critic(trainer: FittedTrainer) -> Any:
     """Return PPO's critic if it has a separate optimizer, else None."""
     critic = getattr(trainer, "_critic", None)
     return None if critic is None or critic.is_trained_with_actor else critic
 
 
-def trained_models(trainer: Any) -> list[Any]:
+def trained_models(trainer: FittedTrainer) -> list[Any]:
     """Return the trained models, as wrapped for training: the policy, and the critic if it is separate."""
     critic = _own_critic(trainer)
     return [trainer.model_wrapped, *([] if critic is None else [critic.wrapped])]
 
 
-def steppers(trainer: Any) -> list[Any]:
+def steppers(trainer: FittedTrainer) -> list[Any]:
     """Return the objects whose `step` is a trained model's optimizer step: DeepSpeed engines or torch optimizers."""
     if trainer.is_deepspeed_enabled:
         return trained_models(trainer)
@@ -62,7 +63,7 @@ def random_numbers_restored() -> Iterator[None]:
 
 
 @contextmanager
-def nothing_remains(trainer: Any) -> Iterator[None]:
+def nothing_remains(trainer: FittedTrainer) -> Iterator[None]:
     """Let the trainer run forwards and backwards inside the block, and restore it afterwards."""
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
     models, critic = trained_models(trainer), _own_critic(trainer)

@@ -11,7 +11,7 @@ from tests.ppo_trainers import CRITICS, distance, resumed_as_whole, stir, traine
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.roles import CRITIC, REWARD
-from trl_ext.trainers.ppo import trainer as ppo_trainer
+from trl_ext.trainers.ppo.critic import in_step
 from trl_ext.trainers.ppo.critic.critics import SeparateCritic
 
 # A critic that starts from the reward model --------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_run_is_that_of_one_backward_for_both_losses(packing, tmp_path, monkey
     before = trained_weights(stir(ppo_trainers.trainer("adapter", tmp_path)))
     apart = trained(tmp_path, packing=packing)
     asked = []
-    monkeypatch.setattr(ppo_trainer, "can_settle", lambda trainer: asked.append(trainer))  # as ZeRO-3, FSDP and fp16
+    monkeypatch.setattr(in_step, "can_settle", lambda trainer: asked.append(trainer))  # as ZeRO-3, FSDP and fp16
     joint = trained(tmp_path, packing=packing)
     assert asked
     assert max((weight - joint[name]).abs().max() for name, weight in apart.items()) < 1e-6

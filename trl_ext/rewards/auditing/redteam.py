@@ -79,7 +79,7 @@ CHEATS = {
     "one word for ever": "so " * 2000,
     "keyword stuffing": "[words] " * 20,
     "connectives only": "because therefore so thus hence first second finally however " * 5,
-    "very long": "This is a sentence that says nothing at all. " * 6000,
+    "very long": "This is a sentence without any content. " * 6000,
     "program that exits": _program("import os\nos._exit(0)"),
     "object that equals everything": _program(
         "class Any:\n    def __eq__(self, other):\n        return True\n    def __call__(self, *a, **k):\n"

@@ -93,7 +93,7 @@ class Judge(ModelJudge):
                 "put yes, no, on and off in quotes."
             )
         if self.against or self.scores != (1.0, 10.0):
-            self._refuse("there are choices and scores, or against. Give one: the judge gives one kind of verdict.")
+            self._refuse("there are choices and scores, or against. Give only scores, only choices or only against.")
 
     @property
     def _mode(self) -> str:

@@ -138,7 +138,7 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
             raise _unreadable("stdio", cell)
         return Cases(tuple(Case(stdin, output) for stdin, output in zip(inputs, outputs, strict=True)))
     if function is None or not function.isidentifier():
-        raise UnreadableTests(f"the tests call a function, and {function!r} is no name of one; give entry_point")
+        raise UnreadableTests(f"the tests call a function, and {function!r} is no function's name; give entry_point")
     return Cases(tuple(map(_call, inputs, outputs)), function)
 
 

@@ -190,7 +190,7 @@ def test_tests_that_say_what_nobody_reads_are_refused(subtests):
         ([{"input": "1", "output": "2", "timeout": 3}], "the key 'timeout'"),
         ([{"input": "1", "output": "2", "testtype": "interactive"}], "type 'interactive'"),
         ([{"input": "1", "output": "2", "testtype": "functional"}], "None is no function's name"),
-        ({"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, "'a b' is no name"),
+        ({"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, "'a b' is no function's name"),
         ({"fn_name": "f", "inputs": ["one"], "outputs": ["1"]}, "no JSON"),
         ({"fn_name": "f", "inputs": [3], "outputs": [1]}, "neither a list nor lines"),
         ([{"input": "1", "output": "2", "fn_name": "f"}, {"input": "1", "output": "2"}], "several types"),

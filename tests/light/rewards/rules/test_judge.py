@@ -379,7 +379,7 @@ def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(subtests):
         *(({"choices": {True: 1, False: 0}}, "in quotes"), ({"choices": {"a": 1}}, "two or more")),
         *(({"choices": {"a": 2, "b": 0}}, "0 to 1"), ({"choices": ["a", "b"]}, "choices is")),
         *(({"choices": {"a": 1, "A": 0}}, "different"), ({"choices": {"a": True, "b": 0}}, "0 to 1")),
-        ({"choices": {"a": 1, "b": 0}, "scores": (0, 1)}, "Give one"),
+        ({"choices": {"a": 1, "b": 0}, "scores": (0, 1)}, "Give only scores, only choices or only against"),
         *(({"extra_body": "x"}, "extra_body"), ({"model": ""}, "model")),
     ):
         with subtests.test(fields=fields):

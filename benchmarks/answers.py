@@ -20,6 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from machine import write
 from rich.console import Console
 from rich.table import Table
 
@@ -121,7 +122,7 @@ def main() -> None:
         table.add_row(name, ", ".join(f"{key} {value}" for key, value in shown.items()))
     Console().print(table)
     if options.output:
-        options.output.write_text(json.dumps({"benchmark": "answers", **found}, indent=2) + "\n", encoding="utf-8")
+        write(options.output, {"benchmark": "answers", **found})
 
 
 if __name__ == "__main__":

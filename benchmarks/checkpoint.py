@@ -26,7 +26,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from machine import machine
+from machine import machine, write
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
@@ -122,7 +122,7 @@ def main() -> None:
         result[kind] = {f"{name}_s": round(value, 3) for name, value in medians.items()} | ratios
     print(json.dumps(result, indent=1))
     if options.output:
-        options.output.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
+        write(options.output, {"machine": machine(), **result})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Counts that a benchmark found, as a table and as a file."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from machine import write
 from rich.console import Console
 from rich.table import Table
 
@@ -15,4 +15,4 @@ def show_counts(benchmark: str, found: Mapping[str, Mapping[str, int]], output: 
         table.add_row(name, ", ".join(f"{key} {value:,}" for key, value in figures.items()))
     Console().print(table)
     if output:
-        output.write_text(json.dumps({"benchmark": benchmark, **found}, indent=2) + "\n", encoding="utf-8")
+        write(output, {"benchmark": benchmark, **found})

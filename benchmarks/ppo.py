@@ -34,6 +34,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import torch
 from datasets import Dataset
 from machine import machine
+from machine import write as write_record
 from ppo_task import (
     QUICK,
     Job,
@@ -249,8 +250,7 @@ def write(results: list[Result], task: Task, peer_versions: dict, path: Path) ->
         "peer": peer_versions,
         "results": [asdict(r) for r in results if r.seconds],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(path, record)
 
 
 def measure(options, task: Task) -> None:

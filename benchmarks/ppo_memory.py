@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import torch
 from datasets import Dataset
-from machine import machine
+from machine import machine, write
 from ppo import UpdateEnd, fixed_rollout
 from ppo_task import QUICK, Job, Meter, Task, causal_model, policy_adapter, text, tokenizer, with_rollouts
 from rich.console import Console
@@ -119,7 +119,7 @@ def main() -> None:
     if options.output:
         shape = {k: v for k, v in asdict(task).items() if k not in ("prompts", "completions")}
         result = {"machine": machine(), "shape": shape, "peak_gib": gib, "ratio": ratio, "bound": BOUND}
-        options.output.write_text(json.dumps(result | {"versions": figures["ppo"]["versions"]}, indent=2) + "\n")
+        write(options.output, result | {"versions": figures["ppo"]["versions"]})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import transformers
 import trl
 from datasets import Dataset
 from machine import save
+from machine import write as write_record
 from quickstart.assets import prepare
 from rich.console import Console
 from rich.table import Table
@@ -289,7 +290,7 @@ def add_memory(options) -> None:
     results = [Result(**entry) for entry in record["results"]]
     measure_memory([r for r in results if r.pairs_per_step in options.memory], options)
     show(results)
-    options.memory_of.write_text(json.dumps(record | {"results": [asdict(r) for r in results]}, indent=2) + "\n")
+    write_record(options.memory_of, record | {"results": [asdict(r) for r in results]})
 
 
 def write(results: list[Result], options) -> None:

@@ -27,7 +27,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from machine import machine
+from machine import machine, write
 from quickstart.assets import prepare
 from rich.console import Console
 from rich.table import Table
@@ -156,8 +156,7 @@ def main() -> None:
         }
         record = {"benchmark": "reward_accuracy", "data": FILE, "machine": machine(), "settings": settings}
         record |= {"mean_accuracy": means, "results": [asdict(r) for r in results]}
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(record, indent=2) + "\n")
+        write(options.output, record)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from machine import machine
+from machine import machine, write
 from rich.console import Console
 from rich.table import Table
 
@@ -154,8 +153,7 @@ def main() -> None:
     Console().print(table)
     if options.output:
         record = {"benchmark": "rewards", "machine": machine(), "results": [asdict(r) for r in results]}
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(record, indent=2) + "\n")
+        write(options.output, record)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def test_a_healthy_run_has_no_warning_and_many_of_a_kind_are_counted():
     [
         ({"completions/clipped_ratio": 0.3}, "30% of the last completions were cut off at max_completion_length."),
         ({"frac_reward_zero_std": 0.8}, "In 80% of the last groups all completions earned the same"),
+        ({"frac_reward_zero_std": 0.8}, "neither too easy nor too hard, or raise num_generations."),
         ({"kl": 3.0}, "KL to the reference reached 3.00 nats per token in step 1"),
         ({"objective/kl": 200.0, "completions/mean_length": 50.0}, "reached 4.00 nats per token in step 1"),
         ({"rules/code/timeout_frac": 0.2}, "Rule 'code' ran out of time or memory on 20.0% of completions."),

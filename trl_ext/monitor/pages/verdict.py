@@ -224,7 +224,7 @@ def _cut_or_alike(series: Mapping[str, Series], summary: RunSummary) -> Iterator
         "a rule reward short ones."
     )
     earned = [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
-    advice = "Choose prompts that are neither too easy nor too hard."
+    advice = "Choose prompts that are neither too easy nor too hard, or raise num_generations."
     if min(earned) >= 1:
         advice = "All reach the maximum reward: choose harder prompts, or a finer reward."
     elif max(earned) <= 0:

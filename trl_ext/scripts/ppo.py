@@ -82,14 +82,13 @@ def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> Non
             f"dataset_num_proc={training_args.dataset_num_proc} has no effect: prompts are tokenized as they are "
             "sampled. Leave it out."
         )
-    for old, holder, new in [
-        ("sft_model_path", model_args, "model_name_or_path"),
-        ("reward_model_path", script_args, "reward_model"),
+    for old, holder, new, value in [
+        ("sft_model_path", model_args, "model_name_or_path", training_args.sft_model_path),
+        ("reward_model_path", script_args, "reward_model", [training_args.reward_model_path]),
     ]:
         path, current = getattr(training_args, old), getattr(holder, new)
         if path == type(training_args).__dataclass_fields__[old].default:
             continue
-        value = [path] if new == "reward_model" else path
         if current not in (None, value):
             raise ConfigError(f"{old} ({path}) and {new} ({current}) name the same model. Give one of them.")
         setattr(holder, new, value)

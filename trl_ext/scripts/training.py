@@ -85,6 +85,8 @@ def main(
 
 # Checks -----------------------------------------------------------------------------------------------------------
 
+_LONGEST_NAME = 255  # characters of a folder's name, on the file systems of Linux
+
 
 def check_model(model_args: ModelConfig) -> None:
     """Raise ConfigError if there is no model, or if its path is no folder."""
@@ -99,6 +101,8 @@ def check_model(model_args: ModelConfig) -> None:
 
 def check_folder(name: str, flag: str) -> None:
     """Raise ConfigError for a path that is no folder, and for a hub name that is not here if the hub is silent."""
+    if max(map(len, name.split("/"))) > _LONGEST_NAME:
+        raise ConfigError(f"{flag} has {len(name):,} characters: no folder or model has such a name. Check --{flag}.")
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
         raise ConfigError(f"There is no folder {name}. Check --{flag}.")
     check_here(name)

@@ -119,6 +119,11 @@ SLIPS = [
         (["--" + name, "./nowhere"], {}, f"There is no folder ./nowhere. Check --{name}.")
         for name in ("reward_model", "value_model", "ref_model")
     ),
+    (
+        ["--reward_model_path", "x" * 5000],
+        {},
+        "reward_model has 5,000 characters: no folder or model has such a name.",
+    ),
     (["--reward_adapter", "nowhere"], {}, "There is no folder nowhere. Check --reward_adapter."),
     (["--sft_model_path", "other"], {}, "sft_model_path (other) and model_name_or_path ("),
     (["--dataset_num_proc", "2"], {}, "dataset_num_proc=2 has no effect: prompts are tokenized as they are"),

@@ -229,6 +229,12 @@ def test_samples_that_come_ahead_need_no_faster_generation():
     assert not RunRecord({"use_vllm": True, "generation_ahead": 1}, WITH_VLLM).faster_generation
 
 
+def test_a_rule_without_answers_is_named_once_where_the_run_was_evaluated():
+    shares = {f"{prefix}rules/answer/no_answer_frac": 1.0 for prefix in ("", "eval_")}
+    warnings = judged(rewards([0.1, 0.2], **shares)).warnings
+    assert [one[:46] for one in warnings] == ["Rule 'answer' found no answer in 100% of the l"]
+
+
 def test_every_warning_ends_on_what_to_do_and_names_no_page():
     """A wheel has no pages, so the remedy is in the sentence; a run that got worse without a warning has one, too."""
     others = {"completions/clipped_ratio": 0.3, "kl": 3.0, "rules/code/timeout_frac": 0.2, "loss": math.nan}

@@ -207,7 +207,8 @@ def _without_reward(series: Mapping[str, Series], summary: RunSummary) -> Iterat
 def _without_answer(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
     """Warn of rules that found no answer in most of the last completions."""
     for key in series:
-        found = _last(series, key) if key.endswith("/no_answer_frac") else None
+        # Keys of held-out rows begin with `eval_`: a rule gets one sentence.
+        found = _last(series, key) if key.startswith("rules/") and key.endswith("/no_answer_frac") else None
         if found and found > SAME_REWARD_FRAC:
             yield (
                 f"Rule '{key.split('/')[1]}' found no answer in {found:.0%} of the last completions. Read the samples "

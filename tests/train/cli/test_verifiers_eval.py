@@ -48,7 +48,7 @@ def serve(server: Server | RewardServer) -> str:
 
 @pytest.mark.nightly
 def test_verifiers_own_taskset_is_scored_by_rules(tmp_path):
-    python = python_with(["verifiers==0.4.*"], "TRL_EXT_VERIFIERS_PYTHON", tmp_path / "venv")
+    python = python_with(["verifiers==0.4.*", "uv"], "TRL_EXT_VERIFIERS_PYTHON", tmp_path / "venv")
     (block,) = [b for b in BLOCKS if b.page == PAGE and b.language == "toml"]
     asked = [{"role": "user", "content": "9 * 2 ="}]
     rows = [{"responses_create_params": {"input": asked}, "answer": gold} for gold in ("18", "27")]
@@ -59,10 +59,13 @@ def test_verifiers_own_taskset_is_scored_by_rules(tmp_path):
         text = block.text.replace("http://127.0.0.1:8300", of_rules).replace("http://127.0.0.1:8000", of_model)
         assert "nemo_gym" in tomllib.loads(text)["env"]["taskset"]["id"]
         (tmp_path / "eval.toml").write_text(text)
+        service = {"PRIME_API_KEY": "none", "PRIME_INFERENCE_URL": f"{of_model}/v1"}
+        # verifiers runs its chat program by `uv`, and fetches it from the network where the path has none.
+        service["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
         done = subprocess.run(
             [str(Path(python).parent / "vf-eval"), "@", "eval.toml"],
             cwd=tmp_path,
-            env=os.environ | {"PRIME_API_KEY": "none", "PRIME_INFERENCE_URL": f"{of_model}/v1"},
+            env=os.environ | service,
             capture_output=True,
             text=True,
             timeout=300,

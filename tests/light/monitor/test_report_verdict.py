@@ -235,6 +235,22 @@ def test_a_rule_without_answers_is_named_once_where_the_run_was_evaluated():
     assert [one[:46] for one in warnings] == ["Rule 'answer' found no answer in 100% of the l"]
 
 
+def test_a_cause_comes_before_what_follows_from_it():
+    """A policy that collapsed, or is cut off, finds no answers, and then earns the same in every group."""
+    follows = {"rules/answer/no_answer_frac": 1.0, "frac_reward_zero_std": 1.0}
+    no_answer, same = "Rule 'answer' found no answer", "In 100% of the last groups all completions"
+    for cause, first in (
+        ({"completions/clipped_ratio": 1.0}, "100% of the last completions were cut off"),
+        ({"kl": 3.0}, "KL to the reference reached"),
+        ({}, no_answer),
+    ):
+        warnings = judged(rewards([0.1, 0.2], **(follows | cause))).warnings
+        assert warnings[0].startswith(first) and len(warnings) == len(cause) + 2
+        assert warnings[-2].startswith(no_answer) and warnings[-1].startswith(same)
+    collapsed = [one | follows | {"entropy": 2.0 * 0.5**number} for number, one in enumerate(rewards([0.1] * 20))]
+    assert judged(collapsed).warnings[0].startswith("Entropy fell")
+
+
 def test_every_warning_ends_on_what_to_do_and_names_no_page():
     """A wheel has no pages, so the remedy is in the sentence; a run that got worse without a warning has one, too."""
     others = {"completions/clipped_ratio": 0.3, "kl": 3.0, "rules/code/timeout_frac": 0.2, "loss": math.nan}

@@ -204,39 +204,68 @@ def _without_reward(series: Mapping[str, Series], summary: RunSummary) -> Iterat
         )
 
 
-def _without_answer(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn of rules that found no answer in most of the last completions."""
-    for key in series:
-        # Keys of held-out rows begin with `eval_`: a rule gets one sentence.
-        found = _last(series, key) if key.startswith("rules/") and key.endswith("/no_answer_frac") else None
-        if found and found > SAME_REWARD_FRAC:
-            yield (
-                f"Rule '{key.split('/')[1]}' found no answer in {found:.0%} of the last completions. Read the samples "
-                "in report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
-            )
+def _without_signal(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of completions cut off, of rules that found no answer and of groups of equal rewards; larger shares first.
+
+    Of equal shares the cause comes first: a completion that was cut off has no answer, and groups without answers earn
+    the same.
+    """
+    found = [_cut_off(series), *_without_answer(series), _alike(series)]
+    if min(_earned(series)) >= 1:  # cut-off completions that earn the most are no cause
+        found.reverse()
+    for warning in sorted(found, key=lambda one: -one.share):
+        if warning.share > warning.least:
+            yield warning.words
 
 
-def _cut_or_alike(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn of completions that were cut off, and of groups of equal rewards; the larger share comes first."""
-    cut_frac = _last(series, "completions/clipped_ratio") or 0.0
-    same_frac = _last(series, "frac_reward_zero_std") or 0.0
-    cut_off = (
-        f"{cut_frac:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let "
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A share of completions or groups (0 to 1), the share above which it is worth a sentence, and the sentence."""
+
+    share: float
+    least: float
+    words: str
+
+
+def _cut_off(series: Mapping[str, Series]) -> _Share:
+    """Return the share of the last completions that were cut off."""
+    share = _last(series, "completions/clipped_ratio") or 0.0
+    words = (
+        f"{share:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let "
         "a rule reward short ones."
     )
-    earned = [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
+    return _Share(share, TRUNCATED_FRAC, words)
+
+
+def _without_answer(series: Mapping[str, Series]) -> Iterator[_Share]:
+    """Return for each rule the share of the last completions in which it found no answer."""
+    for key in series:
+        # Keys of held-out rows begin with `eval_`: a rule gets one sentence.
+        if key.startswith("rules/") and key.endswith("/no_answer_frac"):
+            share = _last(series, key) or 0.0
+            words = (
+                f"Rule '{key.split('/')[1]}' found no answer in {share:.0%} of the last completions. Read the samples "
+                "in report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
+            )
+            yield _Share(share, SAME_REWARD_FRAC, words)
+
+
+def _alike(series: Mapping[str, Series]) -> _Share:
+    """Return the share of the last groups in which all completions earned the same."""
+    share = _last(series, "frac_reward_zero_std") or 0.0
     advice = "Choose prompts that are neither too easy nor too hard, or raise num_generations."
+    earned = _earned(series)
     if min(earned) >= 1:
         advice = "All reach the maximum reward: choose harder prompts, or a finer reward."
     elif max(earned) <= 0:
         advice = "All reach the minimum reward: choose easier prompts, or reward steps on the way."
-    alike = f"In {same_frac:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
-    shares = [(cut_frac, TRUNCATED_FRAC, cut_off), (same_frac, SAME_REWARD_FRAC, alike)]
-    if min(earned) >= 1:  # cut-off completions that earn the most are no cause
-        shares.reverse()
-    for share, least, words in sorted(shares, key=lambda one: -one[0]):
-        if share > least:
-            yield words
+    words = f"In {share:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
+    return _Share(share, SAME_REWARD_FRAC, words)
+
+
+def _earned(series: Mapping[str, Series]) -> list[float]:
+    """Return the last mean value of each reward function; NaN alone if none is logged."""
+    return [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
 
 
 def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
@@ -360,14 +389,13 @@ def _rules(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
             yield f"{what} Raise its weight, or let it gate the others."
 
 
-# In the order of the page: what stopped the learning comes before what it cost.
+# In the order of the page: a cause before what follows from it, and what stopped the learning before what it cost.
 _WARNINGS = (
     _packing_off,
     _without_reward,
-    _without_answer,
-    _cut_or_alike,
     _divergence,
     _entropy,
+    _without_signal,
     _critic,
     _overlap,
     _rules,

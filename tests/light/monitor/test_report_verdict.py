@@ -240,13 +240,15 @@ def test_a_cause_comes_before_what_follows_from_it():
     follows = {"rules/answer/no_answer_frac": 1.0, "frac_reward_zero_std": 1.0}
     no_answer, same = "Rule 'answer' found no answer", "In 100% of the last groups all completions"
     for cause, first in (
-        ({"completions/clipped_ratio": 1.0}, "100% of the last completions were cut off"),
+        ({"completions/clipped_ratio": 0.9}, "90% of the last completions were cut off"),
         ({"kl": 3.0}, "KL to the reference reached"),
         ({}, no_answer),
     ):
         warnings = judged(rewards([0.1, 0.2], **(follows | cause))).warnings
         assert warnings[0].startswith(first) and len(warnings) == len(cause) + 2
         assert warnings[-2].startswith(no_answer) and warnings[-1].startswith(same)
+    some = judged(rewards([0.1, 0.2], **follows, **{"completions/clipped_ratio": 0.4})).warnings
+    assert some[0].startswith(no_answer) and some[-1].startswith("40% of the last completions were cut off")
     collapsed = [one | follows | {"entropy": 2.0 * 0.5**number} for number, one in enumerate(rewards([0.1] * 20))]
     assert judged(collapsed).warnings[0].startswith("Entropy fell")
 

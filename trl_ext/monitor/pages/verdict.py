@@ -12,7 +12,7 @@ from trl_ext.monitor.words import cut, duration, from_to, score, short
 
 # Thresholds of warnings. A warning does not prove a fault.
 TRUNCATED_FRAC = 0.1
-SAME_REWARD_FRAC = 0.5
+MOST_FRAC = 0.5
 KL_PER_TOKEN = 1.0
 ENTROPY_LEFT_FRAC = 0.1
 NO_VALUE_FRAC = 0.05
@@ -205,15 +205,14 @@ def _without_reward(series: Mapping[str, Series], summary: RunSummary) -> Iterat
 
 
 def _without_signal(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn of completions cut off, of rules that found no answer and of groups of equal rewards; larger shares first.
+    """Warn of completions cut off, of rules that found no answer, and of groups of equal rewards, a cause first.
 
-    Of equal shares the cause comes first: a completion that was cut off has no answer, and groups without answers earn
-    the same.
+    Where most completions were cut off, that is why there are no answers, and groups without answers earn the same.
     """
-    found = [_cut_off(series), *_without_answer(series), _alike(series)]
-    if min(_earned(series)) >= 1:  # cut-off completions that earn the most are no cause
-        found.reverse()
-    for warning in sorted(found, key=lambda one: -one.share):
+    cut_off, found = _cut_off(series), [*_without_answer(series), _alike(series)]
+    earns_the_most = min(_earned(series)) >= 1
+    is_cause = cut_off.share > MOST_FRAC and not earns_the_most
+    for warning in [cut_off, *found] if is_cause else [*found, cut_off]:
         if warning.share > warning.least:
             yield warning.words
 
@@ -247,7 +246,7 @@ def _without_answer(series: Mapping[str, Series]) -> Iterator[_Share]:
                 f"Rule '{key.split('/')[1]}' found no answer in {share:.0%} of the last completions. Read the samples "
                 "in report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
             )
-            yield _Share(share, SAME_REWARD_FRAC, words)
+            yield _Share(share, MOST_FRAC, words)
 
 
 def _alike(series: Mapping[str, Series]) -> _Share:
@@ -260,7 +259,7 @@ def _alike(series: Mapping[str, Series]) -> _Share:
     elif max(earned) <= 0:
         advice = "All reach the minimum reward: choose easier prompts, or reward steps on the way."
     words = f"In {share:.0%} of the last groups all completions earned the same: these teach nothing. {advice}"
-    return _Share(share, SAME_REWARD_FRAC, words)
+    return _Share(share, MOST_FRAC, words)
 
 
 def _earned(series: Mapping[str, Series]) -> list[float]:

@@ -127,6 +127,18 @@ def test_a_rule_that_falls_while_the_reward_rises_is_told():
     assert "noise" not in warned(noisy)
 
 
+def test_a_rule_that_falls_on_held_out_rows_is_told_unless_it_rose_in_training():
+    """A rule that the model hardly kept at first has no room to fall beyond the noise of training."""
+    log = [entry | {"rewards/truth/mean": 0.1} for entry in rewards([n / 20 for n in range(20)])]
+    ends = {0: {"eval_reward": 0.2, "eval_rewards/truth/mean": 0.13}}
+    ends[20] = {"eval_reward": 0.9, "eval_rewards/truth/mean": 0.05}
+    evaluated = [*log, *({"step": step} | numbers for step, numbers in ends.items())]
+    sentence = "Rule 'truth' fell by 0.0800 while the reward rose by 0.70 on held-out rows: is it outbid?"
+    assert sentence in warned(evaluated) and "outbid" not in warned(log)
+    rising = [one | ({"rewards/truth/mean": one["reward"]} if "reward" in one else {}) for one in evaluated]
+    assert "outbid" not in warned(rising)
+
+
 def test_a_reward_model_that_overfits_or_judges_length_is_told():
     log = [{"step": 5, "accuracy": 0.95, "loss": 0.1}]
     log += [{"step": 5, "eval_accuracy": 0.7, "eval_score_length_correlation": 0.8}]

@@ -374,18 +374,33 @@ def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[s
 
 
 def _rules(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn of rules that gave no value, and of rules that fell while the reward rose."""
+    """Warn of rules that gave no value."""
     for key, values in series.items():
         rule, _, metric = key.removeprefix("rules/").rpartition("/")
         if key.startswith("rules/") and metric in _WITHOUT_VALUE:
             share = statistics.fmean(values.values)
             if share > NO_VALUE_FRAC or (metric == "error_frac" and share > 0):
                 yield f"Rule '{rule}' {_WITHOUT_VALUE[metric].format(share)}"
-    rose = _change(series["reward"]) if "reward" in series else 0.0
-    for key, curve in _RULES.members(series) if rose > OUTBID else ():
-        if (fell := -_change(series[key])) > OUTBID:
-            what = f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
-            yield f"{what} Raise its weight, or let it gate the others."
+
+
+def _outbid(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """Warn of rules that fell while the reward rose, in training or from the first to the last evaluation."""
+    training = {key: _change(series[key]) for key in series if key == "reward" or _RULES.member(key)}
+    held_out = {
+        curve.key: change.after - change.before
+        for curve, change in summary.held_out.items()
+        if change.before is not None and change.after is not None
+    }
+    for key, curve in _RULES.members(series):
+        for changes, where in ((training, ""), (held_out, " on held-out rows")):
+            rose, fell = changes.get("reward", 0.0), -changes.get(key, 0.0)
+            # A few held-out rows are noisy: what rises in training did not fall.
+            if rose > OUTBID and fell > OUTBID and training[key] <= 0:
+                yield (
+                    f"Rule '{curve.name}' fell by {short(fell)} while the reward rose by {short(rose)}{where}: is it "
+                    "outbid? Raise its weight, or let it gate the others."
+                )
+                break
 
 
 # In the order of the page: a cause before what follows from it, and what stopped the learning before what it cost.
@@ -394,6 +409,7 @@ _WARNINGS = (
     _without_reward,
     _divergence,
     _entropy,
+    _outbid,
     _without_signal,
     _critic,
     _overlap,

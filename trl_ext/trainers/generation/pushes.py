@@ -37,13 +37,13 @@ class PushWatch:
     def __init__(self) -> None:
         self._reference, self._largest_move, self._num_far = 0.0, -1.0, 0
 
-    def look(self, sums: torch.Tensor, move: float, state: Any, metrics: dict[str, list[float]]) -> None:
+    def look(self, sums: torch.Tensor, move: float | None, state: Any, metrics: dict[str, list[float]]) -> None:
         """Log the difference of an optimizer step's samples, and compare it with the first.
 
         Args:
             sums: [2] from `compared`, over the step's samples on all ranks.
             move: How far the policy may have moved by design since the weights that sampled were pushed: learning rate
-                times updates; 0 if it has not.
+                times updates; 0 if it has not; None if that is not known: the difference is logged and not judged.
             state: The trainer's, whose log has the first difference of a resumed run.
             metrics: What the trainer logs next.
 
@@ -55,6 +55,8 @@ class PushWatch:
             return
         difference /= uncertainty
         metrics[LOGIT_DIFFERENCE].append(difference)
+        if move is None:
+            return
         if move > self._largest_move:
             logged = (entry[LOGIT_DIFFERENCE] for entry in state.log_history if LOGIT_DIFFERENCE in entry)
             own = difference if move else next(logged, difference)

@@ -184,10 +184,17 @@ class OldPolicy:
         metrics[f"{_RATIO}/mean"].append(ratio / max(num_ratios, 1))
         metrics[f"{_RATIO}/max"].append(largest_ratio)
         if self._trainer.model.training:
-            # Samples that were generated ahead are of the weights one block before, but for the first block.
-            is_behind = getattr(self._trainer.args, "generation_ahead", 0) and self._sampled_at
-            move = self._trainer.optimizer.param_groups[0]["lr"] if is_behind else 0.0
-            self._pushes.look(values[[0, 4]], move, self._trainer.state, metrics)
+            self._pushes.look(values[[0, 4]], self._move(), self._trainer.state, metrics)
+
+    def _move(self) -> float | None:
+        """Return how far the policy may be from the weights that sampled, in learning rates.
+
+        Samples that were generated ahead are of the weights one block before, but for the first block. None within a
+        block that a resumed run has from its checkpoint: it may be the first.
+        """
+        if not getattr(self._trainer.args, "generation_ahead", 0) or self._sampled_at == 0:
+            return 0.0
+        return None if self._sampled_at is None else self._trainer.optimizer.param_groups[0]["lr"]
 
     def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return [8]: sum and number of differences and of ratios; the sum of `1 - p` over the tokens that have a

@@ -58,6 +58,23 @@ def check_arguments(
         )
     if data_collator is not None:
         logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
+    _check_models(args, model, ref_model, value_model)
+    if args.advantage_estimator == "remax" and rollout_func is not None:
+        raise ConfigError(
+            "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples. Take another "
+            "estimator, or leave rollout_func out."
+        )
+    _check_rewards(args, value_model, reward_models, reward_funcs)
+
+
+def _check_models(args: PPOConfig, model: Any, ref_model: Any, value_model: Any) -> None:
+    """Raise ConfigError unless there is an actor, and reference and critic, if given, are other models.
+
+    Args:
+        args: The PPOConfig.
+        model: The actor as given.
+        ref_model, value_model: As given, or None.
+    """
     if model is None:
         raise ConfigError("PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).")
     if _is_one_object(ref_model, model):
@@ -71,11 +88,19 @@ def check_arguments(
         )
     if _is_one_object(value_model, model):
         raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
-    if args.advantage_estimator == "remax" and rollout_func is not None:
-        raise ConfigError(
-            "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples. Take another "
-            "estimator, or leave rollout_func out."
-        )
+
+
+def _check_rewards(
+    args: PPOConfig, value_model: Any, reward_models: Sequence[Any], reward_funcs: Sequence[Any]
+) -> None:
+    """Raise ConfigError unless something scores the completions, as `score_mode` needs it, and is not trained itself.
+
+    Args:
+        args: The PPOConfig.
+        value_model: As given, or None.
+        reward_models: Reward models and adapters as given.
+        reward_funcs: Rules and other reward functions.
+    """
     if any(_is_one_object(reward, value_model) for reward in reward_models):
         raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
     if not reward_models and not reward_funcs:
@@ -104,21 +129,42 @@ def choose_critic(
         reward_models: Complete reward models.
     """
     if args.advantage_estimator != "gae":
-        given = {"value_model": value_model, "reward_adapter": reward_adapters or None}
-        if name := next((name for name, what in given.items() if what is not None), None):
-            raise ConfigError(
-                f"{name} has no use with advantage_estimator='{args.advantage_estimator}', which has no critic. "
-                + ("Drop it." if name == "value_model" else "Give the reward model as reward_model.")
-            )
+        no_use = f"has no use with advantage_estimator='{args.advantage_estimator}', which has no critic."
+        if value_model is not None:
+            raise ConfigError(f"value_model {no_use} Drop it.")
+        if reward_adapters:
+            raise ConfigError(f"reward_adapter {no_use} Give the reward model as reward_model.")
         return "none"
     critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
+    _check_start(args, critic, is_peft, value_model, reward_adapters, reward_models)
+    _check_launch(args, critic)
+    return critic
+
+
+def _check_start(
+    args: PPOConfig,
+    critic: str,
+    is_peft: bool,
+    value_model: Any,
+    reward_adapters: Sequence[str],
+    reward_models: Sequence[Any],
+) -> None:
+    """Raise ConfigError unless the given models are what a critic of this kind starts from.
+
+    Args:
+        args: The PPOConfig.
+        critic: The kind of critic.
+        is_peft: Whether the actor has a LoRA.
+        value_model: As given, or None.
+        reward_adapters, reward_models: As given.
+    """
     if critic == "adapter" and not is_peft:
         raise ConfigError(
             "critic='adapter' is a second LoRA next to the actor's, but the actor has none. Give "
             "peft_config=LoraConfig(...), or take critic='head'."
         )
     if args.critic_init == "reward":
-        _check_start(critic, value_model, reward_adapters, reward_models)
+        _check_reward_start(critic, value_model, reward_adapters, reward_models)
     elif critic == "separate" and value_model is None:
         raise ConfigError(
             "critic='separate' needs value_model: a model or path for AutoModelForSequenceClassification with "
@@ -126,6 +172,15 @@ def choose_critic(
         )
     if critic != "separate" and value_model is not None:
         raise ConfigError(f"value_model has no use with critic='{critic}'. Drop one of the two.")
+    if critic != "adapter" and reward_adapters:
+        raise ConfigError(
+            f"reward_adapter is a third LoRA after the LoRAs of actor and critic, but critic='{critic}' has none. "
+            "Take critic='adapter' with a peft_config, or give the reward model as reward_model."
+        )
+
+
+def _check_launch(args: PPOConfig, critic: str) -> None:
+    """Raise ConfigError if a critic of this kind cannot be trained as the run is launched: ZeRO-3, FSDP, fp16."""
     if critic == "adapter" and args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
         if args.gradient_checkpointing and is_older("deepspeed", "0.19.4"):
             raise ConfigError(
@@ -133,18 +188,14 @@ def choose_critic(
                 "without reentrant checkpointing, which cannot keep the adapters apart. Update DeepSpeed, set "
                 "gradient_checkpointing=False, use ZeRO-2, or take critic='head'."
             )
-    if critic != "adapter" and reward_adapters:
-        raise ConfigError(
-            f"reward_adapter is a third LoRA after the LoRAs of actor and critic, but critic='{critic}' has none. "
-            "Take critic='adapter' with a peft_config, or give the reward model as reward_model."
-        )
     check(SimpleNamespace(fsdp=is_fsdp(args), trainer="ppo", critic=critic), OF_FSDP)
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
-    return critic
 
 
-def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]) -> None:
+def _check_reward_start(
+    critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]
+) -> None:
     """Raise ConfigError unless the reward model for critic_init='reward' is given.
 
     Args:

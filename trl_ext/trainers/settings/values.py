@@ -195,24 +195,34 @@ def setting(default: Any, purpose: str, **others: Any) -> Any:
 
 def check_types(config: Any) -> None:
     """Raise ConfigError for a value of another type than its setting's, or beyond 64 bits, in the settings that our
-    configs add to TRL's."""
-    ours = [base for base in type(config).__mro__ if base.__module__.startswith("trl_ext")]
-    others = [base for base in type(config).__mro__ if base not in ours]
-    theirs = {name for base in others for name in vars(base).get("__annotations__", ())}
-    theirs |= {"memory", "contradictions", "choices"}  # parse_memory reads memory, which may be a plan or a path
-    for name, hint in get_type_hints(ours[0]).items():
-        if name in theirs:
-            continue
+    configs add to TRL's. Turn whole numbers that are written as a float into an int."""
+    for name, hint in _added_settings(type(config)).items():
         value, types = getattr(config, name), {get_origin(one) or one for one in get_args(hint) or (hint,)}
         if int in types and isinstance(value, float) and value.is_integer():  # total_episodes=1e5
             value = int(value)
             setattr(config, name, value)
-        types |= {int} if float in types else {str, tuple} if list in types else set()
-        is_of_type = isinstance(value, tuple(types)) and (bool in types or not isinstance(value, bool))
-        is_too_large = isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63
-        if not is_of_type or is_too_large:
-            wanted = " or ".join(sorted(one.__name__.replace("NoneType", "None") for one in types))
-            raise ConfigError(f"{name}={value!r} must be {f'of type {wanted}' if not is_of_type else 'below 2**63'}.")
+        _check_type(name, value, types)
+
+
+def _added_settings(kind: type) -> dict[str, Any]:
+    """Return the settings that our classes of config add to TRL's, with their type hints, by name."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("trl_ext")]
+    theirs = {name for base in kind.__mro__ if base not in ours for name in vars(base).get("__annotations__", ())}
+    theirs |= {"memory", "contradictions", "choices"}  # parse_memory reads memory, which may be a plan or a path
+    return {name: hint for name, hint in get_type_hints(ours[0]).items() if name not in theirs}
+
+
+def _check_type(name: str, value: Any, hinted: set[Any]) -> None:
+    """Raise ConfigError for a value of none of these types, or beyond 64 bits.
+
+    A float may be an int; a list may be a text or a tuple; a bool is no number.
+    """
+    types = hinted | ({int} if float in hinted else {str, tuple} if list in hinted else set())
+    if not isinstance(value, tuple(types)) or (isinstance(value, bool) and bool not in types):
+        wanted = " or ".join(sorted(one.__name__.replace("NoneType", "None") for one in types))
+        raise ConfigError(f"{name}={value!r} must be of type {wanted}.")
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) >= 2**63:
+        raise ConfigError(f"{name}={value!r} must be below 2**63.")
 
 
 def check_numbers(config: Any) -> None:

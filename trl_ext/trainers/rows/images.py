@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,7 +56,10 @@ def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
         for one in of_row.split(of_grids.prod(-1).tolist())
     ]
     images = iter(images_of(patches, grids))
-    return one_of_each([tuple(next(images) for _ in range(count)) for count in counts])
+    found: list[tuple[Image, ...]] = []
+    for count in counts:
+        found.append(tuple(next(images) for _ in range(count)))
+    return one_of_each(found)
 
 
 def by_rows(rollouts: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,29 +91,57 @@ def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accele
             raise DataError(f"On rank {rank}: {problem}" if len(found) > 1 else problem)
 
 
+_ImageId = tuple[int, int]  # the rank that has an image, and the image's number there
+
+
 def redistribute_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> ImageRows:
     """Send every rank the images of its new rows, as `redistribute` sends the rows. Collective.
 
     One rank sends at a time: each image once, and only images of rows that leave it.
     """
-    mine, size = list(dict.fromkeys(image for row in rows for image in row)), len(rows)
-    number = {image: i for i, image in enumerate(mine)}
-    shown = gather_object([[number[image] for image in row] for row in rows])  # of all ranks' rows, in order
-    here: dict[tuple[int, int], Image] = {(accelerator.process_index, i): image for i, image in enumerate(mine)}
-    wanted = [{(i // size, k) for i in of_rank for k in shown[i]} for of_rank in rows_of_ranks]
+    me, mine = accelerator.process_index, list(dict.fromkeys(chain.from_iterable(rows)))
+    ids = _ids_of_rows(rows, mine)
+    wanted = [set(chain.from_iterable(map(ids.__getitem__, of_rank))) for of_rank in rows_of_ranks]
+    here: dict[_ImageId, Image] = {(me, k): image for k, image in enumerate(mine)}
     for rank in range(accelerator.num_processes):
-        leaving = sorted({one[1] for r, of_rank in enumerate(wanted) for one in of_rank if one[0] == rank != r})
-        if not leaving:
-            continue
-        is_mine = rank == accelerator.process_index
-        sent: list[Any] = [{k: replace(mine[k], pixels=mine[k].pixels.cpu()) for k in leaving} if is_mine else None]
-        broadcast_object_list(sent, from_process=rank)
-        if not is_mine:
-            come = {k: one for k, one in sent[0].items() if (rank, k) in wanted[accelerator.process_index]}
-            here |= {(rank, k): replace(one, pixels=one.pixels.to(accelerator.device)) for k, one in come.items()}
+        of_others = set().union(*wanted[:rank], *wanted[rank + 1 :])
+        leaving = sorted(k for owner, k in of_others if owner == rank)
+        if leaving:
+            sent = _broadcast(mine, leaving, rank, accelerator)
+            here |= {(rank, k): _moved(one, accelerator.device) for k, one in sent.items() if (rank, k) in wanted[me]}
     # Rows of a group may come from several ranks: store their equal images once.
-    rows_here = rows_of_ranks[accelerator.process_index]
-    return one_of_each([tuple(here[i // size, k] for k in shown[i]) for i in rows_here])
+    return one_of_each([tuple(map(here.__getitem__, ids[i])) for i in rows_of_ranks[me]])
+
+
+def _ids_of_rows(rows: ImageRows, mine: Sequence[Image]) -> list[list[_ImageId]]:
+    """Return the ids of the images of each row of all ranks, in rank order; `mine` are this rank's. Collective."""
+    number = {image: k for k, image in enumerate(mine)}
+    numbers = gather_object([list(map(number.__getitem__, row)) for row in rows])
+    found = []
+    for i, of_row in enumerate(numbers):
+        found.append([(i // len(rows), k) for k in of_row])
+    return found
+
+
+def _broadcast(mine: Sequence[Image], leaving: Sequence[int], rank: int, accelerator: Any) -> dict[int, Image]:
+    """Return the images of one rank that others want, by number; none on the rank itself. Collective.
+
+    Args:
+        mine: This rank's images.
+        leaving: Numbers of the images that the rank sends.
+        rank: The rank that sends.
+        accelerator: The trainer's accelerator.
+    """
+    if rank == accelerator.process_index:
+        broadcast_object_list([{k: _moved(mine[k], "cpu") for k in leaving}], from_process=rank)
+        return {}
+    received: list[Any] = [None]
+    broadcast_object_list(received, from_process=rank)
+    return received[0]
+
+
+def _moved(image: Image, device: torch.device | str) -> Image:
+    return replace(image, pixels=image.pixels.to(device))
 
 
 def digest_of_rows(rows: ImageRows, device: torch.device) -> torch.Tensor:
@@ -127,9 +159,12 @@ def without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a batch with an empty list of images instead of null, which TRL cannot read."""
     if not any(row.get(name, "") is None for row in rows for name in _COLUMNS):
         return rows
-    return [
-        {**row, "images": row.get("images") or [one for one in [row.get("image")] if one is not None]} for row in rows
-    ]
+    return [{**row, "images": row.get("images") or _only_image_of(row)} for row in rows]
+
+
+def _only_image_of(row: Mapping[str, Any]) -> list[Any]:
+    image = row.get("image")
+    return [] if image is None else [image]
 
 
 def unreadable(dataset: Dataset, image_token: str) -> dict[str, list[int]]:

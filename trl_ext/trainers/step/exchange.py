@@ -39,18 +39,12 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
     Returns:
         The rows of this rank, cut to the columns that their prompts and completions need.
     """
-    rank = accelerator.process_index
-    everywhere = gather_object([{key: _size(value) for key, value in batch.items()}])
-    assert all(sizes.keys() == everywhere[rank].keys() for sizes in everywhere), "ranks hold other keys"
-    num_rows = {size[0] for sizes in everywhere for size in sizes.values() if size}
-    assert len(num_rows) <= 1, f"ranks or keys hold other numbers of rows: {sorted(num_rows)}"
-    mine = list(rows_of_ranks[rank])
-
+    everywhere, mine = _sizes_everywhere(batch), list(rows_of_ranks[accelerator.process_index])
     found: dict[str, Any] = {}
     used: dict[str, slice] = {}
     for key in sorted(batch, key=lambda key: (key not in _MASKS, key)):  # masks first: they mark the padding
         value, sizes = batch[key], [sizes[key] for sizes in everywhere]
-        if not sizes[rank]:
+        if not _size(value):
             found[key] = value
         elif isinstance(value, torch.Tensor):
             mask = "prompt_mask" if key.startswith("prompt_") else "completion_mask"
@@ -58,19 +52,37 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             # if all masks have one column, and then that column is needed.
             is_padded = value.ndim == 2 and sizes == [sizes.get(mask) for sizes in everywhere]
             if is_padded:
-                missing = max(width for _, width in sizes) - value.size(1)
-                value = pad(value, (missing, 0) if mask == "prompt_mask" else (0, missing))
+                value = _widened(value, max(width for _, width in sizes), is_prompt=mask == "prompt_mask")
             found[key] = _rows_from(value, mine, accelerator)
             if key in _MASKS:
-                # From the first to the last column in which some row has a token; one column if there is no token.
-                columns = found[key].any(dim=0).nonzero().flatten().tolist() or [0]
-                used[key] = slice(columns[0], columns[-1] + 1)
+                used[key] = _used_columns(found[key])
             if is_padded:
                 found[key] = found[key][:, used[mask]]
         else:
             entries = gather_object(send_to_device(value, "cpu"))
             found[key] = send_to_device([entries[row] for row in mine], accelerator.device)
     return {key: found[key] for key in batch}
+
+
+def _sizes_everywhere(batch: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
+    """Return the size of each value of the batch on each rank, as in `_size`. Collective."""
+    everywhere = gather_object([{key: _size(value) for key, value in batch.items()}])
+    assert all(sizes.keys() == batch.keys() for sizes in everywhere), "ranks hold other keys"
+    num_rows = {size[0] for sizes in everywhere for size in sizes.values() if size}
+    assert len(num_rows) <= 1, f"ranks or keys hold other numbers of rows: {sorted(num_rows)}"
+    return everywhere
+
+
+def _widened(value: torch.Tensor, width: int, *, is_prompt: bool) -> torch.Tensor:
+    """Return [B, `width`]: prompts have their new columns on the left, completions on the right."""
+    missing = width - value.size(1)
+    return pad(value, (missing, 0) if is_prompt else (0, missing))
+
+
+def _used_columns(mask: torch.Tensor) -> slice:
+    """Return the first to the last column in which some row has a token; one column if there is no token."""
+    columns = mask.any(dim=0).nonzero().flatten().tolist() or [0]
+    return slice(columns[0], columns[-1] + 1)
 
 
 def _rows_from(value: torch.Tensor, wanted: Sequence[int], accelerator: Any) -> torch.Tensor:

@@ -50,29 +50,39 @@ class TextCheck:
         return self._problem_of_messages(value, what)
 
     def _problem_of_messages(self, messages: list[Any], what: str) -> str:
-        says_something = self.may_be_blank
-        speaks = False
         for message in messages:
-            if not isinstance(message, Mapping):
-                return f"a {what} that is a list of {type(message).__name__}, not of messages"
-            role, content = message.get("role"), message.get("content")
-            if not isinstance(role, str) or not role.strip():
-                way_out = " (a recipe reads `from` and `value` by its columns)" if "from" in message else ""
-                return f"a message without role in its {what}{way_out}"
-            if self.roles and role not in self.roles:
-                return f"a message in its {what} with the role '{role}', which the chat template does not name"
-            stands_in = any(message.get(name) for name in INSTEAD_OF_CONTENT)
-            if content is None and not stands_in:
-                return f"a message without content in its {what}"
-            if not isinstance(content, str | list | None):
-                return f"a message in its {what} whose content is of type {type(content).__name__}"
-            if isinstance(content, str) and (found := _unreadable(content)):
-                return f"{found} in its {what}"
-            speaks = stands_in or (not is_blank(content) if isinstance(content, str) else bool(content))
-            says_something = says_something or speaks
-        if self.is_answer and not speaks:
+            if found := self._problem_of_message(message, what):
+                return found
+        if self.is_answer and not _says_something(messages[-1]):
             return f"a {what} whose last message is empty"
-        return "" if says_something else f"a {what} whose messages are empty"
+        is_bad = not self.may_be_blank and not any(map(_says_something, messages))
+        return f"a {what} whose messages are empty" if is_bad else ""
+
+    def _problem_of_message(self, message: Any, what: str) -> str:
+        """Return the problem of one message, as `problem` does; an empty content is none."""
+        if not isinstance(message, Mapping):
+            return f"a {what} that is a list of {type(message).__name__}, not of messages"
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role.strip():
+            way_out = " (a recipe reads `from` and `value` by its columns)" if "from" in message else ""
+            return f"a message without role in its {what}{way_out}"
+        if self.roles and role not in self.roles:
+            return f"a message in its {what} with the role '{role}', which the chat template does not name"
+        if content is None and not _says_something(message):
+            return f"a message without content in its {what}"
+        if not isinstance(content, str | list | None):
+            return f"a message in its {what} whose content is of type {type(content).__name__}"
+        if isinstance(content, str) and (found := _unreadable(content)):
+            return f"{found} in its {what}"
+        return ""
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Return True for a message with visible content, or with something instead of content."""
+    if any(message.get(name) for name in INSTEAD_OF_CONTENT):
+        return True
+    content = message.get("content")
+    return not is_blank(content) if isinstance(content, str) else bool(content)
 
 
 def special_token_in(text: str, tokenizer: Any) -> str:

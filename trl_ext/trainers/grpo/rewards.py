@@ -39,6 +39,8 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL passes these on
 # Shares of rows with an exceptional outcome, and workers that had to be started again.
 _SHARE = re.compile(r"rules/.+_frac|rules/workers_restarted")
 
+_LIST_WANTED = "Return a list of one float, or None, per completion."
+
 logger = logging.get_logger(__name__)
 
 
@@ -70,27 +72,18 @@ class GuardedReward:
 
     def _checked(self, rewards: Any, expected: int) -> list[float | None]:
         """Return a reward, or None, for each completion, and keep the rewards of its turns; RuleError for others."""
-        prefix = f"The reward '{self.name}'{_place_of(self.function)} returned"
-        advice = "Return a list of one float, or None, per completion."
-        is_one = not isinstance(rewards, Iterable) or getattr(rewards, "ndim", 1) == 0
-        if is_one or isinstance(rewards, str | bytes | Mapping | Set):
-            raise RuleError(f"{prefix} {_describe(rewards)} for {expected} completions. {advice}")
-        values = list(rewards)
-        if len(values) != expected:
-            raise RuleError(f"{prefix} {len(values)} values for {expected} completions. {advice}")
+        values = self._values(rewards, expected)
         takes_turns = self.takes_turns or getattr(self.function, "sums_turns", False)
         if not takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
-            raise RuleError(
-                f"{prefix} rewards per turn, {found[0]}. GRPO has one advantage for a whole completion: return their "
-                "sum, or take PPOTrainer."
+            raise self._error(
+                f"rewards per turn, {found[0]}. GRPO has one advantage for a whole completion: return their sum, or "
+                "take PPOTrainer."
             )
         totals: list[float | None] = []
         self.turns = []
         for number, value in enumerate(values):
             has_turns = isinstance(value, (list, tuple))
-            for one in value if has_turns else [value]:
-                if one is not None and _size(one) < 0:
-                    raise RuleError(f"{prefix} {_describe(one)} for completion {number}. {advice}")
+            self._check_numbers(value if has_turns else [value], number)
             turns = [float(one) if _is_bounded(one) else math.nan for one in value] if has_turns else None
             total = value if turns is None else sum(turns)
             if total is not None and not _is_bounded(total):
@@ -99,6 +92,25 @@ class GuardedReward:
             totals.append(total)
             self.turns.append(turns)
         return totals
+
+    def _values(self, rewards: Any, expected: int) -> list[Any]:
+        """Return the rewards as a list; RuleError unless there is a value for each completion."""
+        is_one = not isinstance(rewards, Iterable) or getattr(rewards, "ndim", 1) == 0
+        if is_one or isinstance(rewards, str | bytes | Mapping | Set):
+            raise self._error(f"{_describe(rewards)} for {expected} completions. {_LIST_WANTED}")
+        values = list(rewards)
+        if len(values) != expected:
+            raise self._error(f"{len(values)} values for {expected} completions. {_LIST_WANTED}")
+        return values
+
+    def _check_numbers(self, values: Iterable[Any], number: int) -> None:
+        """Raise RuleError if a reward of completion `number` is neither a number nor None."""
+        for value in values:
+            if value is not None and _size(value) < 0:
+                raise self._error(f"{_describe(value)} for completion {number}. {_LIST_WANTED}")
+
+    def _error(self, returned: str) -> RuleError:
+        return RuleError(f"The reward '{self.name}'{_place_of(self.function)} returned {returned}")
 
 
 class AsyncGuardedReward(GuardedReward):

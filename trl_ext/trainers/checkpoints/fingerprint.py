@@ -47,8 +47,7 @@ def fingerprint(trainer: SavedTrainer) -> dict[str, Any]:
         "model": {
             "config": {} if config is None else _without_operational(config.to_dict()),
             "adapters": {
-                name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
-                for name, config in getattr(trainer.model, "peft_config", {}).items()
+                name: _adapter_of(config) for name, config in getattr(trainer.model, "peft_config", {}).items()
             },
             "trained": {"tensors": len(shapes), "shapes": _hash(json.dumps(sorted(shapes)).encode())},
             **_sample("frozen", (p for p in trainer.model.parameters() if not p.requires_grad)),
@@ -103,18 +102,23 @@ def described(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         shown = (f.name for f in fields(value) if f.repr and f.name not in _HOW_RULES_RUN)
         return {"type": type(value).__qualname__, **{name: described(getattr(value, name)) for name in shown}}
-    if isinstance(value, Mapping):
-        # A list of pairs, so that an added key is a difference.
-        pairs = sorted(public(value).items(), key=lambda pair: str(pair[0]))
-        return [[str(key), described(item)] for key, item in pairs]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(str, value))
-    if isinstance(value, Sequence):
-        return [described(item) for item in value]
+    if isinstance(value, (Mapping, set, frozenset, Sequence)):
+        return _described_items(value)
     if isinstance(getattr(value, "model", None), nn.Module):  # PPO's reward models
         frozen = (p for p in value.model.parameters() if not p.requires_grad)
         return {"type": type(value).__qualname__, **_sample("weights", frozen)}
     return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _described_items(container: Mapping[Any, Any] | set[Any] | frozenset[Any] | Sequence[Any]) -> list[Any]:
+    """Return the items of a mapping, set or sequence as JSON."""
+    if isinstance(container, Mapping):
+        # A list of pairs, so that an added key is a difference.
+        pairs = sorted(public(container).items(), key=lambda pair: str(pair[0]))
+        return [[str(key), described(item)] for key, item in pairs]
+    if isinstance(container, (set, frozenset)):
+        return sorted(map(str, container))
+    return [described(item) for item in container]
 
 
 def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
@@ -220,6 +224,11 @@ def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         kept[key] = _without_operational(value) if isinstance(value, dict) else described(value)
     return kept
+
+
+def _adapter_of(config: Any) -> dict[str, Any]:
+    """Return the keys of an adapter's config that are compared."""
+    return {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
 
 
 def _reference_of(trainer: SavedTrainer) -> dict[str, str]:

@@ -45,22 +45,10 @@ def find_checkpoint(args: TrainingArguments, wanted: str | bool | None) -> str |
         return None
     run_dir = Path(str(args.output_dir))
     if not isinstance(wanted, bool):
-        folder = Path(wanted)
-        reason = _why_not(args, folder)
-        if reason:
-            other, _ = _newest_whole(args, folder.parent, leave_out=folder.name)
-            advice = f"{other} is whole" if other else f"No other one in {folder.parent} is whole"
-            raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
-        others = [path.name for path in newest_first(run_dir) if run_of(path) != run_of(folder)]
-        if (other := of_rank_0(args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
-            raise ConfigError(f"output_dir {run_dir} holds {other[0]} of another run than {folder}. Give another.")
+        _check_folder(args, Path(wanted), run_dir)
         return str(wanted)
     if args.process_index == 0:
-        # A kill between two renamings leaves a whole checkpoint in the temporary folder.
-        for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            final = run_dir / staged.name
-            if step_of(staged) is not None and is_whole(staged) and not final.exists():
-                os.rename(staged, final)
+        _finish_renaming(run_dir)
     found, passed = _newest_whole(args, run_dir, of_rank_0(args, recorded_run(run_dir)))
     if found:
         for line in passed if args.process_index == 0 else ():
@@ -69,6 +57,26 @@ def find_checkpoint(args: TrainingArguments, wanted: str | bool | None) -> str |
     if not passed:
         raise no_checkpoint(run_dir)
     raise ConfigError(f"No checkpoint in {run_dir} is whole: {_listed(passed)}.{_flag(passed[0])}")
+
+
+def _check_folder(args: TrainingArguments, folder: Path, run_dir: Path) -> None:
+    """Raise ConfigError unless the folder is a whole checkpoint, and output_dir is not of another run. Collective."""
+    reason = _why_not(args, folder)
+    if reason:
+        other, _ = _newest_whole(args, folder.parent, leave_out=folder.name)
+        advice = f"{other} is whole" if other else f"No other one in {folder.parent} is whole"
+        raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
+    others = [path.name for path in newest_first(run_dir) if run_of(path) != run_of(folder)]
+    if (foreign := of_rank_0(args, others[:1])) and folder.parent.resolve() != run_dir.resolve():
+        raise ConfigError(f"output_dir {run_dir} holds {foreign[0]} of another run than {folder}. Give another.")
+
+
+def _finish_renaming(run_dir: Path) -> None:
+    """Move whole checkpoints to the run's folder that a kill between two renamings left in the temporary folder."""
+    for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        final = run_dir / staged.name
+        if step_of(staged) is not None and is_whole(staged) and not final.exists():
+            os.rename(staged, final)
 
 
 def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:

@@ -121,34 +121,20 @@ class PPOModels:
         TRL makes the reference of a path, and the reference of an actor with adapters, which it switches off.
         """
         given, args, actor = self._given, self._args, self._given.actor
-        name, source, adapters = args.model_adapter_name, args.ref_adapter_name, getattr(actor, "peft_config", {})
-        has_adapters = not isinstance(actor, str) and is_peft_model(actor)
-        if name is not None:
-            if not has_adapters or name not in adapters:
-                listed_names = ", ".join(adapters) or "it has none"
-                raise ConfigError(f"model_adapter_name='{name}' is none of the model's adapters: {listed_names}.")
-            actor.set_adapter(name)
+        source, has_adapters = args.ref_adapter_name, not isinstance(actor, str) and is_peft_model(actor)
+        if args.model_adapter_name is not None:
+            _activate_adapter(actor, args.model_adapter_name)
         if args.beta == 0:
             return
         if source is not None and (given.reference is not None or not has_adapters):
             reason = "the model has no adapters yet" if given.reference is None else "ref_model is the reference"
             raise ConfigError(f"ref_adapter_name={source!r} has no effect: {reason}. Leave it out.")
         if given.reference is not None:
-            model = given.reference
-            options: Any = args.model_init_kwargs or {}
-            model = AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
-        elif given.is_peft or isinstance(actor, str):
-            if has_adapters:
-                add_reference_adapter(actor, source)
-            return
-        elif is_deepspeed_zero3_enabled():
-            raise ConfigError(
-                "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. "
-                "Give the model as a path, or give ref_model."
-            )
-        else:
-            model = copy.deepcopy(actor)
-        self.reference = model.eval().requires_grad_(False)
+            self.reference = _load_causal_model(given.reference, args).eval().requires_grad_(False)
+        elif has_adapters:
+            add_reference_adapter(actor, source)
+        elif given.peft_config is None and not isinstance(actor, str):
+            self.reference = _copy_of(actor).eval().requires_grad_(False)
 
     def prepare_reference(self) -> Any:
         """Return the wrapped reference with TRL's fused head, or the trainer's reference if there is no other."""
@@ -192,6 +178,31 @@ class PPOModels:
             else:
                 check_models([scorer.model], size_of_groups(self._args))
                 scorer.wrapped = prepare_frozen(scorer.wrapped, self._trainer)
+
+
+def _activate_adapter(actor: Any, name: str) -> None:
+    """Make an adapter of the actor the trained adapter; ConfigError if the actor does not have it."""
+    adapters = getattr(actor, "peft_config", {})
+    if isinstance(actor, str) or not is_peft_model(actor) or name not in adapters:
+        listed_names = ", ".join(adapters) or "it has none"
+        raise ConfigError(f"model_adapter_name='{name}' is none of the model's adapters: {listed_names}.")
+    actor.set_adapter(name)
+
+
+def _load_causal_model(model: Any, args: PPOConfig) -> Any:
+    """Return the causal language model, loaded as the actor is if it is a path."""
+    options: Any = args.model_init_kwargs or {}
+    return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
+
+
+def _copy_of(actor: Any) -> Any:
+    """Return a copy of a loaded actor; ConfigError under ZeRO-3, where no process has the whole weights."""
+    if is_deepspeed_zero3_enabled():
+        raise ConfigError(
+            "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. "
+            "Give the model as a path, or give ref_model."
+        )
+    return copy.deepcopy(actor)
 
 
 def add_reference_adapter(model: Any, source: str | None) -> None:

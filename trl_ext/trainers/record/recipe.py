@@ -72,18 +72,23 @@ def recipe_of(trainer: RecordedTrainer) -> tuple[dict[str, Any], list[str]]:
         keys["rules"] = rules  # instead of the path of a file, which may change
     keys.setdefault("seed", trainer.args.seed)
     plain = {name: _plain(value) for name, value in keys.items() if name not in _NOT_REPEATED}
-    lost = [name for name, value in plain.items() if value is _NOT_PLAIN]
-    notes += [f"Left out, as no file can hold it: {name}." for name in lost]
-    shown = public({name: value for name, value in plain.items() if name not in lost})
-    lacks = {name for name, value in plain.items() if name not in lost and shown.get(name) != value}
+    notes += [f"Left out, as no file can hold it: {name}." for name, value in plain.items() if value is _NOT_PLAIN]
+    kept = {name: value for name, value in plain.items() if value is not _NOT_PLAIN}
+    shown = public(kept)
+    lacks = {name for name, value in kept.items() if shown.get(name) != value}
     lacks |= {*getattr(trainer.args, "recipe_lacks", ()), *(["rules"] if _RULES_LACK in rules_notes else [])}
     if lacks := lacks - {"env"}:
         notes.append(f"Left out, as they may be secrets, of {', '.join(sorted(lacks))}: entries, and texts for '...'.")
-    if env := shown.pop("env", None):
-        if hidden := [name for name, value in env.items() if value is None]:
-            notes.append(f"Left out, as they may be secrets, of env: {', '.join(hidden)}.")
-        shown |= {"env": kept} if (kept := {name: value for name, value in env.items() if value is not None}) else {}
-    return shown, notes
+    return shown, notes + _drop_hidden_variables(shown)
+
+
+def _drop_hidden_variables(shown: dict[str, Any]) -> list[str]:
+    """Remove the environment variables whose values are hidden from a recipe, and return a line that names them."""
+    env = shown.pop("env", None) or {}
+    hidden = [name for name, value in env.items() if value is None]
+    if len(env) > len(hidden):
+        shown["env"] = {name: value for name, value in env.items() if value is not None}
+    return [f"Left out, as they may be secrets, of env: {', '.join(hidden)}."] if hidden else []
 
 
 def rules_of(trainer: RecordedTrainer) -> tuple[dict[str, Any] | None, list[str]]:

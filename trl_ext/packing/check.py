@@ -191,12 +191,10 @@ def _largest_change(found: dict[Probe, torch.Tensor], numbers: Numbers, vocab_si
     first, last = rows[0], rows[-1]
     group = {row: Probe(other(row.prompt), other(row.completion)) for row in rows if row.prompt == first.prompt}
     ends = [{row: Probe(row.prompt, other(row.completion))} for row in (first, last)]
-    changes = [
-        (found[row] - after).abs().max()
-        for replaced in (*ends, group)
-        for row, after in zip(rows, numbers([replaced.get(row, row) for row in rows]), strict=True)
-        if row not in replaced
-    ]
+    changes = []
+    for replaced in (*ends, group):
+        changed = dict(zip(rows, numbers([replaced.get(row, row) for row in rows]), strict=True))
+        changes += [(found[row] - changed[row]).abs().max() for row in rows if row not in replaced]
     return torch.stack(changes).nan_to_num(nan=torch.inf).max().item()
 
 

@@ -182,7 +182,7 @@ class SegmentTable:
         return own, *(self._level(dict(sorted(one.items()))) for one in users)
 
     def _level(self, users: dict[int, list[int]]) -> AttentionCall:
-        queries = [sum(self.lengths[i] for i in segments) for segments in users.values()]
+        queries = [sum(map(self.lengths.__getitem__, segments)) for segments in users.values()]
         prefixes = [self.segments[number] for number in users]
         keys = [prefix.length for prefix in prefixes]
         place = dict(zip(self.queries, pairwise(cumulated(self.query_lengths).tolist()), strict=True))

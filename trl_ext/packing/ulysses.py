@@ -59,11 +59,12 @@ class SequenceGroup:
         keys, and late queries. Ranks 0 to U - 1 are the first line.
         """
         length = gcd(self.size, num_heads)
-        there = range(self.size // length)
-        turns = [[turn * len(there) + place for place in there] for turn in range(length)]
-        return [
-            list(line) for line in zip(*(turn[:: -1 if i % 2 else 1] for i, turn in enumerate(turns)), strict=True)
-        ]
+        lines: list[list[int]] = [[] for _ in range(self.size // length)]
+        for turn in range(length):
+            parts = range(turn * len(lines), (turn + 1) * len(lines))
+            for line, part in zip(lines, reversed(parts) if turn % 2 else parts, strict=True):
+                line.append(part)
+        return lines
 
 
 def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

@@ -57,16 +57,19 @@ def begin_anew(model: Any) -> bool:
 
 def _layers_with_state(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the layers with state, which are recognized by their convolution along the row."""
-    return (
-        layer for layer in model.modules() if any(isinstance(child, torch.nn.Conv1d) for child in layer.children())
-    )
+    return filter(_convolves, model.modules())
+
+
+def _convolves(layer: torch.nn.Module) -> bool:
+    return any(isinstance(child, torch.nn.Conv1d) for child in layer.children())
 
 
 def _goes_by_segment(layer: torch.nn.Module) -> bool:
     modeling = sys.modules[type(layer).__module__]
     # Layers with a recurrence in addition to the convolution have its decay.
-    needed = [{"causal_conv1d_fn"}, _RECURRENCES] if hasattr(layer, "A_log") else [{"causal_conv1d_fn"}]
-    return all(any(hasattr(modeling, name) for name in names) for names in needed)
+    is_recurrent = hasattr(layer, "A_log")
+    has_recurrence = any(hasattr(modeling, name) for name in _RECURRENCES)
+    return hasattr(modeling, "causal_conv1d_fn") and (has_recurrence or not is_recurrent)
 
 
 def _add_order(_backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -179,8 +182,8 @@ def _delta_rule(
         """
         q, k, v, g, beta = inputs
         own = {"cu_seqlens": call.cu_seqlens} if has_kernel else {"chunk_size": _even(call.shape[1], chunk_size)}
-        given = {"initial_state": first, "output_final_state": needs_final, **own, **options}
-        return plain(q, k, v, g=g, beta=beta, **given)
+        others = own | options
+        return plain(q, k, v, g=g, beta=beta, initial_state=first, output_final_state=needs_final, **others)
 
     # Without decay and without a new value, padding does not change the state.
     inputs = [*map(arrangement.take, (query, key, value)), *(arrangement.take(x, True) for x in (g, beta))]

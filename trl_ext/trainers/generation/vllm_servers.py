@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import accumulate, chain, cycle
+from operator import itemgetter
 from threading import Thread, local
 from typing import Any
 from urllib.request import urlopen
@@ -180,7 +181,7 @@ class VLLMClients(VLLMClient):
             try:
                 with ThreadPoolExecutor(min(len(prompts), _AT_ONCE)) as threads:
                     answers = list(threads.map(answer, range(len(prompts))))
-                asked.end({name: joined(one[name] for one in answers) for name in answers[0]})
+                asked.end({name: joined(map(itemgetter(name), answers)) for name in answers[0]})
             except BaseException as error:  # raised again where the answers are used
                 asked.end(None, error)
 

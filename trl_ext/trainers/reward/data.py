@@ -201,7 +201,7 @@ class StepSampler(Sampler[Rows]):
             blocks = [RowBlock((k,), self.sizes.tokens[i], self.sizes.costs[i]) for k, (i, _) in enumerate(pairs)]
             plan = plan_blocks(blocks, self.num_ranks // self.in_group, self.max_tokens)
             mine = plan.forwards[self.rank // self.in_group]
-        rows = [tuple(pairs[k] for k in row) for row in mine]
+        rows = [tuple(map(pairs.__getitem__, row)) for row in mine]
         # Even, and rounded so that the last batch is never empty.
         cuts = [len(rows) * k // num_batches for k in range(num_batches + 1)]
         return [rows[a:b] for a, b in pairwise(cuts)]

@@ -4,7 +4,7 @@ TRL prepares the data and runs the loop. Ranks may hold different numbers of pai
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -218,12 +218,16 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         if group is None:
             return [rows]
         of_processes = group.gather_object([row.examples for row in rows])
-        return [[self._collator.row(pairs).to(self.accelerator.device) for pairs in own] for own in of_processes]
+        return [list(map(self._row_of, own)) for own in of_processes]
+
+    def _row_of(self, pairs: Sequence[Mapping[str, Any]]) -> PairRow:
+        """Return the row of these pairs on this process's device."""
+        return self._collator.row(pairs).to(self.accelerator.device)
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
         """Append empty rows up to `num_rows`, which all ranks forward: forwards are collectives under ZeRO-3."""
         surplus = num_rows - len(rows)
-        return rows + [self._collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
+        return rows + [self._row_of([]) for _ in range(surplus)]
 
     @property
     def _counts_rows(self) -> bool:

@@ -99,12 +99,13 @@ def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
     names = sorted({"prompt"} & set(dataset.column_names) | set(rule.all_columns))
     numbers = range(0, len(dataset), 1 if _reads_data(rule) else -(-len(dataset) // _ROWS_LOOKED_AT))
     plain = dataset.with_format(None).select_columns(names).select(numbers) if names else ()
-    found = [
-        (number, row)
-        for number, row in zip(numbers, plain, strict=False)
-        if applies(rule.when, row) and not any(is_null(row.get(name)) for name in rule.columns)
-    ]
+    found = [(number, row) for number, row in zip(numbers, plain, strict=False) if _is_for(rule, row)]
     return dict(found if _reads_data(rule) else found[:: -(-len(found) // MAX_ROWS_TRIED) or 1])
+
+
+def _is_for(rule: Rule, row: Mapping[str, Any]) -> bool:
+    """Return True if the rule applies to the row, and the row has its columns."""
+    return applies(rule.when, row) and not any(is_null(row.get(name)) for name in rule.columns)
 
 
 def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:

@@ -36,7 +36,7 @@ def check_columns(dataset: Any, role: str) -> None:
                 f"reads no images. Drop it, if pairs make sense without: dataset.remove_columns('{shown[0]}')."
             )
         if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
-            accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
+            accepted = "; ".join(" and ".join(map(repr, names)) for names in ACCEPTED)
             raise DataError(
                 f"{name} has the columns {listed(sorted(columns))}, which make no preference pairs. "
                 f"Accepted are: {accepted}; each with or without 'margin'. Rename them: in a recipe columns: "
@@ -111,9 +111,11 @@ def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[Non
 
 
 def _render(pair: Mapping[str, Any], tokenizer: Any) -> None:
-    for side in ("chosen", "rejected"):
-        options = {"tools": None, **(pair.get("chat_template_kwargs") or {})}
-        tokenizer.apply_chat_template([*pair.get("prompt", []), *pair.get(side, [])], tokenize=False, **options)
+    options = dict(pair.get("chat_template_kwargs") or {})
+    tools = options.pop("tools", None)
+    for side in _SIDES:
+        messages = [*pair.get("prompt", []), *pair.get(side, [])]
+        tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
 
 
 def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:

@@ -34,7 +34,7 @@ def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, arg
         config: The policy's; None if it is not known.
         args: The run's config.
     """
-    options = {"add_generation_prompt": True, **(getattr(args, "chat_template_kwargs", None) or {})}
+    options = _chat_options(getattr(args, "chat_template_kwargs", None))
     prompts = dataset.select_columns(["prompt"]).with_format(None)
     sizes, sequences = [], dict[str, int]()
     for start, column in batches(dataset, "prompt"):
@@ -64,11 +64,15 @@ def render_prompt(prompt: Any, tokenizer: Any, chat_options: Mapping[str, Any] |
     """Return the text that the model reads before its answer; messages unchanged if no template accepts them."""
     if not isinstance(prompt, list) or not getattr(tokenizer, "chat_template", None):
         return str(prompt)
-    options = {"add_generation_prompt": True, **(chat_options or {})}
     try:
-        return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, **_chat_options(chat_options)))
     except (TemplateError, TypeError):  # `check_rendered` reports it
         return str(prompt)
+
+
+def _chat_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return keywords of `apply_chat_template` for a prompt; the user's may turn the generation prompt off."""
+    return {"add_generation_prompt": True, **(given or {})}
 
 
 def num_tokens(prompts: list[Any], tokenizer: Any, chat_options: Mapping[str, Any]) -> list[int]:
@@ -160,8 +164,9 @@ def check_ids(dataset: Dataset, role: str, column: str, vocabulary: int) -> None
         bounds = pc.min_max(tokens := ids.flatten())
         if tokens.null_count or bounds["min"].as_py() < 0 or bounds["max"].as_py() >= vocabulary:
             known = range(vocabulary)
-            values = enumerate(ids.to_pylist(), start)
-            foreign += [number for number, row in values if any(token not in known for token in row or ())]
+            for number, row in enumerate(ids.to_pylist(), start):
+                if any(token not in known for token in row or ()):
+                    foreign.append(number)
     found = {f"no {column}": missing, f"{column} outside the {vocabulary} tokens of the vocabulary": foreign}
     found = {problem: _as_given(dataset, rows) for problem, rows in found.items() if rows}
     if found:

@@ -139,12 +139,13 @@ def check_packed_bits(model: Any, args: Any) -> None:
 
 def check_trained(weights: Mapping[str, Iterable[Any]]) -> None:
     """Raise ConfigError if a model, given by role, has no trainable weight: the run would seem to succeed."""
-    for role in (role for role, own in weights.items() if not any(weight.requires_grad for weight in own)):
-        raise ConfigError(
-            f"No weight of the {role} is trained: all that compute are frozen. Load an adapter with "
-            "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on weights; choose "
-            "one of several adapters by set_adapter."
-        )
+    for role, own in weights.items():
+        if not any(weight.requires_grad for weight in own):
+            raise ConfigError(
+                f"No weight of the {role} is trained: all that compute are frozen. Load an adapter with "
+                "PeftModel.from_pretrained(..., is_trainable=True), or call requires_grad_(True) on weights; choose "
+                "one of several adapters by set_adapter."
+            )
 
 
 def check_pad_token(model: Any, processing_class: Any) -> None:

@@ -181,7 +181,7 @@ class StepPlanner:
         per_process = []
         for rank in range(accelerator.num_processes):
             of_rank = plan.forwards[rank // in_group]
-            per_process.append([[forwarded[i] for i in forward] for forward in of_rank])
+            per_process.append([list(map(forwarded.__getitem__, forward)) for forward in of_rank])
         here, rollouts_here = self._redistribute(rollouts, per_process, per_rank)
         weigh = weights(self._trainer.args.loss_type, num_rows, rollouts)
         rows = StepRows(

@@ -59,7 +59,8 @@ def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
 def planned(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[RowSize]:
     """Return the sizes that the step's plan uses."""
     if not settings.packs:  # padded rows are as long as their batch is wide
-        return [RowSize(i, 0, max(size.length for size in sizes)) for i in range(len(sizes))]
+        longest = max((size.length for size in sizes), default=0)
+        return [RowSize(i, 0, longest) for i in range(len(sizes))]
     if not settings.share_prompt:
         return [RowSize(i, 0, size.length) for i, size in enumerate(sizes)]
     # The last prompt token stays with each completion: it predicts the first completion token.

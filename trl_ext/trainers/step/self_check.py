@@ -100,11 +100,14 @@ class ProbeImages:
         """Return the probes with image tokens only before the prompt, with a text token after each image."""
         token = self.reader.token_id
         text = (token + 1) % self._vocab_size
+
+        def as_text(tokens: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(text if t == token else t for t in tokens)
+
         found = []
         for probe, images in zip(probes, self.rows(probes), strict=True):
             begin = [t for image in images for t in (*[token] * self.reader.num_tokens([image]), text)]
-            rest = [[text if t == token else t for t in part] for part in (probe.prompt, probe.completion)]
-            found.append(Probe((*begin, *rest[0]), tuple(rest[1])))
+            found.append(Probe((*begin, *as_text(probe.prompt)), as_text(probe.completion)))
         return found
 
     def inputs(self, probes: list[Probe], ids: torch.Tensor) -> dict[str, Any]:

@@ -136,10 +136,11 @@ def whole_images(tokens: np.ndarray, num: int) -> int:
 
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
     """Return the rows with item i renamed to `numbers[i]`."""
-    return [
-        replace(row, segments=tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments))
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        segments = tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)
+        found.append(replace(row, segments=segments))
+    return found
 
 
 def filler(batch: Unpadded) -> PlannedRow:

@@ -6,7 +6,7 @@ repeated, H query heads, Hkv key heads, D head size.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -213,9 +213,9 @@ def varlen_attention(
         window: Keys that a query sees, itself the last; None for all.
         dropout: Always 0: rows with dropout go to `sdpa_attention`.
     """
-    ragged = _ragged(query, key, value, segments)
+    inputs = _varlen_inputs(query, key, value, segments)
     before = -1 if window is None else window - 1  # keys before itself that a query sees; -1 for all
-    return call_varlen_attn(*ragged, scale=scale, window_left=before)[None]
+    return call_varlen_attn(*inputs, scale=scale, window_left=before)[None]
 
 
 def flash_attention(
@@ -240,25 +240,25 @@ def flash_attention(
         dropout: Always 0: rows with dropout go to `sdpa_attention`.
         base: The model's attention implementation, which names the version.
     """
-    q, k, v, cu_q, cu_k, max_q, max_k = _ragged(query, key, value, segments)
+    inputs = _varlen_inputs(query, key, value, segments)
     kernel = flash_varlen_function(base)
     assert kernel is not None, "Kernels without a varlen function are refused when packing starts."
     window_size = {} if window is None else {"window_size": (window - 1, 0)}
     out = call_flash(  # By name, since some versions have another order.
         kernel,
-        q,
-        k,
-        v,
+        inputs.q,
+        inputs.k,
+        inputs.v,
         softmax_scale=scale,
         causal=True,
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
+        cu_seqlens_q=inputs.cu_queries,
+        cu_seqlens_k=inputs.cu_keys,
+        max_seqlen_q=inputs.most_queries,
+        max_seqlen_k=inputs.most_keys,
         **window_size,
     )
     out = out[0] if isinstance(out, tuple) else out  # version 4, and the first ones of 3, return the log-sum-exp too
-    if torch.is_grad_enabled() and v.requires_grad and not out.requires_grad:
+    if torch.is_grad_enabled() and inputs.v.requires_grad and not out.requires_grad:
         raise PackingError(f"The kernel {base} has no backward. Train with another attn_implementation.")
     return out[None]
 
@@ -305,16 +305,28 @@ def _error_of_copies(base: str, device: torch.device, dtype: torch.dtype, head_s
     # A checkpointed layer counts the tensors that are saved in it, by a hook that these replace.
     unhooked = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.enable_grad(), unhooked:
-        table, drawn = small_row(device, dtype, head_size)
+        table, *drawn = small_row(device, dtype, head_size)
         return largest_error(
             results(partial(flash_attention, base=base), dtype), results(sdpa_attention, torch.float32)
         )
 
 
-def _ragged(
+class VarlenInputs(NamedTuple):
+    """The arguments of varlen kernels, in PyTorch's order; K is T, or more where keys are copied."""
+
+    q: torch.Tensor  # [T, H, D]
+    k: torch.Tensor  # [K, Hkv, D]
+    v: torch.Tensor  # [K, Hkv, D]
+    cu_queries: torch.Tensor  # [M + 1] int32 boundaries of the segments' queries
+    cu_keys: torch.Tensor  # [M + 1] int32 boundaries of their keys
+    most_queries: int  # of a segment
+    most_keys: int  # of a segment
+
+
+def _varlen_inputs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """Return the arguments of varlen kernels: [T, heads, D] in one half precision, keys gathered by segment.
+) -> VarlenInputs:
+    """Return the arguments of varlen kernels, in one half precision, with keys gathered by segment.
 
     Args:
         query: [1, H, T, D].
@@ -327,5 +339,12 @@ def _ragged(
     copies = segments.copies
     if copies.index is not None:
         k, v = k.index_select(0, copies.index), v.index_select(0, copies.index)
-    lengths = (segments.cu_seqlens, copies.cu_seqlens, max(segments.query_lengths), copies.longest)
-    return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)
+    return VarlenInputs(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        segments.cu_seqlens,
+        copies.cu_seqlens,
+        max(segments.query_lengths),
+        copies.longest,
+    )

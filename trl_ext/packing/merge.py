@@ -10,7 +10,7 @@ Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,10 +29,17 @@ logger = logging.get_logger(__name__)
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Kernel(Protocol):
-    """A library's attention over runs of tokens; out [T, H, D], lse [H, T]."""
+class Attended(NamedTuple):
+    """What attention over some keys returns: the output, and the log-sum-exp by which it joins other keys' output."""
 
-    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    out: torch.Tensor  # [T, H, D]
+    lse: torch.Tensor  # [H, T] float32
+
+
+class Kernel(Protocol):
+    """A library's attention over runs of tokens."""
+
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> Attended:
         """Return output and log-sum-exp."""
 
     def backward(
@@ -56,21 +63,23 @@ class VarlenKernel(Kernel):
     It calls the operations below `varlen_attn`, whose backward does not accept another log-sum-exp.
     """
 
-    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-        lengths, options = _call(part, scale)
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(*qkv, *lengths, 0.0, part.is_causal, False, **options)
-        return out, lse
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> Attended:
+        lengths, window = _lengths(part), _window(part)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            *qkv, *lengths, 0.0, part.is_causal, False, scale=scale, **window
+        )
+        return Attended(out, lse)
 
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
     ) -> Triple:
         """Overrides Kernel.backward."""
-        lengths, options = _call(part, scale)
+        lengths, window = _lengths(part), _window(part)
         random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # for dropout, which is 0
         unused = torch.empty(0, device=out.device)
         lse = lse.contiguous()
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad, *qkv, out, lse, *lengths, 0.0, part.is_causal, random_state, unused, **options
+            grad, *qkv, out, lse, *lengths, 0.0, part.is_causal, random_state, unused, scale=scale, **window
         )
         return dq, dk, dv
 
@@ -81,12 +90,12 @@ class FlashKernel(Kernel):
 
     base: str
 
-    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> Attended:
         function = flash_varlen_function(self.base)
         assert function is not None, "Kernels without a varlen function are refused when packing starts."
         # The log-sum-exp is asked for by `return_attn_probs` in versions 2 and 3, by `return_lse` in version 4.
         out, lse, *_ = call_flash(function, *qkv, **_flash_call(part, scale), return_attn_probs=True, return_lse=True)
-        return out, lse
+        return Attended(out, lse)
 
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
@@ -135,7 +144,7 @@ def backward_type(num_queries: int, dtype: torch.dtype) -> torch.dtype:
 class CpuKernel(Kernel):
     """PyTorch's flash-attention on the CPU: one call per run."""
 
-    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> Attended:
         q, k, v = qkv
         out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
         for queries, keys in _runs(part):
@@ -143,7 +152,7 @@ class CpuKernel(Kernel):
                 _batch(q[queries]), _keys(k[keys], q), _keys(v[keys], q), 0.0, part.is_causal, scale=scale
             )
             out[queries], lse[:, queries] = run_out[0].transpose(0, 1), run_lse[0]
-        return out, lse
+        return Attended(out, lse)
 
     def backward(
         self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
@@ -208,9 +217,7 @@ class _Merged(torch.autograd.Function):
         return (*backward(grads[0].contiguous(), tuple(qkv), out, lse, *ctx.call), None, None, None)
 
 
-def forward(
-    qkv: Triple, parts: tuple[AttentionCall, ...], kernel: Kernel, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(qkv: Triple, parts: tuple[AttentionCall, ...], kernel: Kernel, scale: float | None) -> Attended:
     """Return the output and the log-sum-exp of attention over the keys of all parts.
 
     Args:
@@ -227,7 +234,7 @@ def forward(
         weight = (more_lse - joint).exp().T[..., None]
         out[part.queries] = out[part.queries].float().lerp_(more.float(), weight).to(out.dtype)
         lse[:, part.queries] = joint
-    return out, lse
+    return Attended(out, lse)
 
 
 def backward(
@@ -276,15 +283,26 @@ def _add(total: torch.Tensor, where: slice | torch.Tensor, more: torch.Tensor) -
         total.index_add_(0, where, more)
 
 
-def _call(part: AttentionCall, scale: float | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the lengths and the options of a varlen call."""
-    lengths = part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths)
-    return lengths, {"scale": scale, "window_size_left": -1, "window_size_right": 0 if part.is_causal else -1}
+class Lengths(NamedTuple):
+    """The runs of a varlen call, in the order of PyTorch's arguments, under the names of flash-attention's."""
+
+    cu_seqlens_q: torch.Tensor  # boundaries of the runs of queries, int32
+    cu_seqlens_k: torch.Tensor  # of keys
+    max_seqlen_q: int  # tokens of the longest run of queries
+    max_seqlen_k: int  # of keys
+
+
+def _lengths(part: AttentionCall) -> Lengths:
+    return Lengths(part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths))
+
+
+def _window(part: AttentionCall) -> dict[str, int]:
+    """Return PyTorch's keywords for the keys that a query sees before and after itself: -1 is all of its run."""
+    return {"window_size_left": -1, "window_size_right": 0 if part.is_causal else -1}
 
 
 def _flash_call(part: AttentionCall, scale: float | None) -> dict[str, Any]:
-    names = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
-    return {**dict(zip(names, _call(part, scale)[0], strict=True)), "softmax_scale": scale, "causal": part.is_causal}
+    return {**_lengths(part)._asdict(), "softmax_scale": scale, "causal": part.is_causal}
 
 
 def _runs(part: AttentionCall) -> list[tuple[slice, slice]]:
@@ -343,9 +361,17 @@ def why_not(error: Callable[[], float], device: torch.device, dtype: torch.dtype
     return "" if found <= most else f"a relative error of {found:.1e}"
 
 
-def small_row(
-    device: torch.device, dtype: torch.dtype, head_size: int
-) -> tuple[SegmentTable, tuple[torch.Tensor, ...]]:
+class SmallRow(NamedTuple):
+    """A row with nested prefixes, and random tensors for it, [T, heads, D]: with 4 heads, and k and v with 2."""
+
+    table: SegmentTable
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    grad: torch.Tensor  # of the output
+
+
+def small_row(device: torch.device, dtype: torch.dtype, head_size: int) -> SmallRow:
     """Return a row with nested prefixes, and random q, k, v and gradient of the output, [T, heads, D]."""
     beginnings = {0: [*range(40)], 1: [*range(21), 3, 4], 2: [*range(21), *range(9)]}
     # One completion is long enough for larger blocks and the other precision in the backward.
@@ -354,7 +380,7 @@ def small_row(
     (row,) = plan_rows(items, None, [np.array(beginnings[item.group]) for item in items])
     draw = torch.Generator().manual_seed(0)
     drawn = (torch.randn(row.num_tokens, heads, head_size, generator=draw) for heads in (4, 2, 2, 4))
-    return SegmentTable(row.segments, device), tuple(x.to(device, dtype) for x in drawn)
+    return SmallRow(SegmentTable(row.segments, device), *(x.to(device, dtype) for x in drawn))
 
 
 def largest_error(ours: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
@@ -371,7 +397,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
         device, dtype: Device and type of queries, keys and values.
         head_size: D.
     """
-    table, (q, k, v, grad) = small_row(device, dtype, head_size)
+    table, q, k, v, grad = small_row(device, dtype, head_size)
     scale = head_size**-0.5
     exact = _write_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
     calls = [table.parts, (table.copied,)] if isinstance(kernel, FlashKernel) else [table.parts]
@@ -382,10 +408,19 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: 
     return largest_error(found, exact * len(calls))
 
 
+class Written(NamedTuple):
+    """The output of attention and the gradients of q, k and v, in the shapes of output, q, k and v."""
+
+    out: torch.Tensor
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+
+
 def _write_out(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, table: SegmentTable, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the output of attention and the gradients of q, k and v, with a mask over all pairs of tokens.
+) -> Written:
+    """Compute attention and its gradients with a mask over all pairs of tokens.
 
     Args:
         q: [T, H, D] in float32.
@@ -409,4 +444,4 @@ def _write_out(
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
     dk, dv = torch.einsum("hqk,qhd->khd", ds, q), torch.einsum("hqk,qhd->khd", p, grad)
     dk, dv = (x.unflatten(1, (-1, rep)).sum(2) for x in (dk, dv))
-    return out, torch.einsum("hqk,khd->qhd", ds, k), dk, dv
+    return Written(out, torch.einsum("hqk,khd->qhd", ds, k), dk, dv)

@@ -15,7 +15,7 @@ S, H query heads, Hkv key heads, D head size.
 from dataclasses import dataclass
 from datetime import timedelta
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -72,8 +72,9 @@ def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
 
     Differentiable, and collective in the backward too.
     """
-    send, receive = _routes(group, x.shape[1])
-    parts = _AllToAll.apply(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, H / U, T / S, D]
+    routes = _routes(group, x.shape[1])
+    blocks = x[0].unflatten(0, (sum(routes.to), -1))
+    parts = _AllToAll.apply(blocks, group, routes.to, routes.back)  # [U, H / U, T / S, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -96,17 +97,27 @@ def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> to
 
     Differentiable, and collective in the backward too.
     """
-    receive, send = _routes(group, num_heads)
-    parts = _AllToAll.apply(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, T / S, H / U, D]
+    routes = _routes(group, num_heads)
+    blocks = x[0].unflatten(0, (sum(routes.back), -1))
+    parts = _AllToAll.apply(blocks, group, routes.back, routes.to)  # [U, T / S, H / U, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
 
 
-def _routes(group: SequenceGroup, num_heads: int) -> tuple[list[int], list[int]]:
-    """Return how many blocks of queries, 1 or 0, this process sends to and receives from each process of the group."""
+class Routes(NamedTuple):
+    """How many blocks of queries, 1 or 0, this process exchanges with each process of the group."""
+
+    to: list[int]  # sent with this process's part of the row, as many outputs come back
+    back: list[int]  # received of the processes' parts of the row, as many outputs are sent back
+
+
+def _routes(group: SequenceGroup, num_heads: int) -> Routes:
+    """Return the routes of a model with `num_heads` query heads, in which each line attends with its own queries."""
     lines = group.lines(num_heads)
     own = lines[group.rank // len(lines[0])]
-    send = [int(group.rank in line) for line in lines for _ in line]
-    return send, [int(part in own) for part in range(group.size)]
+    return Routes(
+        to=[int(group.rank in line) for line in lines for _ in line],
+        back=[int(part in own) for part in range(group.size)],
+    )
 
 
 def sum_over(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

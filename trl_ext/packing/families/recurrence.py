@@ -10,7 +10,7 @@ C channels, H heads, D head size, W taps of a convolution.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +87,14 @@ class _Arrangement:
         return (flat if self.place is None else flat.index_select(0, self.place))[None]
 
 
+class ConvolutionLayout(NamedTuple):
+    """The layout of a row for a convolution, in which no segment reads another sequence; S inputs, T tokens."""
+
+    index: torch.Tensor  # [S] row index of each input: each segment after the inputs of its prefixes that it reads
+    is_zero: torch.Tensor  # indices among the S before the start of a sequence, which are zero
+    own: torch.Tensor  # [T] index among the S of every token of the row
+
+
 @dataclass(frozen=True, eq=False)
 class StateOrder:
     """The order in which layers with state process a flat row, passed to them as the keyword `state_order`.
@@ -97,7 +105,7 @@ class StateOrder:
     table: SegmentTable
     is_read: list[bool] = field(default_factory=list, repr=False)
     _arranged: dict[bool, _Arrangement] = field(default_factory=dict, repr=False)
-    _reads: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _reads: dict[int, ConvolutionLayout] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _lengths(self) -> np.ndarray:
@@ -165,15 +173,8 @@ class StateOrder:
             groups[-1].append(number)
         return groups
 
-    def reads(self, num_before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the layout of the row for a convolution, so that no segment reads another sequence.
-
-        `num_before` is W - 1, the number of inputs before a token that the convolution reads.
-
-        Returns:
-            [S] row index of every input, each segment after `num_before` inputs of its prefixes; the indices among the
-            S before the start of a sequence, which are zero; [T] index among the S of every token of the row.
-        """
+    def reads(self, num_before: int) -> ConvolutionLayout:
+        """Return the layout of the row for a convolution that reads `num_before` inputs, W - 1, before a token."""
         if num_before not in self._reads:
             index: list[np.ndarray] = []
             for segment, chain in zip(self.table.segments, self.table.chains, strict=True):
@@ -185,7 +186,8 @@ class StateOrder:
             flat = np.concatenate(index)
             own = runs(np.cumsum(self._lengths + num_before) - self._lengths, self._lengths)
             is_zero = (flat < 0).nonzero()[0]
-            self._reads[num_before] = self._tensor(flat.clip(0)), self._tensor(is_zero), self._tensor(own)
+            index_of_inputs, zeros = self._tensor(flat.clip(0)), self._tensor(is_zero)
+            self._reads[num_before] = ConvolutionLayout(index_of_inputs, zeros, self._tensor(own))
         return self._reads[num_before]
 
     def _tensor(self, values: Any) -> torch.Tensor:

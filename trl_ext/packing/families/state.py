@@ -138,9 +138,9 @@ def _convolution(
         weight: [C, W].
         args, options: Passed on.
     """
-    index, is_zero, own = order.reads(weight.shape[-1] - 1)
-    laid = x[0].mT.index_select(0, index).index_fill_(0, is_zero, 0.0)
-    return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, own).mT[None]
+    layout = order.reads(weight.shape[-1] - 1)
+    laid = x[0].mT.index_select(0, layout.index).index_fill_(0, layout.is_zero, 0.0)
+    return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, layout.own).mT[None]
 
 
 def _delta_rule(

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -127,8 +127,15 @@ def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], che
             logger.warning(f"{name} was {before[name]} and is {now[name]}: the new value counts from here on.")
 
 
-def position_in_stream(checkpoint: str) -> tuple[int, int]:
-    """Return how often a run had gone through its stream at a checkpoint, and the optimizer steps since.
+class StreamPosition(NamedTuple):
+    """Where a run was in its stream of rows."""
+
+    num_passes: int  # how often it had gone through the stream
+    num_steps: int  # optimizer steps since
+
+
+def position_in_stream(checkpoint: str) -> StreamPosition:
+    """Return where a run was in its stream at a checkpoint.
 
     transformers counts `max_steps` steps as one epoch of a stream, and adds an epoch whenever the stream restarts. So
     the state's epoch is the number of passes plus steps / max_steps, with at least one step.
@@ -136,7 +143,7 @@ def position_in_stream(checkpoint: str) -> tuple[int, int]:
     state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
     epoch = state.epoch or 0.0
     times = max(math.ceil(epoch) - 1, 0)
-    return times, round((epoch - times) * state.max_steps)
+    return StreamPosition(times, round((epoch - times) * state.max_steps))
 
 
 _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTrainer"}

@@ -94,8 +94,9 @@ class WholeCheckpoints(Trainer):
         self._was_evaluated = any(name.startswith("eval_") for log in self.state.log_history for name in log)
         if not self.state.global_step or has_length(self.train_dataset):
             return found
-        times, steps = position_in_stream(args[3])
-        return times, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
+        position = position_in_stream(args[3])
+        num_batches = position.num_steps * self.args.gradient_accumulation_steps
+        return position.num_passes, 0 if self.args.ignore_data_skip else num_batches
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Overrides transformers.Trainer.get_eval_dataloader: in a resumed run, persistent workers that evaluated

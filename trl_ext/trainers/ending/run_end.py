@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
@@ -46,13 +46,18 @@ NAMING_S = 10.0
 GRACE_S = 10.0
 
 
-def rounds_of(timeout_s: float) -> tuple[float, float, float]:
-    """Return the seconds between barriers, the seconds that process 0 waits in a barrier, and that others wait.
+class Rounds(NamedTuple):
+    """Times of a watch, in seconds; a pause and a wait together stay below the timeout."""
 
-    Together they stay below `timeout_s`. Process 0 gives up first, as only it can find who is missing.
-    """
+    pause_s: float  # between barriers
+    wait_s: float  # of process 0 in a barrier: it gives up first, as only it can find who is missing
+    others_wait_s: float  # of the other processes in a barrier
+
+
+def rounds_of(timeout_s: float) -> Rounds:
+    """Return the times of a watch that finds a lost process within `timeout_s`."""
     pause_s, margin_s = min(10.0, timeout_s / 10), min(10.0, timeout_s / 5)
-    return pause_s, timeout_s - pause_s - 2 * margin_s, timeout_s - pause_s - margin_s
+    return Rounds(pause_s, timeout_s - pause_s - 2 * margin_s, timeout_s - pause_s - margin_s)
 
 
 class Watch:
@@ -63,14 +68,14 @@ class Watch:
     over a separate group. It never waits for training, and training never waits for it.
 
     Args:
-        group: From `side_group`, with the last value of `rounds_of` as timeout.
+        group: From `side_group`, with `others_wait_s` of `rounds_of` as timeout.
         places: Host and process id of each process, in words, by rank.
         timeout_s: Time within which a lost process is found.
     """
 
     def __init__(self, group: Any, places: Sequence[str], rank: int, timeout_s: float):
         self._group, self._places, self._rank = group, places, rank
-        self._pause_s, self._patience_s, _ = rounds_of(timeout_s)
+        self._rounds = rounds_of(timeout_s)
         self._changed = threading.Condition()
         self._num_begun = 0
         self._last: int | None = None  # number of the last barrier, once all have agreed on it
@@ -127,13 +132,13 @@ class Watch:
     def _run(self) -> None:
         while True:
             with self._changed:  # wait until the next barrier is due
-                self._changed.wait_for(lambda: self._last is not None, self._pause_s)
+                self._changed.wait_for(lambda: self._last is not None, self._rounds.pause_s)
                 self._changed.wait_for(lambda: not self._is_held)
                 if self._last is not None and self._num_begun >= self._last:
                     return
                 self._num_begun += 1
             try:
-                meet(self._group, self._patience_s)
+                meet(self._group, self._rounds.wait_s)
             except RuntimeError as error:
                 self._end(error)
                 return
@@ -176,10 +181,9 @@ class Ending(TrainerCallback):
 
     def _start_watch(self, args: Any) -> None:
         rank = self._trainer.accelerator.process_index
-        *_, patience_s = rounds_of(args.ddp_timeout)
         try:
             self._group = side_group(min(CONNECT_S, args.ddp_timeout))
-            group = side_group(patience_s)
+            group = side_group(rounds_of(args.ddp_timeout).others_wait_s)
         except RuntimeError as error:
             # For example on machines whose name resolves to 127.0.0.1, while training uses other addresses.
             self._group = None

@@ -268,10 +268,10 @@ class PPOTrainer(GRPOTrainer):
         schedule = super().create_scheduler(num_training_steps, optimizer)
         if not is_new or not self._has_own_schedule:
             return schedule
-        actor, critic = factors(self.args, num_training_steps)
-        self._critic.factor = critic
+        found = factors(self.args, num_training_steps)
+        self._critic.factor = found.critic
         optimizer = optimizer or self.optimizer
-        of_groups = [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups]
+        of_groups = [found.critic if group.get(OF_CRITIC) else found.actor for group in optimizer.param_groups]
         self.lr_scheduler = LambdaLR(optimizer, of_groups)
         return self.lr_scheduler
 

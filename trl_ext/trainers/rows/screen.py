@@ -85,9 +85,10 @@ def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
         return _numpy(pc.binary_length(column))
     if not _are_messages(column.type):
         return np.zeros(len(column), dtype=int)
-    messages, num_messages, row = _unfold(column)
+    messages, num_messages = column.flatten(), _numpy(pc.list_value_length(column))
     content = pc.struct_field(messages, "content")
     sizes = _numpy(pc.fill_null(pc.binary_length(content), 0)) if _is_text(content.type) else None
+    row = np.repeat(np.arange(len(column)), num_messages)  # of each message
     return np.bincount(row, weights=sizes, minlength=len(column)).astype(int) + per_chat + per_message * num_messages
 
 
@@ -95,17 +96,11 @@ def role_sequences(column: pa.Array) -> dict[str, int]:
     """Return each sequence of roles in lists of messages, such as "user, assistant", with its first row."""
     if not _are_messages(column.type):
         return {}
-    messages, num_messages, _ = _unfold(column)
+    messages, num_messages = column.flatten(), _numpy(pc.list_value_length(column))
     offsets = pa.array(np.concatenate([[0], np.cumsum(num_messages)]), pa.int32())
     roles = pa.ListArray.from_arrays(offsets, pc.struct_field(messages, "role").cast(pa.string()))
     sequences = pc.binary_join(roles, ", ")
     return {sequence.as_py(): pc.index(sequences, sequence).as_py() for sequence in pc.unique(sequences)}
-
-
-def _unfold(column: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Return the messages of all rows, the number of messages of each row, and the row of each message."""
-    num_messages = _numpy(pc.list_value_length(column))
-    return column.flatten(), num_messages, np.repeat(np.arange(len(column)), num_messages)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType
@@ -25,6 +25,13 @@ class SplitNeeded(Exception):
     """Raised on all ranks if a forward failed on some rank; all run it again in halves."""
 
 
+class Outcome(NamedTuple):
+    """How a forward went on all ranks."""
+
+    failed: bool  # some rank ran out of memory
+    is_stuck: bool  # a rank that failed cannot cut its forward
+
+
 class Agreement:
     """Informs all ranks if one of them ran out of memory."""
 
@@ -32,14 +39,14 @@ class Agreement:
         self._accelerator = accelerator
         self._flags: torch.Tensor | None = None
 
-    def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
-        """Return whether any rank failed, and whether a failed rank cannot cut its forward. Collective."""
+    def exchange(self, failed: bool, is_stuck: bool) -> Outcome:
+        """Return how a forward went on all ranks, from how it went on this rank. Collective."""
         assert self._flags is not None
         # 1 means success: the tests' memory twin runs this on fake tensors, whose values are all 1.
         self._flags.copy_(torch.tensor([not failed, not (failed and is_stuck)], dtype=torch.int32))
         torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
         all_fine, all_can_cut = self._flags.tolist()
-        return not all_fine, not all_can_cut
+        return Outcome(failed=not all_fine, is_stuck=not all_can_cut)
 
     @contextmanager
     def over(self, model: Any, is_stuck: bool) -> Iterator[None]:
@@ -64,13 +71,13 @@ class Agreement:
             try:
                 output = plain(*args, **kwargs)
             except RuntimeError as error:
-                if not is_out_of_memory(error) or self.exchange(failed=True, is_stuck=is_stuck)[1]:
+                if not is_out_of_memory(error) or self.exchange(failed=True, is_stuck=is_stuck).is_stuck:
                     raise
             else:
-                failed, stuck = self.exchange(failed=False, is_stuck=is_stuck)
-                if not failed:
+                outcome = self.exchange(failed=False, is_stuck=is_stuck)
+                if not outcome.failed:
                     return output
-                if stuck:
+                if outcome.is_stuck:
                     raise OutOfMemoryError.of_another_rank()
             # After the except block no variable holds the error, whose traceback holds the activations.
             raise SplitNeeded

@@ -10,7 +10,7 @@ docs/architecture.md describes a whole step in time order. Legend: B rows, P pro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +79,13 @@ class SkippedRows:
     tokens: torch.Tensor  # [] completion tokens of this rank that were not forwarded
 
 
+class NumTokens(NamedTuple):
+    """Tokens of the rows of an update on one rank."""
+
+    real: int
+    padded: int  # of the same rows in padded batches
+
+
 @dataclass(frozen=True, eq=False)
 class StepWindow:
     """Micro-batches of one generation and one optimizer step, planned together."""
@@ -86,7 +93,7 @@ class StepWindow:
     forwards: Sequence[Forward]  # this rank's; the number is equal on every rank
     skipped: SkippedRows | None  # None if no row may be left out
     num_trained: int  # rows with a gradient, over all ranks
-    padded: tuple[int, int]  # real tokens of this rank's rows, and the tokens of the same rows as padded batches
+    num_tokens: NumTokens  # of this rank's rows
 
 
 class StepPlanner:
@@ -160,8 +167,7 @@ class StepPlanner:
 
     def count(self, window: StepWindow, times: int) -> None:
         """Count the padded tokens of `times` passes over a window; forwards count their tokens themselves."""
-        raw, padded = window.padded
-        self._trainer.counts.add(0, times * raw, times * padded)
+        self._trainer.counts.add(0, times * window.num_tokens.real, times * window.num_tokens.padded)
 
     def _planned(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
         settings, accelerator = self._settings, self._trainer.accelerator
@@ -197,14 +203,14 @@ class StepPlanner:
             self._forwards(rows, per_process[accelerator.process_index], plan),
             _skipped(rollouts, sizes, forwarded, num_trained, first) if settings.skips else None,
             num_trained,
-            _pad(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
+            _num_tokens(micro_batches, sizes[first : first + per_rank], skips=settings.skips),
         )
 
     def _whole(self, micro_batches: Sequence[Rollouts]) -> StepWindow:
         """Return a window whose micro-batches are forwarded unchanged."""
         forwards = [self.as_one(batch) for batch in micro_batches]
         sizes = [size for forward in forwards for size in forward.rows.sizes]
-        return StepWindow(forwards, None, len(sizes), _pad(micro_batches, sizes, skips=None))
+        return StepWindow(forwards, None, len(sizes), _num_tokens(micro_batches, sizes, skips=None))
 
     def _forward(self, sizes: Sequence[RolloutSize]) -> tuple[list[int], int]:
         """Return the rows of all ranks that are forwarded, and how many of these rows have a gradient."""
@@ -347,8 +353,8 @@ def _skipped(
     return SkippedRows(len(sizes) - len(trained), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
 
 
-def _pad(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> tuple[int, int]:
-    """Return the real tokens of the rows of the update, and their tokens in padded batches.
+def _num_tokens(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> NumTokens:
+    """Return the tokens of the rows of the update.
 
     `sizes` has every row of this rank. `skips`: whether rows without a gradient are left out; None if no row may be.
     """
@@ -359,4 +365,4 @@ def _pad(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, ski
         end = begin + len(batch["completion_ids"])
         rows = [size for size in sizes[begin:end] if skips is None or size.counts(skips=skips)]
         raw, padded, begin = raw + sum(size.length for size in rows), padded + width * len(rows), end
-    return raw, padded
+    return NumTokens(raw, padded)

@@ -7,7 +7,7 @@ is reset.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -28,13 +28,20 @@ def check_warmup(warmup: int, num_steps: int) -> None:
         )
 
 
-def factors(args: Any, num_steps: int) -> tuple[Factor, Factor]:
-    """Return the factors of actor and critic by step; ConfigError for a schedule by metric or too long a warm-up."""
+class Factors(NamedTuple):
+    """The factors of the initial learning rates by optimizer step."""
+
+    actor: Factor
+    critic: Factor
+
+
+def factors(args: Any, num_steps: int) -> Factors:
+    """Return the factors of actor and critic; ConfigError for a schedule by metric or too long a warm-up."""
     warmup = args.critic_warmup_steps
     check_warmup(warmup, num_steps)
     actor = _factor(args, args.lr_scheduler_type, num_steps)
     critic = _factor(args, args.value_lr_scheduler_type or args.lr_scheduler_type, num_steps)
-    return (lambda step: 0.0 if step < warmup else actor(step)), critic
+    return Factors(lambda step: 0.0 if step < warmup else actor(step), critic)
 
 
 def _factor(args: Any, kind: Any, num_steps: int) -> Factor:

@@ -5,7 +5,7 @@ Legend: B rows, P prompt tokens, T completion tokens.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,13 @@ from trl_ext.trainers.step.score import flat_batch, score_values
 
 # The column of rollouts with the critic's outputs before an update.
 OUTPUTS = "value_outputs"
+
+
+class SampledNumbers(NamedTuple):
+    """Numbers of the tokens that the policy sampled, [B, T] each; None if not needed."""
+
+    log_probs: torch.Tensor | None  # under the sampling policy
+    values: torch.Tensor | None  # before each token
 
 
 class CriticValues:
@@ -59,14 +66,14 @@ class CriticValues:
         """Return [B, T] values with gradient for the value loss; called after the policy's forward."""
         return self._noted[0] if self.critic.comes_with_log_probs else self.forwarded(actor, inputs)
 
-    def with_log_probs(self, rollouts: dict[str, Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return [B, T] log-probabilities under the sampling policy, and values; None for each that is not needed.
+    def with_log_probs(self, rollouts: dict[str, Any]) -> SampledNumbers:
+        """Return the numbers of the sampled tokens.
 
         In training the update's forwards have added them. In evaluation they are made here, and no model uses dropout.
         """
         logps, values = rollouts.get(OLD), rollouts.pop(OUTPUTS, None)
         if values is not None:
-            return logps, values
+            return SampledNumbers(logps, values)
         trainer = self._trainer
         rows: int = trainer.args.per_device_eval_batch_size
         if self.critic.comes_with_log_probs or (logps is None and trainer.beta):
@@ -82,7 +89,7 @@ class CriticValues:
             critic.eval()
             values = self.forwarded(trainer.model, rollouts, batch_size=rows)
             critic.train(was_training)
-        return logps, values
+        return SampledNumbers(logps, values)
 
     def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
         """Return [B, T] values of TRL's rollouts by separate forwards of `batch_size` rows; None: all rows at once."""

@@ -17,6 +17,7 @@ the mask is 1. Values at other tokens, NaN included, do not change any result.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -117,10 +118,17 @@ def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, k
     return _kept(-kl_coef * kl.float(), counted) + _kept(scores.float()[:, None].expand_as(kl), is_last)
 
 
+class Targets(NamedTuple):
+    """What policy and critic are trained by, per token: [B, T] each, 0 where the mask is 0."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
 @torch.no_grad()
 def generalized_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Targets:
     """Return advantages and returns per token, without gradient.
 
     Tokens that do not count are skipped, as if they were cut out of the row. The value after the last counted token
@@ -132,9 +140,6 @@ def generalized_advantages(
         mask: [B, T] 1 where a token counts.
         gamma, lam: Discount and GAE decay, both in 0..1.
 
-    Returns:
-        advantages [B, T] and returns [B, T], 0 where mask is 0.
-
     Source: arXiv:1506.02438, equations 11 to 16.
     """
     counted, wide_values, wide_rewards = wide(mask).bool(), wide(values), wide(rewards)
@@ -144,12 +149,12 @@ def generalized_advantages(
     next_v = F.pad(v[:, 1:], (0, 1))
     dense = _decayed_sums(r + gamma * next_v - v, gamma * lam)
     advantages = torch.zeros_like(dense).scatter(1, order, dense)
-    return _narrow(advantages, values), _narrow(advantages + values_kept, values)
+    return Targets(_narrow(advantages, values), _narrow(advantages + values_kept, values))
 
 
 def rewards_to_come(rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
     """Return [B, T] the discounted sum of rewards [B, T] from each counted token on; 0 at other tokens."""
-    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
+    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0).advantages
 
 
 def less_the_others(totals: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -237,10 +242,16 @@ def whiten(
     return _narrow(_kept(whitened if shift_mean else whitened + means[0], counted), values)
 
 
-def moments(
-    x: torch.Tensor, counted: torch.Tensor, total: Total | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return count [], means [K] and sums of squared deviations [K] of x [K, B, T] over all ranks' counted tokens.
+class TokenMoments(NamedTuple):
+    """Moments of K series over all ranks' counted tokens, in float64."""
+
+    count: torch.Tensor  # [] number of tokens
+    means: torch.Tensor  # [K]; NaN if no token counts
+    squares: torch.Tensor  # [K] sums of squared deviations from the means
+
+
+def moments(x: torch.Tensor, counted: torch.Tensor, total: Total | None) -> TokenMoments:
+    """Return the moments of x [K, B, T] over the tokens of all ranks that `counted` [B, T] marks.
 
     It takes two passes in float64: the sum of squares less the squared sum loses all digits if the mean is large.
     """
@@ -248,7 +259,7 @@ def moments(
     sums = total(torch.cat([counted.sum().double()[None], _kept(x, counted).sum((1, 2))]))
     count, means = sums[0], sums[1:] / sums[0]  # NaN if no token counts, and then no result uses it
     squares = total(_kept(x - means[:, None, None], counted).square().sum((1, 2)))
-    return count, means, squares
+    return TokenMoments(count, means, squares)
 
 
 def _decayed_sums(x: torch.Tensor, decay: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -56,7 +56,20 @@ def num_experts(config: Any) -> int:
     return int(config.num_experts)
 
 
-def sampling_temperature(trainer: Any, temperature: float) -> AbstractContextManager[None]:
+class SamplingTrainer(Protocol):
+    """A TRL trainer that generates.
+
+    Args:
+        use_vllm, vllm_generation: Whether vLLM generates, and TRL's object for it.
+        generation_config: Of transformers' way to generate.
+    """
+
+    use_vllm: bool
+    vllm_generation: Any
+    generation_config: Any
+
+
+def sampling_temperature(trainer: SamplingTrainer, temperature: float) -> AbstractContextManager[None]:
     """Let a TRL trainer generate at another temperature in the block; 0 is greedy."""
     if trainer.use_vllm:
         return swapped(trainer.vllm_generation, temperature=temperature)

@@ -82,7 +82,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
     @contextmanager
     def _in_update(self) -> Iterator[None]:
         """Time the update inside the block, in which a micro-step may have no backward."""
-        with self.clock.phase("update"), backward_where_there_is_one(self):
+        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator, self.forward_loop):
             yield
 
     def train(

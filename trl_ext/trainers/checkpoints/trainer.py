@@ -164,7 +164,7 @@ class WholeCheckpoints(Trainer):
 
 
 @contextmanager
-def loading(trainer: Any, folder: str) -> Iterator[None]:
+def loading(trainer: WholeCheckpoints, folder: str) -> Iterator[None]:
     """Let the trainer load a checkpoint inside the block, and raise ConfigError if it lacks trained weights.
 
     DeepSpeed and FSDP write and load by the model's names, and PEFT converts names itself.

@@ -25,6 +25,7 @@ from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.planner.run import LAUNCHED, MICRO, SIZES, Run, settle
+from trl_ext.trainers.fit.trainer import FittedTrainer
 from trl_ext.trainers.settings.checks import sample_of_prompts
 from trl_ext.trainers.step.settings import why_micro_batch_stays_whole, why_rows_stay
 
@@ -102,7 +103,7 @@ def cards_here() -> Hardware:
     return found
 
 
-def plan_of(trainer: Any) -> Plan | None:
+def plan_of(trainer: FittedTrainer) -> Plan | None:
     """Return the trainer's plan, or else its run as it is, on the cards here. Return None without cards, or if the
     formulas do not cover the run."""
     plan: Plan | None = getattr(trainer.args, "memory_plan", None)
@@ -120,7 +121,7 @@ def plan_of(trainer: Any) -> Plan | None:
         return None
 
 
-def inputs_of(trainer: Any) -> Inputs:
+def inputs_of(trainer: FittedTrainer) -> Inputs:
     """Return the inputs with which a trainer was constructed."""
     rewards = [*getattr(trainer, "reward_funcs", ())]
     critic = getattr(trainer, "_critic", None)

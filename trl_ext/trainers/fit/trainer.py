@@ -13,7 +13,10 @@ class FittedTrainer(RunningTrainer, Protocol):
 
     Args:
         state: Of transformers: the steps taken.
+        memory_kind: "grpo", "ppo" or "reward".
         model, model_wrapped: The trained model, and what its forwards call.
+        train_dataset: Its rows.
+        processing_class: Its tokenizer or processor.
         optimizer: Its optimizer, made when training begins.
         is_deepspeed_enabled: Whether an engine of DeepSpeed takes the steps.
         clock: Measures the phases of a step.
@@ -24,7 +27,10 @@ class FittedTrainer(RunningTrainer, Protocol):
     """
 
     state: TrainerState
+    memory_kind: str
     model: Any
+    train_dataset: Any
+    processing_class: Any
     model_wrapped: Any
     optimizer: Any
     is_deepspeed_enabled: bool

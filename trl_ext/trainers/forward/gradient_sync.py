@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -28,21 +29,39 @@ def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
         state._set_sync_gradients(before)
 
 
+class ForwardsOfStep(Protocol):
+    """The forwards of the running micro-step."""
+
+    @property
+    def has_forwards(self) -> bool: ...
+
+
 @contextmanager
-def backward_where_there_is_one(trainer: Any) -> Iterator[None]:
+def backward_where_there_is_one(accelerator: Accelerator, forwards: ForwardsOfStep) -> Iterator[None]:
     """Skip the backward of a micro-step without forwards inside the block; any other loss needs a gradient."""
-    accelerator = trainer.accelerator
     plain = accelerator.backward
 
     def backward(loss: torch.Tensor, **options: Any) -> None:
-        if loss.requires_grad or trainer.forward_loop.has_forwards:
+        if loss.requires_grad or forwards.has_forwards:
             plain(loss, **options)
 
     with swapped(accelerator, backward=backward):
         yield
 
 
-def can_settle(trainer: Any) -> bool:
+class SettlingTrainer(Protocol):
+    """A trainer of any kind.
+
+    Args:
+        args: Its config.
+        is_fsdp_enabled: Whether FSDP shards the weights.
+    """
+
+    args: Any
+    is_fsdp_enabled: bool
+
+
+def can_settle(trainer: SettlingTrainer) -> bool:
     """Return True if gradients can be computed outside the trainer's backward.
 
     They cannot under ZeRO-3 and FSDP, which gather weights only during a pass, nor with fp16's scaled losses.

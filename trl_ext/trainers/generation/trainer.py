@@ -18,6 +18,7 @@ class RolloutTrainer(Protocol):
         accelerator: Its accelerator.
         state: Of transformers: the steps taken.
         model: The policy; `model.training` is False in an evaluation.
+        train_dataset: Its rows.
         processing_class: Its tokenizer or processor.
         num_generations, num_generations_eval: Completions of a prompt in training, and in an evaluation.
         reward_funcs, reward_func_names, reward_processing_classes: The reward functions, and a name and a tokenizer
@@ -39,6 +40,7 @@ class RolloutTrainer(Protocol):
     accelerator: Accelerator
     state: TrainerState
     model: Any
+    train_dataset: Any
     processing_class: Any
     num_generations: int | None
     num_generations_eval: int | None
@@ -65,7 +67,6 @@ class AheadTrainer(RolloutTrainer, Protocol):
     """A GRPO trainer that generates the next rollouts while it trains.
 
     Args:
-        train_dataset: Rows with numbers.
         tools: The user's tools, which cannot be used ahead.
         num_iterations: Updates on the same rollouts.
         vllm_importance_sampling_clip_max: Largest ratio of the policy's probability to the sampler's; None for any.
@@ -77,7 +78,6 @@ class AheadTrainer(RolloutTrainer, Protocol):
         push_again: Lets the next generation push the weights to vLLM.
     """
 
-    train_dataset: Any
     tools: Any
     num_iterations: int
     vllm_importance_sampling_clip_max: float | None

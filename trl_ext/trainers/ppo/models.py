@@ -222,7 +222,7 @@ def add_reference_adapter(model: Any, source: str | None) -> None:
     model.set_adapter(active)
 
 
-def prepare_frozen(model: Any, trainer: Any) -> Any:
+def prepare_frozen(model: Any, trainer: GRPOTrainer) -> Any:
     """Wrap a model that is not trained, and move it to its device."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)

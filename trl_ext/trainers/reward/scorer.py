@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -321,7 +322,24 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:
+class ScoringTrainer(Protocol):
+    """A GRPO trainer with reward functions; the names are TRL's.
+
+    Args:
+        args: Its config.
+        accelerator: Its accelerator.
+        train_dataset: Its rows.
+        reward_funcs, reward_processing_classes: The reward functions, and a tokenizer or None for each.
+    """
+
+    args: Any
+    accelerator: Accelerator
+    train_dataset: Any
+    reward_funcs: Any
+    reward_processing_classes: Any
+
+
+def with_scorers(trainer: ScoringTrainer, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:
     """Return the GRPOTrainer's reward functions with a scorer instead of each model of transformers.
 
     So they read the text of their training, in packed forwards. TRL loads them, and calls other modules itself.
@@ -338,7 +356,7 @@ def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> l
     return functions
 
 
-def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
+def _scorer(trainer: ScoringTrainer, policy_tokenizer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
     """Return a scorer for a reward model, and any other reward function unchanged.
 
     Args:
@@ -366,7 +384,7 @@ def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, 
     return scorer
 
 
-def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, Any]:
+def scorer_options(trainer: ScoringTrainer, args: Any, policy_tokenizer: Any) -> dict[str, Any]:
     """Return the options of `CompletionScorer` for reward models; the trainer need not be built yet."""
     return dict(
         max_tokens_per_forward=getattr(args, "reward_tokens_per_forward", None),

@@ -7,13 +7,15 @@ one optimizer step, in one batch of generations or several.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers import TrainerState
 from transformers.utils import logging
 
 from trl_ext.errors import DataError, TrlExtError
@@ -160,6 +162,26 @@ def batches_per_step(args: Any) -> int:
     return int(-(-args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations)))
 
 
+class ScoredTrainer(Protocol):
+    """A GRPO trainer whose completions are scored; the names are TRL's.
+
+    Args:
+        args: Its config.
+        accelerator: Its accelerator.
+        state: Of transformers: the steps taken.
+        model: The policy; `model.training` is False in an evaluation.
+        reward_funcs: The reward functions.
+        train_dataset: Its rows.
+    """
+
+    args: Any
+    accelerator: Accelerator
+    state: TrainerState
+    model: Any
+    reward_funcs: Any
+    train_dataset: Any
+
+
 @dataclass(eq=False)
 class UnscoredRules:
     """Finds rules that score no row; `tallies` counts the rows of this step on all ranks, by function and rule."""
@@ -173,7 +195,7 @@ class UnscoredRules:
         for _, rules in _sets_of(functions):
             rules.take_tallies()
 
-    def look(self, trainer: Any) -> None:
+    def look(self, trainer: ScoredTrainer) -> None:
         """Add the rules' tallies since `begin`; at the end of a step, check them. Collective.
 
         Raises:
@@ -203,7 +225,7 @@ class UnscoredRules:
             if tally.num_unscored:
                 self._judge(trainer, key, rules[key], tally, is_first=is_first)
 
-    def _judge(self, trainer: Any, key: Key, rule: Rule, tally: Tally, *, is_first: bool) -> None:
+    def _judge(self, trainer: ScoredTrainer, key: Key, rule: Rule, tally: Tally, *, is_first: bool) -> None:
         """Warn once of a rule that scored only a part of a step's rows; DataError if it can score none.
 
         Args:

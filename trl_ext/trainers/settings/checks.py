@@ -6,9 +6,10 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from datasets import Dataset
+from transformers import TrainerState
 
 from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
@@ -48,14 +49,27 @@ def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]
     return prompts if num_longest is None else sorted(prompts, key=lambda prompt: len(str(prompt)))[-num_longest:]
 
 
+class PromptedTrainer(Protocol):
+    """A GRPO trainer.
+
+    Args:
+        train_dataset: Its rows.
+        environment_factories: TRL's, which make the environments of completions; None without environments.
+    """
+
+    train_dataset: Any
+    environment_factories: Any
+
+
 def longest_prompt_tokens(
-    trainer: Any, tokenize: Callable[[list[Any]], Any], num_longest: int | None = None
+    trainer: PromptedTrainer, tokenize: Callable[[list[Any]], Any], num_longest: int | None = None
 ) -> int | None:
     """Return the tokens of the training set's longest prompt; None if it is unknown before the run.
 
     It is unknown for a stream, and with environments, which append to the prompts what their `reset` returns.
 
     Args:
+        trainer: The trainer.
         tokenize: TRL's tokenizing function, which returns the ids first.
         num_longest: Number of prompts to measure, those with most characters; None for all.
     """
@@ -160,7 +174,21 @@ def check_pad_token(model: Any, processing_class: Any) -> None:
         )
 
 
-def check_grad_norm(trainer: Any, norm: Any, of: str = "") -> None:
+class SteppedTrainer(Protocol):
+    """A trainer of any kind, in an optimizer step.
+
+    Args:
+        args: Its config.
+        state: Of transformers: the steps taken.
+        lr_scheduler: Its schedule.
+    """
+
+    args: Any
+    state: TrainerState
+    lr_scheduler: Any
+
+
+def check_grad_norm(trainer: SteppedTrainer, norm: Any, of: str = "") -> None:
     """Raise GradientError, on all processes, for a gradient norm that is not finite.
 
     fp16 is exempt: its scaler skips such steps.

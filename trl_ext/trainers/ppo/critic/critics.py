@@ -416,7 +416,7 @@ class CriticStarts(TrainerCallback):
         self.critic.prepare()
 
 
-def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
+def _head_dtype(trainer: GRPOTrainer, model: Any) -> torch.dtype:
     # ZeRO-3 may have split the model at load time, and another dtype would stop DeepSpeed.
     return model.dtype if trainer.is_deepspeed_enabled else torch.float32
 

@@ -22,6 +22,7 @@ from trl_ext.packing.merge import (
     Kernel,
     VarlenKernel,
     backward_type,
+    by_token,
     is_exact,
     largest_error,
     merged_attention,
@@ -333,9 +334,7 @@ def _varlen_inputs(
         key, value: [1, Hkv, T, D].
         segments: The segment table of the row.
     """
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
-    q, k = q.to(v.dtype), k.to(v.dtype)
+    q, k, v = by_token(query, key, value)
     copies = segments.copies
     if copies.index is not None:
         k, v = k.index_select(0, copies.index), v.index_select(0, copies.index)

@@ -174,6 +174,13 @@ class CpuKernel(Kernel):
         return dq, dk, dv
 
 
+def by_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Triple:
+    """Return [1, heads, T, D] of a row as [T, heads, D], in the precision of the value."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
+    return q.to(v.dtype), k.to(v.dtype), v
+
+
 # torch.compile skips it: it would compile it again for every table.
 @torch.compiler.disable
 def merged_attention(
@@ -196,10 +203,8 @@ def merged_attention(
         copies: Whether to make one call on copied keys, whose output a checkpointed layer can store.
         how: Options of `kernels.choose_kernel`; `scale` is read.
     """
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     parts = (segments.copied,) if copies else segments.parts
-    # Under autocast a normalized query (Qwen3) is float32 while the value is bfloat16.
-    return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, parts, kernel, how["scale"])[None]
+    return _Merged.apply(*by_token(query, key, value), parts, kernel, how["scale"])[None]
 
 
 class _Merged(torch.autograd.Function):

@@ -95,6 +95,11 @@ class SegmentTable:
         return [segment.length for segment in self.queries.values()]
 
     @cached_property
+    def key_lengths(self) -> list[int]:
+        """Keys that every segment with queries sees, its prefixes' included."""
+        return [segment.num_keys for segment in self.queries.values()]
+
+    @cached_property
     def cu_seqlens(self) -> torch.Tensor:
         """[M + 1] int32, cumulated number of queries."""
         return self.cumulated(self.query_lengths)
@@ -136,33 +141,35 @@ class SegmentTable:
     @cached_property
     def copies(self) -> KeyCopies:
         """The keys for kernels that need a segment's keys next to each other."""
-        keys = [segment.num_keys for segment in self.queries.values()]
         index = None
-        if keys != self.lengths:
+        if self.key_lengths != self.lengths:
             seen = [self.segments[number] for asking in self.queries for number in self.chains[asking]]
-            flat = runs([segment.start for segment in seen], [segment.length for segment in seen])
-            index = self.on_device(flat)
-        return KeyCopies(index, self.cumulated(keys), self.longest)
+            index = self.on_device(tokens_of(seen))
+        return KeyCopies(index, self.cumulated(self.key_lengths), self.longest)
 
     @cached_property
     def copied(self) -> AttentionCall:
         """The one call that computes attention with copies of keys."""
         keys = slice(0, self.num_keys) if self.copies.index is None else self.copies.index
-        lengths = [segment.num_keys for segment in self.queries.values()]
-        ends = self.cu_seqlens, self.copies.cu_seqlens
         return AttentionCall(
-            slice(0, sum(self.query_lengths)), keys, self.query_lengths, lengths, *ends, is_causal=True
+            slice(0, sum(self.query_lengths)),
+            keys,
+            self.query_lengths,
+            self.key_lengths,
+            self.cu_seqlens,
+            self.copies.cu_seqlens,
+            is_causal=True,
         )
 
     @cached_property
     def num_keys(self) -> int:
         """K: keys of all segments with queries; a prefix's keys count for every segment that sees it."""
-        return sum(segment.num_keys for segment in self.queries.values())
+        return sum(self.key_lengths)
 
     @cached_property
     def longest(self) -> int:
         """Most keys that a query sees."""
-        return max(segment.num_keys for segment in self.queries.values())
+        return max(self.key_lengths)
 
     @cached_property
     def parts(self) -> tuple[AttentionCall, ...]:
@@ -227,6 +234,11 @@ class SegmentTable:
         """Return the same table on `device`."""
         device = torch.device(device)
         return self if device == self.device else replace(self, device=device)
+
+
+def tokens_of(segments: Sequence[Segment]) -> np.ndarray:
+    """Return the row index of every token of these segments, in their order."""
+    return runs([segment.start for segment in segments], [segment.length for segment in segments])
 
 
 def _cut(segments: Sequence[Segment], edges: Sequence[int]) -> tuple[Segment, ...]:

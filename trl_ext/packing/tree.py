@@ -18,8 +18,7 @@ from trl_ext.compat.transformers import is_flash, register_attention, register_m
 from trl_ext.errors import ConfigError
 from trl_ext.packing.attention import WindowMask, attend, window_of_mask
 from trl_ext.packing.plan import Segment
-from trl_ext.packing.ragged import runs
-from trl_ext.packing.table import SegmentTable
+from trl_ext.packing.table import SegmentTable, tokens_of
 
 TREE_ATTENTION = "tree_fa3"  # TRL's name
 
@@ -86,8 +85,7 @@ def table_of_tree(kv_index: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens
         segments.append(Segment(start, end, item=len(segments), offset=offset, parent=parent))
     table = SegmentTable(tuple(segments), kv_index.device)
     seen = [segments[number] for chain in table.chains for number in chain]
-    found = runs([segment.start for segment in seen], [segment.length for segment in seen])
-    if not np.array_equal(found, places):
+    if not np.array_equal(tokens_of(seen), places):
         raise ConfigError(
             "This TRL lays out its rows in another way than the trees that trl_ext attends within. Take TRL's own "
             "AsyncGRPOTrainer, or a TRL that trl_ext was tested with."

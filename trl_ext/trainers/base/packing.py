@@ -317,6 +317,11 @@ class PackingSwitch(Trainer):
         for name, seconds in self.clock.take().items():
             self.add_metric(f"phase/{name}_s", seconds)
 
+    @property
+    def metrics_mode(self) -> str:
+        """The key of TRL's metrics to which this forward adds: "train" or "eval"."""
+        return "train" if self.model.training else "eval"
+
     def add_metric(self, name: str, value: float) -> None:
         """Add a value that TRL averages in the next log entry of training."""
         self._metrics["train"][name].append(value)

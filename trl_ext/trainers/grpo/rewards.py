@@ -247,8 +247,7 @@ def within_bounds(rewards: torch.Tensor, weights: torch.Tensor, names: Sequence[
 
 def check_groups(functions: Sequence[Any], args: Any) -> None:
     """Raise ConfigError if a rule that reads groups would see single completions, or a part of a group per process."""
-    sets = _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])
-    names = [rule.name for rules in sets for rule in rules.rules if rule.reads_group]
+    names = [rule.name for rules in _rule_sets_of_all(functions) for rule in rules.rules if rule.reads_group]
     eval_size = (args.num_generations_eval or args.num_generations) if args.eval_strategy != "no" else 1
     for size, rows in (
         (args.num_generations, args.generation_batch_size // args.world_size),
@@ -317,7 +316,7 @@ def start_scoring(
 
 def show_prompt_end(functions: Sequence[Any], tokenizer: Any, chat_options: Mapping[str, Any] | None) -> None:
     """Show the rules how the chat template ends a prompt: it may open a tag there."""
-    for rules in _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions]):
+    for rules in _rule_sets_of_all(functions):
         rules.prompt_end = render_prompt([{"role": "user", "content": "?"}], tokenizer, chat_options)
 
 
@@ -356,6 +355,11 @@ def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:
 
 def _rule_sets(functions: Sequence[Any]) -> list[RuleSet]:
     return [function for function in functions if isinstance(function, RuleSet)]
+
+
+def _rule_sets_of_all(functions: Sequence[Any]) -> list[RuleSet]:
+    """Return the rule sets among reward functions, and the set of each column of a set."""
+    return _rule_sets([one.rules if isinstance(one, RuleColumn) else one for one in functions])
 
 
 class RuleShares:

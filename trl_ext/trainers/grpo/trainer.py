@@ -580,7 +580,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     @property
     def running_metrics(self) -> Any:
         """Return TRL's lists of values by name, which the next log entry of training, or of evaluation, averages."""
-        return self._metrics["train" if self.model.training else "eval"]
+        return self._metrics[self.metrics_mode]
 
     @property
     def logged_advantages(self) -> Any:
@@ -638,8 +638,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides trl.GRPOTrainer.log: leaves out series of rules that have always been 0, and prints completions
         once unless `num_completions_to_print` is set."""
-        mode = "train" if self.model.training else "eval"
-        self._reward_calls.shares.drop_zeros(self._metrics[mode], mode)
+        self._reward_calls.shares.drop_zeros(self.running_metrics, self.metrics_mode)
         super().log(logs, start_time)
         is_first = self.num_completions_to_print is None and self.accelerator.is_main_process
         if self.log_completions and is_first and self._logs["prompt"]:

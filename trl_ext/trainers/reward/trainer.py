@@ -402,7 +402,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     # Metrics ------------------------------------------------------------------------------------------------------
 
     def _log_stats(self, local: torch.Tensor) -> None:
-        mode = "train" if self.model.training else "eval"
+        mode = self.metrics_mode
         everywhere = self.accelerator.gather(local[None])
         if mode == "train":  # processes of a group hold the same pairs
             everywhere = everywhere[:: self.num_sharing]

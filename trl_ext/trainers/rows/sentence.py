@@ -12,7 +12,7 @@ _ROWS_NAMED = 3
 
 def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoReturn:
     """Raise a DataError that names the rows of each problem (in words that follow "row 7 has") and gives `advice`."""
-    parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
+    parts = [f"{named_with_verb(rows)} {problem}" for problem, rows in found.items()]
     raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
 
 
@@ -20,6 +20,11 @@ def named(rows: Sequence[int]) -> str:
     """Return "row 7", or "rows 1, 2, 3 and 4 more"."""
     more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
     return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:_ROWS_NAMED]))}{more}"
+
+
+def named_with_verb(rows: Sequence[int]) -> str:
+    """Return "row 7 has", or "rows 1, 2, 3 and 4 more have"."""
+    return f"{named(rows)} {'has' if len(rows) == 1 else 'have'}"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Settings that our configs add to TRL's: packing, memory, the end of a run and its resume."""
 
 import os
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from trl_ext.compat.deepspeed import announce_builds, make_groups_once
@@ -21,6 +21,7 @@ from trl_ext.trainers.settings.values import (
     check_numbers,
     check_types,
     choose_precision,
+    default_of,
     setting,
 )
 from trl_ext.trainers.step.sequence_parallel import check_other_ways
@@ -145,6 +146,6 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozense
         return frozenset(passed)
     given = set()
     for name, one in known.items():
-        if passed[name] != (one.default if one.default_factory is MISSING else one.default_factory()):
+        if passed[name] != default_of(one):
             given.add(name)
     return frozenset(given)

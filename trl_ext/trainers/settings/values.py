@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -297,9 +297,13 @@ def check_choices(settings: Any, kind: type) -> None:
 
 def is_given(config: Any, name: str) -> bool:
     """Return True if a field of a config does not have its default."""
-    field = next(field for field in fields(config) if field.name == name)
-    default = field.default_factory() if callable(field.default_factory) else field.default
+    default = default_of(next(field for field in fields(config) if field.name == name))
     return bool(getattr(config, name) != default)
+
+
+def default_of(field: Field[Any]) -> Any:
+    """Return the default of a dataclass's field; MISSING if it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def check_effects(config: Any, table: Iterable[Idle]) -> None:

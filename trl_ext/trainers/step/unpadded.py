@@ -15,7 +15,7 @@ from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.trainers.rows.images import GivenImages
-from trl_ext.trainers.rows.sentence import named
+from trl_ext.trainers.rows.sentence import named_with_verb
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ def rows_without_prompt(prompt_lengths: Sequence[int] | np.ndarray, num_scored: 
     if not rows:
         return ""
     return (
-        f"In this batch {named(rows)} {'has' if len(rows) == 1 else 'have'} no prompt token, and nothing predicts the "
-        "first token of the completion. Drop such rows, or take a tokenizer that begins texts with a BOS token; a "
+        f"In this batch {named_with_verb(rows)} no prompt token, and nothing predicts the first "
+        "token of the completion. Drop such rows, or take a tokenizer that begins texts with a BOS token; a "
         "rollout_func returns at least one token of each row as prompt_ids."
     )
 

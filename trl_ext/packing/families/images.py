@@ -12,7 +12,7 @@ Legend: T tokens of a flat row, D numbers of a patch.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -179,7 +179,7 @@ class BatchImages:
             reader: The way the model reads images.
             runs_everywhere: As in the class.
         """
-        images = list(dict.fromkeys(image for row in rows for image in row))
+        images = list(dict.fromkeys(chain.from_iterable(rows)))
         if not images:
             return sequences, cls(reader, (), (), runs_everywhere)
         number = {image: -1 - i for i, image in enumerate(images)}

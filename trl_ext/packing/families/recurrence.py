@@ -10,6 +10,7 @@ C channels, H heads, D head size, W taps of a convolution.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,7 +147,7 @@ class StateOrder:
                 widths = np.full_like(lengths, lengths.max()) if is_padded else lengths
                 index.append(runs(self._starts[group], widths))
                 is_real.append(runs(np.zeros_like(lengths), widths) < np.repeat(lengths, widths))
-            above = [number for group in groups for number in group]
+            above = list(chain.from_iterable(groups))
         flat, real = np.concatenate(index), np.concatenate(is_real)
         num_tokens = self._lengths.sum()
         if len(flat) == num_tokens and (np.diff(flat) == 1).all():

@@ -6,6 +6,7 @@ Each process checks a part of the files, and all return the same result or raise
 import math
 import os
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], che
     found = {part: list(differences({part: old[part]}, {part: run[part]})) for part in compared}
     found = {part: lines for part, lines in found.items() if lines}
     if found:
-        lines = [line for lines in found.values() for line in lines]
+        lines = list(chain.from_iterable(found.values()))
         raise ConfigError(
             f"{checkpoint} is of another run: {_listed(lines)}. Resume with the former values, or set resume_despite "
             f"to {' '.join(found)} to accept the differences."

@@ -1,8 +1,8 @@
 """Generation between training steps: how it samples, how it restores the model, which weights vLLM
 gets, and whether its rows can be scored."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -50,15 +50,20 @@ def generating(trainer: RolloutTrainer, *, is_packed: bool) -> Iterator[None]:
     casts_once = is_whole and trainer.args.device.type == "cpu"
     by_length = kinds_of(base_model(trainer.model).config.get_text_config())  # positions depend on the longest row
     with (
-        sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
-        _model_kept(trainer.model) if is_continuous else nullcontext(),
-        _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
-        prompts_forked(base_model(trainer.model)) if is_packed and is_continuous else nullcontext(),
-        known_rows_skipped(trainer.model) if is_whole and is_packed and not by_length else nullcontext(),
-        weights_cast_once(trainer.model, trainer.accelerator.autocast) if casts_once else nullcontext(),
-        compiled_decoding(trainer.model, CACHE_STEP_TOKENS) if is_static else nullcontext(),
+        _inside(temperature is not None, sampling_temperature, trainer, temperature),
+        _inside(is_continuous, _model_kept, trainer.model),
+        _inside(is_continuous, _outputs_uncast, trainer.model, trainer.accelerator),
+        _inside(is_packed and is_continuous, prompts_forked, base_model(trainer.model)),
+        _inside(is_whole and is_packed and not by_length, known_rows_skipped, trainer.model),
+        _inside(casts_once, weights_cast_once, trainer.model, trainer.accelerator.autocast),
+        _inside(is_static, compiled_decoding, trainer.model, CACHE_STEP_TOKENS),
     ):
         yield
+
+
+def _inside(applies: bool, block: Callable[..., AbstractContextManager[Any]], *given: Any) -> AbstractContextManager:
+    """Return the context `block(*given)` if it applies, else a context that does nothing."""
+    return block(*given) if applies else nullcontext()
 
 
 def prepare_generation(trainer: AheadTrainer, *, takes_images: bool) -> list[RolloutPart]:

@@ -8,7 +8,7 @@ We choose the rank and the forward of each pair.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import datasets
@@ -277,7 +277,7 @@ class PairCollator:
         with nullcontext() if get_worker_info() else self.clock.phase("layout"):
             rows = self._rows(examples)
             batch: dict[str, Any] = {"rows": [self.row(row) for row in rows]}
-            pairs = [pair for row in rows for pair in row]
+            pairs = list(chain.from_iterable(rows))
             return batch | (self.padded(pairs) if self.padded and pairs else {})
 
     def row(self, examples: Sequence[Mapping[str, Any]]) -> PairRow:

@@ -5,6 +5,7 @@ TRL prepares the data and runs the loop. Ranks may hold different numbers of pai
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -204,7 +205,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
         for batch in batches if self.sequence_group is not None and not is_planned else ():
-            batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]
+            batch["rows"] = list(chain.from_iterable(self._rows_of_group(batch["rows"])))
         if self._max_tokens is None or not batches:
             return batches, num_items
         counts = torch.tensor([[len(batch["rows"]) for batch in batches]], device=self.accelerator.device)
@@ -363,7 +364,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         forwarded, mine = rows, slice(len(rows))
         if not self.model.training:  # in training, get_batch_samples has gathered and agreed
             of_processes = self._rows_of_group(rows)
-            forwarded = [row for own in of_processes for row in own]
+            forwarded = list(chain.from_iterable(of_processes))
             first = 0 if self.sequence_group is None else sum(map(len, of_processes[: self.sequence_group.rank]))
             mine = slice(first, first + len(rows))
             if self._max_tokens is not None:

@@ -6,6 +6,7 @@ Legend: B rows, P prompt width, C completion width.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ def joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
         values = [batch[name] for batch in micro_batches]
         if isinstance(values[0], torch.Tensor):
             return values[0] if values[0].ndim == 0 else torch.cat(values)
-        return [one for value in values for one in value] if isinstance(values[0], list | tuple) else values[0]
+        return list(chain.from_iterable(values)) if isinstance(values[0], list | tuple) else values[0]
 
     return {name: join(name) for name in first}
 

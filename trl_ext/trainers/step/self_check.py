@@ -6,6 +6,7 @@ The same sequences are scored alone, padded and packed.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ class ProbeImages:
 
     def inputs(self, probes: list[Probe], ids: torch.Tensor) -> dict[str, Any]:
         """Return the model's arguments for the images of probes with the padded tokens `ids` [B, T]."""
-        images = [image for row in self.rows(probes) for image in row]
+        images = list(chain.from_iterable(self.rows(probes)))
         if not images:
             return {}
         return {

@@ -91,7 +91,7 @@ class _Arrangement:
 class ConvolutionLayout(NamedTuple):
     """The layout of a row for a convolution, in which no segment reads another sequence; S inputs, T tokens."""
 
-    index: torch.Tensor  # [S] row index of each input: each segment after the inputs of its prefixes that it reads
+    inputs: torch.Tensor  # [S] row index of each input: each segment after the inputs of its prefixes that it reads
     is_zero: torch.Tensor  # indices among the S before the start of a sequence, which are zero
     own: torch.Tensor  # [T] index among the S of every token of the row
 
@@ -187,8 +187,8 @@ class StateOrder:
             flat = np.concatenate(index)
             own = runs(np.cumsum(self._lengths + num_before) - self._lengths, self._lengths)
             is_zero = (flat < 0).nonzero()[0]
-            index_of_inputs, zeros = self._tensor(flat.clip(0)), self._tensor(is_zero)
-            self._reads[num_before] = ConvolutionLayout(index_of_inputs, zeros, self._tensor(own))
+            inputs, zeros = self._tensor(flat.clip(0)), self._tensor(is_zero)
+            self._reads[num_before] = ConvolutionLayout(inputs, zeros, self._tensor(own))
         return self._reads[num_before]
 
     def _tensor(self, values: Any) -> torch.Tensor:

@@ -139,7 +139,7 @@ def _convolution(
         args, options: Passed on.
     """
     layout = order.reads(weight.shape[-1] - 1)
-    laid = x[0].mT.index_select(0, layout.index).index_fill_(0, layout.is_zero, 0.0)
+    laid = x[0].mT.index_select(0, layout.inputs).index_fill_(0, layout.is_zero, 0.0)
     return plain(laid.mT[None], weight, *args, **options)[0].mT.index_select(0, layout.own).mT[None]
 
 

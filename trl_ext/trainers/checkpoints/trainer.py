@@ -169,7 +169,7 @@ def loading(trainer: WholeCheckpoints, folder: str) -> Iterator[None]:
 
     DeepSpeed and FSDP write and load by the model's names, and PEFT converts names itself.
     """
-    model = trainer.model
+    model: Any = trainer.model
     is_split = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     is_whole = isinstance(model, PreTrainedModel) and not is_split
     dropped = {"load_state_dict": lambda *_, **__: None} if is_whole else {}  # Trainer loads without conversion

@@ -245,7 +245,7 @@ def whiten(
 class TokenMoments(NamedTuple):
     """Moments of K series over all ranks' counted tokens, in float64."""
 
-    count: torch.Tensor  # [] number of tokens
+    num_tokens: torch.Tensor  # []
     means: torch.Tensor  # [K]; NaN if no token counts
     squares: torch.Tensor  # [K] sums of squared deviations from the means
 

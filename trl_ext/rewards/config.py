@@ -14,7 +14,7 @@ A rule's keys are the fields of its class. A dotted name is imported, which runs
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -99,9 +99,7 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
         raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
     if mapping.keys() & {"model_name_or_path", "dataset_name", "output_dir", "max_steps"}:
         raise ConfigError(f"{source.name} is a recipe. Give rules.yaml of a run's folder, or a file of rules alone.")
-    for key in mapping:
-        if key not in ("rules", *_SET_KEYS):
-            raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', *_SET_KEYS))}")
+    _check_keys(mapping, ("rules", *_SET_KEYS), source, (), "unknown key")
     rules = [build_rule(entry, source, index) for index, entry in enumerate(mapping["rules"])]
     given = {key: mapping[key] for key in _SET_KEYS if mapping.get(key) is not None}
     for key, value in given.items():
@@ -110,18 +108,37 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
         except RuleError as error:
             raise ConfigError(f"{source.at(key)}: {error}") from error
     if "limits" in given:
-        entry, where = given["limits"], source.at("limits")
-        keys = [item.name for item in dataclasses.fields(Limits)]
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"{where}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
-        for key in entry:
-            if key not in keys:
-                raise ConfigError(f"{source.at('limits', key)}: limits has no key '{key}'. {nearest(key, keys)}")
-        try:
-            given["limits"] = Limits(**entry)
-        except (ConfigError, TypeError) as error:
-            raise ConfigError(f"{where}: {error}") from error
+        given["limits"] = _build_limits(given["limits"], source)
     return {"rules": rules, **given}
+
+
+def _build_limits(entry: Any, source: ConfigSource) -> Limits:
+    """Make the limits from their mapping, or ConfigError."""
+    where = source.at("limits")
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
+    _check_keys(entry, [item.name for item in dataclasses.fields(Limits)], source, ("limits",), "limits has no key")
+    try:
+        return Limits(**entry)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_keys(
+    entry: Mapping[Any, Any], known: Sequence[str], source: ConfigSource, path: KeyPath, problem: str
+) -> None:
+    """Raise ConfigError for the first unknown key of a mapping.
+
+    Args:
+        entry: The mapping to check.
+        known: Its possible keys.
+        source: The source of the mapping, which gives each key's line.
+        path: The path of the mapping in its source.
+        problem: Words of the message before the key, such as "unknown key".
+    """
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{source.at(*path, key)}: {problem} '{key}'. {nearest(key, known)}")
 
 
 def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
@@ -130,16 +147,13 @@ def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
         raise ConfigError(f"{source.at('rules', index)}: {entry!r} names no rule. Write {{rule: answer, ...}}.")
     kind = rule_class(entry["rule"], source.at("rules", index, "rule"))
     keys = [item.name for item in dataclasses.fields(kind)]
-    for key in entry:
-        if key != "rule" and key not in keys:
-            where = source.at("rules", index, key)
-            raise ConfigError(f"{where}: rule '{entry['rule']}' has no key '{key}'. {nearest(key, keys)}")
+    fields = {key: value for key, value in entry.items() if key != "rule"}
+    _check_keys(fields, keys, source, ("rules", index), f"rule '{entry['rule']}' has no key")
     required = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory]
     missing = [key for key in required if key not in entry]
     if missing:
         where = source.at("rules", index)
         raise ConfigError(f"{where}: rule '{entry['rule']}' needs the key '{missing[0]}'. Add it.")
-    fields = {key: value for key, value in entry.items() if key != "rule"}
     if kind is Call:
         fields["function"] = _imported(str(fields["function"]), source.at("rules", index, "function"))
     try:

@@ -140,10 +140,7 @@ def filter_pairs(
     Examples:
         `pairs, report = filter_pairs(dataset, RuleSet([Answer()]))`, then `report.kept, report.contradicted`.
     """
-    if isinstance(min_gap, bool) or not isinstance(min_gap, int | float) or not isfinite(min_gap) or min_gap < 0:
-        raise ConfigError(f"min_gap is {min_gap!r}. Give a finite number of at least 0.")
-    if rules is None and (margin or min_gap > 0):
-        raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")
+    _check_scores(rules, min_gap, margin)
     dataset = checked_pairs(dataset)
     reasons = pair_faults(dataset)
     sound = [row for row, reason in enumerate(reasons) if reason is None]
@@ -151,15 +148,8 @@ def filter_pairs(
     for row, gap in gaps.items():
         if gap is not None and gap < min_gap - _ROUNDING:
             reasons[row] = "contradicted"
-    rows: dict[str, list[int]] = {reason: [] for reason in _REASONS}
-    for row, reason in enumerate(reasons):
-        if reason is not None:
-            rows[reason].append(row)
-    rows["unscored"] = [row for row, gap in gaps.items() if gap is None]
-    counts = {reason: len(found) for reason, found in rows.items()}
-    first = {reason: tuple(found[:3]) for reason, found in rows.items()}
     kept = [row for row, reason in enumerate(reasons) if reason is None]
-    report = FilterReport(total=len(reasons), kept=len(kept), first_rows=first, **counts)
+    report = _count(reasons, [row for row, gap in gaps.items() if gap is None])
     if not kept:
         most = max(_REASONS, key=lambda reason: getattr(report, reason))
         advice = {
@@ -170,6 +160,26 @@ def filter_pairs(
     if rules is not None:
         dataset = with_gaps(dataset, [gaps.get(row) for row in range(len(dataset))], margin)
     return dataset.select(kept), report
+
+
+def _check_scores(rules: Scorer | None, min_gap: float, margin: bool) -> None:
+    """Raise ConfigError for an impossible gap, and for a gap or margin without rules."""
+    if isinstance(min_gap, bool) or not isinstance(min_gap, int | float) or not isfinite(min_gap) or min_gap < 0:
+        raise ConfigError(f"min_gap is {min_gap!r}. Give a finite number of at least 0.")
+    if rules is None and (margin or min_gap > 0):
+        raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")
+
+
+def _count(reasons: list[str | None], unscored: list[int]) -> FilterReport:
+    """Count the rows by their reason; None is a kept row, `unscored` are numbers of such rows."""
+    rows: dict[str, list[int]] = {reason: [] for reason in _REASONS}
+    for row, reason in enumerate(reasons):
+        if reason is not None:
+            rows[reason].append(row)
+    rows["unscored"] = unscored
+    counts = {reason: len(found) for reason, found in rows.items()}
+    first = {reason: tuple(found[:3]) for reason, found in rows.items()}
+    return FilterReport(total=len(reasons), kept=reasons.count(None), first_rows=first, **counts)
 
 
 def pair_faults(dataset: "Dataset") -> list[str | None]:

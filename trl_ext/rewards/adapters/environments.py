@@ -204,14 +204,19 @@ def nemo_gym(
         return with_tools(NemoGym, {tool["name"]: (tool, tool.get("parameters") or {}) for tool in tools})
     try:
         page = ask(None, "openapi.json")
-        listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
-        names = tools or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
-        bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
+        listed = _list_tools(page, tools)
     except Exception as error:  # The connection or the page may be at fault.
         said = f"{public(url)} does not list such tools: {hide(repr(error), hidden)[:200]}"
         raise RuleError(f"{said}. Start it, or give the tools' schemas.") from error
-    schemas = {name: body.get("application/json", {}).get("schema", {}) for name, body in bodies.items()}
-    return with_tools(NemoGym, {name: (listed[name], schema) for name, schema in schemas.items()}, page)
+    return with_tools(NemoGym, listed, page)
+
+
+def _list_tools(page: Any, names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Return a server's tools of these names, or all, from its OpenAPI page: descriptions and arguments' schemas."""
+    listed = {path[1:]: item["post"] for path, item in page["paths"].items() if "post" in item}
+    names = names or [name for name in listed if name.isidentifier() and name not in _ADDRESSES]
+    bodies = {name: listed[name].get("requestBody", {}).get("content", {}) for name in names}
+    return {name: (listed[name], body.get("application/json", {}).get("schema", {})) for name, body in bodies.items()}
 
 
 def openenv(

@@ -235,31 +235,16 @@ class _Run:
             form for form in FORMS if isinstance(rule, Answer | Math) and not (is_text and "$" in FORMS[form])
         ]
         self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
+        self.ideals = [ideal_of(rule, row, index) for index, row in enumerate(rows)]
 
     def audit(self, num_others: int, seed: int) -> RuleAudit:
         """Audit the rule over all rows."""
-        ideals = [ideal_of(self.rule, row, index) for index, row in enumerate(self.rows)]
-        others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], num_others, seed)
+        others = other_rows([None if ideal is None else gold_key(ideal) for ideal in self.ideals], num_others, seed)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{self.rule.name}'", " rows"):
-            own = [Comparison(row, row, ideals[row], self.rule.blank) for row in numbers]
-            verdicts = self._verdicts(own)
-            self._add(own, verdicts)
-            for entry, verdict in self._paid([Comparison(row, row, self.rule.blank) for row in numbers]):
-                self._fail("blank", entry, verdict)
             # A row without a value for its own gold has none for other golds.
-            valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
-            self._try_forms({row: ideal for row in valued if (ideal := ideals[row]) is not None})
-            rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
-            verdicts = self._verdicts(rest)
-            # Golds that leave other answers undecided, each once.
-            undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
-            first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
-            for row, (entry, verdict) in sorted(first.items()):
-                self.lost_rows.append(row)
-                self._fail("own_text", entry, verdict)
-            accepted = [one for one, verdict in zip(rest, verdicts, strict=True) if earns_all(self.rule, verdict)]
-            back = self._paid([Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
-            self._add(rest, verdicts, mutual={(entry.source, entry.row) for entry, _ in back})
+            valued = self._try_own(numbers)
+            self._try_forms({row: ideal for row in valued if (ideal := self.ideals[row]) is not None})
+            self._try_others([Comparison(row, other, self.ideals[other]) for row in valued for other in others[row]])
         counted = ("right", "unreadable", "blank", "own_text", "not_asked", "accepted", "alike")
         return RuleAudit(
             rule=self.rule.name,
@@ -270,6 +255,28 @@ class _Run:
             failures=tuple(self.failures),
             **{f"num_{name}": self.counts[name] for name in counted},
         )
+
+    def _try_own(self, numbers: Sequence[int]) -> list[int]:
+        """Judge each row's own gold, and a completion that does nothing; return the rows whose gold has a value."""
+        own = [Comparison(row, row, self.ideals[row], self.rule.blank) for row in numbers]
+        verdicts = self._verdicts(own)
+        self._add(own, verdicts)
+        for entry, verdict in self._paid([Comparison(row, row, self.rule.blank) for row in numbers]):
+            self._fail("blank", entry, verdict)
+        return [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
+
+    def _try_others(self, entries: list[Comparison]) -> None:
+        """Judge golds of other rows, and those that earn the ceiling also in the other direction."""
+        verdicts = self._verdicts(entries)
+        pairs = list(zip(entries, verdicts, strict=True))
+        # Golds that leave other answers undecided, each once.
+        first = {entry.row: (entry, verdict) for entry, verdict in reversed(pairs) if verdict.status == "undecided"}
+        for row, (entry, verdict) in sorted(first.items()):
+            self.lost_rows.append(row)
+            self._fail("own_text", entry, verdict)
+        accepted = [entry for entry, verdict in pairs if earns_all(self.rule, verdict)]
+        back = self._paid([Comparison(entry.source, entry.row, self.ideals[entry.row]) for entry in accepted])
+        self._add(entries, verdicts, mutual={(entry.source, entry.row) for entry, _ in back})
 
     def _verdicts(self, entries: Sequence[Comparison]) -> list[Verdict]:
         if not entries:
@@ -397,7 +404,7 @@ def data_rows(dataset: Any, rules: RuleSet, more: Sequence[str]) -> list[dict[st
     elif isinstance(dataset, list | tuple) and all(isinstance(row, Mapping) for row in dataset):
         names = dict.fromkeys(name for row in dataset for name in row)
         there = [name for name in wanted if name in names]
-        rows = [{name: row.get(name) for name in there} for row in dataset]
+        rows = [dict(zip(there, map(row.get, there), strict=True)) for row in dataset]
     else:
         raise DataError(f"The data is a {type(dataset).__name__}. Give a datasets.Dataset or a list of mappings.")
     if not rows:

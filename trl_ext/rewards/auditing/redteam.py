@@ -133,6 +133,11 @@ class Attempt:
         """True if the cheat did not get through."""
         return self.verdict in (REFUSED, NOT_TRIED)
 
+    @property
+    def excess(self) -> float:
+        """The total minus the bar; an unknown value counts as 0."""
+        return (self.total or 0.0) - (self.bar or 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class RedteamReport:
@@ -215,26 +220,27 @@ def redteam(rules: RuleSet, rows: Any, shape: str | None = None, cheats: Mapping
     decided = [court for court in courts if court.is_decided]
     if not decided:
         raise DataError("Every gold here is undecided, so no cheat differs from another answer. Give other rows.")
-    tried = {
-        name: list(filter(None, (court.attempt(name, text) for court in decided))) for name, text in cheats.items()
-    }
+    worst = {name: _worst(name, _try(name, text, decided)) for name, text in cheats.items()}
     trios = [three for court in decided if len(three := court.with_rivals(decided)) == 3]
-    tried |= {text: list(_join(text, trios)) for text in JOINS}
-
-    def badness(one: Attempt) -> tuple[bool, float]:
-        return not one.ok, (one.total or 0.0) - (one.bar or 0.0)
-
-    worst = [
-        max(found, key=badness, default=Attempt(name, None, "", None, None, NOT_TRIED))
-        for name, found in tried.items()
-    ]
+    worst |= {text: _worst(text, _join(text, trios)) for text in JOINS}
     return RedteamReport(
-        tuple(worst),
+        tuple(worst.values()),
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
         tuple(court.row for court in courts if not court.is_decided),
     )
+
+
+def _try(name: str, template: str, courts: Sequence["_Court"]) -> Iterator[Attempt]:
+    """Try a cheat on every row on which it can be tried."""
+    return filter(None, (court.attempt(name, template) for court in courts))
+
+
+def _worst(name: str, attempts: Iterable[Attempt]) -> Attempt:
+    """Return the attempt that got through, or came closest to it; a cheat without attempts was not tried."""
+    not_tried = Attempt(name, None, "", None, None, NOT_TRIED)
+    return max(attempts, key=lambda one: (not one.ok, one.excess), default=not_tried)
 
 
 def _join(template: str, trios: Sequence[Sequence["_Court"]]) -> Iterator[Attempt]:
@@ -264,13 +270,7 @@ class _Court:
         self.topics = topics_of(question_text(self.prompt), completion_text(cells.get("completion")))
         self.num_completions = 0
         self._judging = {rule.name: rule for rule in rules.rules if rule.judges_correctness}
-        if self._judging:
-            texts = ["", *honest(rules.rules, self.wrong, shape)]
-        else:
-            good = cells.get("completion")
-            texts = [] if good is None else [completion_text(good)]
-            texts += honest(rules.rules, self.gold or "so", shape)
-        wrong = self.explained(texts)
+        wrong = self.explained(self._texts_below_bar(cells, shape))
         bar = highest(wrong)
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
@@ -282,10 +282,22 @@ class _Court:
         for part in parts:
             if part.rule in self._values and part.value is not None:
                 self._values[part.rule] = max(self._values[part.rule], part.value)
-        self.right: float | None = None  # the highest total of a right answer, if a gold is known
-        if self.gold is not None and self._judging:
-            ideals = [ideal_of(rule, self.columns, row) for rule in self._judging.values()]
-            self.right = highest(self.explained([*filter(None, ideals), *honest(rules.rules, self.gold, shape)]))
+        self.right = self._highest_right(shape)
+
+    def _texts_below_bar(self, cells: Mapping[str, Any], shape: str | None) -> list[str]:
+        """Return the completions that set the bar: empty and honestly wrong; if no rule judges correctness, honest."""
+        if self._judging:
+            return ["", *honest(self.rules.rules, self.wrong, shape)]
+        good = cells.get("completion")
+        texts = [] if good is None else [completion_text(good)]
+        return [*texts, *honest(self.rules.rules, self.gold or "so", shape)]
+
+    def _highest_right(self, shape: str | None) -> float | None:
+        """Return the highest total of a right answer; None without a gold, or if no rule judges correctness."""
+        if self.gold is None or not self._judging:
+            return None
+        ideals = [ideal_of(rule, self.columns, self.row) for rule in self._judging.values()]
+        return highest(self.explained([*filter(None, ideals), *honest(self.rules.rules, self.gold, shape)]))
 
     def pays(self, part: Any) -> bool:
         """Return True if a part of an explanation is the full value of a rule that judges correctness."""

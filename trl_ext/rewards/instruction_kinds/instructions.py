@@ -142,23 +142,26 @@ def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
     if isinstance(cell, list) and len(cell) == 1:
         cell = parsed(cell[0]) if isinstance(cell[0], str) else cell[0] if "instruction_id" in cell[0] else cell
     if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
-        pairs_of_list = []
-        for entry in cell:
-            others = {name: value for name, value in entry.items() if name != "id"}
-            pairs_of_list.append((entry.get("id"), others))
-        return pairs_of_list
+        return [(entry.get("id"), _without(entry, "id")) for entry in cell]
     if isinstance(cell, dict) and "func_name" in cell:
-        # RLVR-IFeval gives id and arguments as a function's name and arguments.
-        if cell["func_name"] not in _FUNCTIONS:
-            raise ValueError(f"unknown function {cell['func_name']!r}")
-        name, *pairs = _FUNCTIONS[cell["func_name"]].split()
-        renamed = dict(pair.split("=") for pair in pairs)
-        given = {
-            renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None
-        }
-        return [(name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {}))]
+        return _pairs_of_function(cell)
     found = cell if isinstance(cell, dict) else {}
     names, arguments = found.get("instruction_id_list", found.get("instruction_id")), found.get("kwargs")
     if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
         raise ValueError("neither a list of {id: ...} nor {instruction_id_list: [...], kwargs: [...]} of equal length")
     return list(zip(names, arguments, strict=True))
+
+
+def _pairs_of_function(cell: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the id and arguments of the instruction that RLVR-IFeval gives as a function's name and arguments."""
+    if cell["func_name"] not in _FUNCTIONS:
+        raise ValueError(f"unknown function {cell['func_name']!r}")
+    name, *pairs = _FUNCTIONS[cell["func_name"]].split()
+    renamed = dict(pair.split("=") for pair in pairs)
+    given = _without(cell, "func_name")
+    arguments = {renamed.get(key, key): value for key, value in given.items() if value is not None}
+    return [(name, arguments | ({_EXACT[name]: "exactly"} if name in _EXACT else {}))]
+
+
+def _without(mapping: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key != name}

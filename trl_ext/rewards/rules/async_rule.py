@@ -96,6 +96,19 @@ class Pace:
             self.num_pauses += 1
 
 
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts of one call."""
+
+    num_made: int = 0
+    num_free: int = 0  # attempts that met the server's limit, and do not count
+    latest: float = math.inf  # time on the monotonic clock after which a limit ends the call
+
+    def meet_limit(self) -> None:
+        """Set the end of the call, if this is its first limit."""
+        self.latest = min(self.latest, time.monotonic() + _LONGEST_LIMIT_S)
+
+
 @lru_cache(maxsize=256)
 def pace_of(server: Hashable) -> Pace:
     return Pace()
@@ -187,19 +200,17 @@ class AsyncRule(Rule):
 
         Raises CallFailed if every attempt failed.
         """
-        calls, pace = _calls.get(), pace_of(self.server_key())
-        num_made = num_free = 0
-        latest = math.inf  # time on the monotonic clock after which a limit ends the call
+        calls, pace, attempts = _calls.get(), pace_of(self.server_key()), _Attempts()
         while True:
             async with calls.slots:
                 if pace.until > time.monotonic():
-                    latest = min(latest, time.monotonic() + _LONGEST_LIMIT_S)
-                await pace.wait(latest)
+                    attempts.meet_limit()
+                await pace.wait(attempts.latest)
                 if calls.given_up:
                     raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
                 calls.num_attempts += 1
-                calls.num_retries += num_made > 0
-                num_made += 1
+                calls.num_retries += attempts.num_made > 0
+                attempts.num_made += 1
                 start = time.monotonic()
                 try:
                     async with asyncio.timeout(LAST_S if _is_ending else self.timeout_s) as limit:
@@ -208,26 +219,31 @@ class AsyncRule(Rule):
                 except (*_BUGS, CallFailed):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, the reply.
-                    is_limit = code_of(error) == _LIMITED
-                    is_last = _is_ending or not may_pass(error)
-                    if is_limit:
+                    if code_of(error) == _LIMITED:
                         pace.pause(error, start)
-                        latest = min(latest, time.monotonic() + _LONGEST_LIMIT_S)
-                        is_last = is_last or time.monotonic() >= latest
-                    if is_limit and num_free < _FREE_LIMITED and not is_last:
-                        num_free += 1
-                        continue
-                    if is_last or num_made - num_free > self.retries:
-                        is_late = isinstance(error, TimeoutError) and not str(error)
-                        late = f"no answer within {self.timeout_s:g} s" if is_late else ""
-                        said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]
-                        raise CallFailed(f"{said} ({num_made} attempt{'s' * (num_made > 1)})") from error
-                    pause_s = 0.0 if is_limit else pause_after(error, num_made - num_free - 1)
+                        attempts.meet_limit()
+                    pause_s = self._pause_before_next(error, attempts)
                 else:
                     calls.latencies_s.append(time.monotonic() - start)
                     pace.num_pauses = 0
                     return answer
             await asyncio.sleep(pause_s)
+
+    def _pause_before_next(self, error: Exception, attempts: _Attempts) -> float:
+        """Return the seconds until a failed call is repeated, 0 after a limit, for which `Pace` waits.
+
+        Raises CallFailed if this attempt was the last.
+        """
+        is_limit = code_of(error) == _LIMITED
+        is_last = _is_ending or not may_pass(error) or (is_limit and time.monotonic() >= attempts.latest)
+        if is_limit and not is_last and attempts.num_free < _FREE_LIMITED:
+            attempts.num_free += 1
+        elif is_last or attempts.num_made - attempts.num_free > self.retries:
+            is_late = isinstance(error, TimeoutError) and not str(error)
+            late = f"no answer within {self.timeout_s:g} s" if is_late else ""
+            said = (late or self.without_secrets(f"{type(error).__name__}: {error}"))[:300]
+            raise CallFailed(f"{said} ({attempts.num_made} attempt{'s' * (attempts.num_made > 1)})") from error
+        return 0.0 if is_limit else pause_after(error, attempts.num_made - attempts.num_free - 1)
 
     def _refuse(self, sentence: str) -> NoReturn:
         raise RuleError(f"Rule '{self.name}': {sentence}")

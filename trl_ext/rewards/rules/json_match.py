@@ -62,22 +62,13 @@ class JsonMatch(Rule):
 
     def score(self, row: Row) -> Verdict:
         try:
-            gold = json.loads(_text(row.columns[self.gold]), object_hook=_fitting)
-            gold = [_call(call) for call in gold] if self.where == "tool_calls" else gold
-            due = self._fields(gold, gold)
-            if self.paths and all(value is None for value in due.values()):
-                raise ValueError("the paths find nothing")
-            if self.where == "tool_calls" and any(call["name"] is None for call in gold):
-                raise ValueError("a call has no name")
+            gold = self._read_gold(row.columns[self.gold])
+            due = self._due(gold)
         except (TypeError, ValueError, RecursionError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {error}"[:300])
-        if self.where == "tool_calls":
-            turns = [turn for turn in row.messages if turn.get("role") == "assistant"]
-            value: Any = [_call(call) for turn in turns for call in turn.get("tool_calls") or ()]
-        elif isinstance(read := read_json(self, row, self.where), Verdict):
-            return read
-        else:
-            value = read[1]
+        value = self._read_completion(row)
+        if isinstance(value, Verdict):
+            return value
         try:
             given = self._fields(value, gold)
         except ValueError:  # A function of a path does not take the value.
@@ -86,6 +77,27 @@ class JsonMatch(Rule):
         wrong = [key for key in names if key not in given or key not in due or not self._same(given[key], due[key])]
         share = 1.0 - len(wrong) / max(1, len(names))
         return Verdict(share if self.partial else float(not wrong), "ok", f"wrong: {', '.join(wrong) or 'none'}"[:300])
+
+    def _read_gold(self, cell: Any) -> Any:
+        gold = json.loads(_text(cell), object_hook=_fitting)
+        return [_call(call) for call in gold] if self.where == "tool_calls" else gold
+
+    def _due(self, gold: Any) -> dict[str, Any]:
+        """Return the gold's fields; ValueError if a completion cannot be compared with them."""
+        due = self._fields(gold, gold)
+        if self.paths and all(value is None for value in due.values()):
+            raise ValueError("the paths find nothing")
+        if self.where == "tool_calls" and any(call["name"] is None for call in gold):
+            raise ValueError("a call has no name")
+        return due
+
+    def _read_completion(self, row: Row) -> Any:
+        """Return the completion's JSON or tool calls, or the verdict on a completion without JSON."""
+        if self.where == "tool_calls":
+            turns = [turn for turn in row.messages if turn.get("role") == "assistant"]
+            return [_call(call) for turn in turns for call in turn.get("tool_calls") or ()]
+        read = read_json(self, row, self.where)
+        return read if isinstance(read, Verdict) else read[1]
 
     def _fields(self, value: Any, gold: Any) -> dict[str, Any]:
         """Return the fields of a value: by path, by key if the gold is an object, else the whole value."""

@@ -88,11 +88,7 @@ class Rubric(ModelJudge):
     def _shown(self, row: Row, given: Mapping[str, Any]) -> Shown:
         criteria = self._criteria(row.columns)
         parts = [criteria] if self.calls == "one" else [[one] for one in criteria]
-        texts = (
-            "\n".join(f"{number}. {' '.join(one.text.split())}" for number, one in enumerate(part, 1))
-            for part in parts
-        )
-        return [({"criteria": text}, partial(_met, part)) for text, part in zip(texts, parts, strict=True)]
+        return [({"criteria": _number(part)}, partial(_met, part)) for part in parts]
 
     def _schema_of(self, names: Mapping[str, Any]) -> Mapping[str, Any] | None:
         num_criteria = names["criteria"].count("\n") + 1
@@ -114,6 +110,11 @@ class Rubric(ModelJudge):
         return Verdict(min(max(value, 0.0), 1.0), "ok", "; ".join(told), parts)
 
 
+def _number(criteria: Sequence[Criterion]) -> str:
+    """Return the criteria as a numbered list, each on one line."""
+    return "\n".join(f"{number}. {' '.join(one.text.split())}" for number, one in enumerate(criteria, 1))
+
+
 def _met(criteria: Sequence[Criterion], said: Any) -> list[tuple[Criterion, bool]] | None:
     """Return each criterion with True if it is met by the reply; None if the reply omits a criterion."""
     numbers = [str(number) for number in range(1, len(criteria) + 1)]
@@ -130,25 +131,33 @@ def criteria_of(entries: Any, is_strict: bool = False) -> list[Criterion]:
     """
     if not isinstance(entries, list | tuple) or not 0 < len(entries) <= _MOST_CRITERIA:
         raise ValueError(f"{shortened(repr(entries), 80)} is no list of 1 to {_MOST_CRITERIA} criteria")
-    found = []
-    for number, given in enumerate(entries, 1):
-        entry = {"criterion": given, "points": 1} if isinstance(given, str) else given
-        if not isinstance(entry, Mapping) or (is_strict and not entry.keys() <= _KEYS):
-            raise ValueError(f"number {number} is {shortened(repr(given), 80)}, which is no criterion")
-        # `datasets` gives all entries of a column the same keys, with None for missing values.
-        entry = {key: cell for key, cell in entry.items() if cell is not None}
-        text = entry.get("criterion", entry.get("description"))
-        if not isinstance(text, str) or is_blank(text) or len(text) > _MOST_CHARS:
-            raise ValueError(f"number {number} has the criterion {shortened(repr(text), 80)}; give a text")
-        key = "points" if "points" in entry or "weight" not in entry else "weight"
-        points, tags, title = entry.get(key), entry.get("tags", ()), entry.get("title", number)
-        veto: Any = entry.get("veto", False)
-        if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
-            raise ValueError(f"number {number} has {key}={points!r}; give a finite number")
-        if not isinstance(tags, list | tuple) or not isinstance(veto, bool):
-            raise ValueError(f"number {number} is {shortened(repr(given), 80)}; tags is a list, veto true or false")
-        labels = [re.sub(r"[^\w.:-]+", "_", str(label))[:60] for label in ((title, *tags) if is_strict else tags)]
-        found.append(Criterion(text, float(points), tuple(labels), veto))
+    found = [_criterion_of(given, number, is_strict) for number, given in enumerate(entries, 1)]
     if not 0 < sum(max(one.points, 0.0) for one in found) < math.inf:
         raise ValueError("none has points above 0, so that no answer is better than another")
     return found
+
+
+def _criterion_of(given: Any, number: int, is_strict: bool) -> Criterion:
+    """Read the text or mapping of criterion `number`."""
+    entry = {"criterion": given, "points": 1} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or (is_strict and not entry.keys() <= _KEYS):
+        raise ValueError(f"number {number} is {shortened(repr(given), 80)}, which is no criterion")
+    # `datasets` gives all entries of a column the same keys, with None for missing values.
+    entry = {key: cell for key, cell in entry.items() if cell is not None}
+    text = entry.get("criterion", entry.get("description"))
+    if not isinstance(text, str) or is_blank(text) or len(text) > _MOST_CHARS:
+        raise ValueError(f"number {number} has the criterion {shortened(repr(text), 80)}; give a text")
+    points = _points_of(entry, number)
+    tags, title, veto = entry.get("tags", ()), entry.get("title", number), entry.get("veto", False)
+    if not isinstance(tags, list | tuple) or not isinstance(veto, bool):
+        raise ValueError(f"number {number} is {shortened(repr(given), 80)}; tags is a list, veto true or false")
+    labels = [re.sub(r"[^\w.:-]+", "_", str(label))[:60] for label in ((title, *tags) if is_strict else tags)]
+    return Criterion(text, points, tuple(labels), veto)
+
+
+def _points_of(entry: Mapping[str, Any], number: int) -> float:
+    key = "points" if "points" in entry or "weight" not in entry else "weight"
+    points = entry.get(key)
+    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
+        raise ValueError(f"number {number} has {key}={points!r}; give a finite number")
+    return float(points)

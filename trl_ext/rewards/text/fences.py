@@ -30,14 +30,18 @@ def fenced_blocks(text: str, unclosed: bool = False) -> list[tuple[str, str]]:
             if len(run) >= 3 and (run[0] == "`" or run != stripped):  # A line of tildes alone is an ornament.
                 fence, language, block = run, stripped[len(run) :].strip().lower(), []
         elif stripped.startswith(fence) and not stripped.strip(fence[0]):
-            first = next((one for one in block if one.strip()), "")
-            indent = len(first) - len(first.lstrip())
-            block = [one[min(indent, len(one) - len(one.lstrip())) :] for one in block] if indent else block
-            found.append((language, "\n".join(block)))
+            found.append((language, "\n".join(_without_indent(block))))
             fence = ""
         else:
             block.append(line)
     return fenced_blocks(f"{text}\n{fence}") if unclosed and fence else found
+
+
+def _without_indent(block: list[str]) -> list[str]:
+    """Return lines without the indent of the first line that is not blank, or with less if they have less."""
+    first = next((line for line in block if line.strip()), "")
+    indent = len(first) - len(first.lstrip())
+    return [line[min(indent, len(line) - len(line.lstrip())) :] for line in block] if indent else block
 
 
 def python_answer(text: str, unclosed: bool = False) -> str | None:

@@ -243,15 +243,26 @@ def _after(text: str, phrase: Phrase, kind: str, trusted: bool) -> Candidate | N
         return doubtful
     if _is_mention(phrase, line, is_foreign_number):
         return None
-    if not trusted:
-        if denied_before(text, phrase.start if phrase.letter else phrase.end):
-            return replace(candidate.without_answer("no_answer", "is denied"), rest="")
-        if begins_with_denial(line.text):
-            return candidate.without_answer("no_answer", "is denied")
+    if not trusted and (denied := _mark_denied(text, phrase, line, candidate)):
+        return denied
     value = line.text if line.has_value else behind_verb(line.text, kind)
     if value is not None:
         return candidate if kind == "maths" or line.has_value else replace(candidate, contents=(value,))
     return None if line.is_below else replace(candidate, strength=Strength.BARE, before="")
+
+
+def _mark_denied(text: str, phrase: Phrase, line: Following, candidate: Candidate) -> Candidate | None:
+    """Return a candidate as denied if a denial precedes its phrase, or begins its line; else None.
+
+    Args:
+        text: The whole text.
+        phrase: The phrase that announces the answer.
+        line: The line after the phrase.
+        candidate: This line as an answer.
+    """
+    if denied_before(text, phrase.start if phrase.letter else phrase.end):
+        return replace(candidate.without_answer("no_answer", "is denied"), rest="")
+    return candidate.without_answer("no_answer", "is denied") if begins_with_denial(line.text) else None
 
 
 def _is_mention(phrase: Phrase, line: Following, is_foreign_number: bool) -> bool:

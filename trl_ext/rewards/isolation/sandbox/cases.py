@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from trl_ext.rewards.isolation.sandbox import pytest_names
@@ -114,36 +114,42 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
         (Case(stdin='[1, 2]', expected=([3], 3)),)
     """
     cell = _parse(_unpack(text) if text.startswith(_PACKED) else text, "stdio")
-    inputs: Any
-    outputs: Any
     if isinstance(cell, Mapping) and "test_cases" in cell and cell.get("language", "python") == "python":
         cell = _parse(cell_text(cell["test_cases"]), "stdio")
+    pairs = _pair_sides(cell)
+    calls, function = _kind_of(cell, entry_point)
+    if not calls:
+        cases = [Case(_join_lines(given), _join_lines(wanted)) for given, wanted in pairs]
+        if not all(isinstance(case.stdin, str) and isinstance(case.expected, str) for case in cases):
+            raise _unreadable("stdio", cell)
+        return Cases(tuple(cases))
+    if function is None or not function.isidentifier():
+        raise UnreadableTests(f"the tests call a function, and {function!r} is no function's name; give entry_point")
+    return Cases(tuple(_call(given, wanted) for given, wanted in pairs), function)
+
+
+def _pair_sides(cell: Any) -> list[tuple[Any, Any]]:
+    """Return each case's input and expected output as they are in the cell."""
     if isinstance(cell, Mapping):
         _check_keys(cell, _LIST_KEYS)
         inputs, outputs = cell.get("inputs", cell.get("input")), cell.get("outputs", cell.get("output"))
-        function = function_name(cell) or entry_point
-        calls = function is not None
+        if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs) > 0:
+            return list(zip(inputs, outputs, strict=True))
     elif isinstance(cell, list) and cell and all(isinstance(case, Mapping) for case in cell):
-        inputs, outputs = [case.get("input") for case in cell], [case.get("output") for case in cell]
-        calls, function = _kind_of(cell, entry_point)
-    else:
-        raise _unreadable("stdio", cell)
-    if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs) > 0):
-        raise _unreadable("stdio", cell)
-    if not calls:
-        inputs, outputs = (
-            ["\n".join(case) if _texts(case) else case for case in cases] for cases in (inputs, outputs)
-        )
-        if not _texts(inputs) or not _texts(outputs):
-            raise _unreadable("stdio", cell)
-        return Cases(tuple(Case(stdin, output) for stdin, output in zip(inputs, outputs, strict=True)))
-    if function is None or not function.isidentifier():
-        raise UnreadableTests(f"the tests call a function, and {function!r} is no function's name; give entry_point")
-    return Cases(tuple(map(_call, inputs, outputs)), function)
+        return [(case.get("input"), case.get("output")) for case in cell]
+    raise _unreadable("stdio", cell)
 
 
-def _kind_of(cell: list[Any], entry_point: str | None) -> tuple[bool, str | None]:
-    """Return True and the function's name if the cases are calls; all cases of a row must agree."""
+def _join_lines(side: Any) -> Any:
+    """Join an input or output that is a list of lines; return any other value unchanged."""
+    return "\n".join(side) if _texts(side) else side
+
+
+def _kind_of(cell: Any, entry_point: str | None) -> tuple[bool, str | None]:
+    """Return True and the function's name if the cases are calls; all cases of a list must agree."""
+    if isinstance(cell, Mapping):
+        function = function_name(cell) or entry_point
+        return function is not None, function
     kinds, names = set(), set()
     for case in cell:
         _check_keys(case, _CASE_KEYS)
@@ -231,22 +237,26 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     prepared = [
         node for node in _tree(setup, "the setup") if not entry_point or getattr(node, "name", "") != entry_point
     ]
-    asserting = _asserting([node for nodes in (*trees, prepared) for node in nodes])
+    asserting = _asserting([*chain.from_iterable(trees), *prepared])
     steps = _steps(trees, asserting, entry_point)
-    if all(kind != "test" for _, kind in steps):
-        trees = [[inner for node in nodes for inner in _open(node)] for nodes in trees]
+    if not _has_test(steps):
+        trees = [list(chain.from_iterable(map(_open, nodes))) for nodes in trees]
         steps = _steps(trees, asserting, entry_point)
-    if all(kind != "test" for _, kind in steps):
+    if not _has_test(steps):
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     kind = "prepare" if _unbound(prepared) else "setup"
     steps = [(ast.unparse(node), kind) for node in prepared] + steps
-    every_node = [node for nodes in (*trees, prepared) for node in nodes]
+    every_node = [*chain.from_iterable(trees), *prepared]
     names = _Names.of(every_node)
     return Suite(
         steps=tuple(steps),
         names=_taken(names, _unbound(every_node), entry_point),
         modules=tuple(sorted(names.modules)),
     )
+
+
+def _has_test(steps: list[tuple[str, str]]) -> bool:
+    return any(kind == "test" for _, kind in steps)
 
 
 def _steps(trees: list[list[ast.stmt]], asserting: set[str], entry_point: str | None) -> list[tuple[str, str]]:

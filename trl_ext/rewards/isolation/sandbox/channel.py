@@ -394,6 +394,11 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
         return [tag, [encode(item, export) for item in value]]
     if kind in _WITHOUT_ITEMS:
         return _WITHOUT_ITEMS[kind](value)
+    return _encode_object(value, kind, export)
+
+
+def _encode_object(value: Any, kind: type, export: Callable[[Any], Any]) -> Any:
+    """Return an array, a built-in class, a coroutine, or a value of a program's class as JSON; else a handle."""
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), export)
         return ["array", [value.dtype.str, plain]] if kind.__name__ == "ndarray" else plain

@@ -231,7 +231,7 @@ class RuleSet:
         num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
         # If the data is at fault, a rule has no value for any answer but the gold's text. So each row is judged with
         # the ideal answer of another row, or "" if the rule has no ideal answers.
-        ideals = [ideal_of(rule, {name: columns[name][row] for name in columns}, row) for row in range(num_rows)]
+        ideals = [ideal_of(rule, _cells_of(columns, row), row) for row in range(num_rows)]
         first, *others = dict.fromkeys(ideal for ideal in ideals if ideal is not None) or [""]
         texts = [first if ideal != first else next(iter(others), "") for ideal in ideals]
         rows = make_rows(prompts, texts, [()] * num_rows, columns, grouped=rule.reads_group)
@@ -397,6 +397,11 @@ class RuleColumn:
         if self.weighted:
             return [row.contributions[-1] for row in composed]
         return [contribution(1.0, row.values[-1], row.states[-1]) for row in composed]
+
+
+def _cells_of(columns: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:
+    """Return the values of one row by column."""
+    return {name: cells[row] for name, cells in columns.items()}
 
 
 def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:

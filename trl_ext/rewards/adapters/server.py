@@ -152,7 +152,7 @@ def _checked(body: Any, properties: Mapping[str, Any], required: list[str]) -> d
     if wrong is not None:
         raise RequestError(400, f"The column {wrong!r:.60} is no array. Send one value per completion.")
     ids = body.get("completion_ids", [])
-    if not all(isinstance(tokens, list) and all(type(token) is int for token in tokens) for tokens in ids):
+    if not all(isinstance(tokens, list) and {*map(type, tokens)} <= {int} for tokens in ids):
         raise RequestError(400, "'completion_ids' holds something else than lists of integers. Send token ids.")
     taken = [name for name in ("prompts", "completions", "completion_ids") if name in columns]
     if taken:

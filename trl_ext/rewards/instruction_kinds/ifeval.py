@@ -243,7 +243,7 @@ def has_sections(response: str, section_spliter: str, num_sections: int) -> bool
     mark = re.escape(section_spliter)
     heading = re.compile(rf"^[ \t#*_]*{mark}[ \t]*(?:\d+|[IVXLC]+)\b", re.MULTILINE)
     parts = heading.split(response)[1:]
-    return sum(any(char.isalnum() for char in part) for part in parts) >= num_sections
+    return sum(any(map(str.isalnum, part)) for part in parts) >= num_sections
 
 
 @instruction("detectable_format:json_format")

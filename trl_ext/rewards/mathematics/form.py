@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 
 from trl_ext.rewards.mathematics.spelling import WORDS
 from trl_ext.rewards.mathematics.tokens import GREEK, MAX_PARTS, Tokens, TooComplex, closes_at, split, text_of
@@ -231,17 +231,22 @@ def _matrix(tokens: Tokens) -> Form | None:
     inner = tokens[1:-1] if tokens[0] in ("(", "[") and _is_enclosed(tokens) else tokens
     if not _MATRICES & {*inner[:1]} or not _is_enclosed(inner):
         return None
-    rows = [[cell for _, cell in split(row, ("&",))] for _, row in split(inner[1:-1], ("\\\\",)) if row]
-    return Form("matrix", inner, tuple(str(len(row)) for row in rows), tuple(cell for row in rows for cell in row))
+    rows = [_cells(row, ("&",)) for row in _cells(inner[1:-1], ("\\\\",)) if row]
+    return Form("matrix", inner, tuple(str(len(row)) for row in rows), tuple(chain.from_iterable(rows)))
 
 
 def _cases(tokens: Tokens) -> Form | None:
     """Read a piecewise function as pairs of value and condition, and a system as a list of relations."""
     if tokens[0] != "\\begin{cases}" or not _is_enclosed(tokens):
         return None
-    rows = split(tuple(token for token in tokens[1:-1] if token not in _IF), ("\\\\",))
-    cells = [[cell for _, cell in split(row, ("&", ",")) if cell] for _, row in rows]
-    return Form("list", tokens, (), tuple(tuple_of(row) for row in cells if row))
+    rows = _cells(tuple(token for token in tokens[1:-1] if token not in _IF), ("\\\\",))
+    cells = [[*filter(None, _cells(row, ("&", ",")))] for row in rows]
+    return Form("list", tokens, (), tuple(map(tuple_of, filter(None, cells))))
+
+
+def _cells(tokens: Tokens, signs: tuple[str, ...]) -> list[Tokens]:
+    """Return the rows of a matrix, or the cells of a row, between these signs."""
+    return [cell for _, cell in split(tokens, signs)]
 
 
 def tuple_of(parts: Sequence[Tokens]) -> Tokens:
@@ -297,7 +302,7 @@ def _expand(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
 def _each_sign(tokens: Tokens) -> tuple[Tokens, ...]:
     r"""Return the tokens with each choice of plus-minus signs; with a `\mp`, all signs change together."""
     if "\\mp" in tokens:
-        return tuple(tuple(choice.get(token, token) for token in tokens) for choice in _TOGETHER)
+        return tuple(tuple(map(choice.get, tokens, tokens)) for choice in _TOGETHER)
     places = [place for place, token in enumerate(tokens) if token == "\\pm"]
     if len(places) > _MAX_SIGNS:
         return (tokens,)

@@ -145,6 +145,14 @@ def _rule_of(rules: tuple[tuple[str, Callable[[Any], bool]], ...], subject: Any)
     return next((name for name, applies in rules if applies(subject)), "")
 
 
+def _numbers(factors: list[Node]) -> tuple[Fraction, ...]:
+    return tuple(node[1] for node in factors if node[0] == "num" and node != MINUS_ONE)
+
+
+def _others(factors: list[Node]) -> tuple[Node, ...]:
+    return tuple(node for node in factors if node[0] != "num")
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """The factors of a product or quotient.
@@ -164,9 +172,7 @@ class Product:
         factors = parts("mul", node)
         above = [factor for factor in factors if not is_inverse(factor)]
         below = [factor[1] for factor in factors if is_inverse(factor)]
-        numbers = [[one[1] for one in side if one[0] == "num" and one != MINUS_ONE] for side in (above, below)]
-        others = [[one for one in side if one[0] != "num"] for side in (above, below)]
-        return cls(*map(tuple, numbers), *map(tuple, others))
+        return cls(_numbers(above), _numbers(below), _others(above), _others(below))
 
     @property
     def others(self) -> tuple[Node, ...]:

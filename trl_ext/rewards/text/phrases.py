@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 
 from trl_ext.rewards.text.announcements import CHINESE, ENGLISH, Announcement
 from trl_ext.rewards.text.languages import OTHERS
@@ -17,11 +18,14 @@ LANGUAGES = (ENGLISH, CHINESE, *OTHERS)
 _MAX_PLACES = 32  # of each word, from the end of the text on
 _BEFORE = 100  # characters before a word that are read
 
+
+def _any_of(field: str) -> str:
+    """Return a pattern for the words that any language has in a field of LanguageBlock."""
+    return f"(?:{'|'.join(filter(None, map(attrgetter(field), LANGUAGES)))})"
+
+
 # Words of all languages, for the patterns of other files.
-NOUNS, DENIES, WRONG, OR, _ENDS = (
-    f"(?:{'|'.join(filter(None, words))})"
-    for words in zip(*((one.nouns, one.denies, one.wrong, one.joins, one.ends) for one in LANGUAGES), strict=True)
-)
+NOUNS, DENIES, WRONG, OR, _ENDS = map(_any_of, ("nouns", "denies", "wrong", "joins", "ends"))
 LEADS = rf"[\s(\[*\"'`\u2705]*+(?>(?:(?:{NOUNS}|(?:la|die)\s|l')\s*+){{0,2}})"
 LETTER = rf"{LEADS}[(\[*\"']*+(?P<letter>[A-Z])(?![A-Za-z0-9\u00c0-\u024f]|'[A-Za-z])"
 _ONE_OF_TWO = re.compile(rf"[A-Z](?![a-z])[)*]{{0,3}}\s?(?:[,/&、]|{OR})\s?[(*]{{0,3}}\Z")  # "B and C are right"

@@ -91,11 +91,11 @@ class Server:
         """Fork the job's processes, wait until the last process ends, and end the others."""
         pids: list[int] = []
         waits: list[int] = []
-        failed = [
-            role
-            for role, places in job["roles"]
-            if not self._start(role, [descriptors[place] for place in places], job, pids, waits)
-        ]
+        failed: list[str] = []
+        for role, places in job["roles"]:
+            given = [descriptors[place] for place in places]
+            if not self._start(role, given, job, pids, waits):
+                failed.append(role)
         for descriptor in descriptors:
             os.close(descriptor)
         ended = "trouble" if failed else self._watch(pids, waits, job)

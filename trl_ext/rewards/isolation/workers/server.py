@@ -145,7 +145,8 @@ class ForkServer(Workers):
                 self.retire(worker)
         waiting = [task for tasks in (self.queue, *self.held.values()) for task in tasks if task.batch is batch]
         self.queue = deque(task for task in self.queue if task.batch is not batch)
-        self.held = {rule: [task for task in tasks if task.batch is not batch] for rule, tasks in self.held.items()}
+        for rule, tasks in self.held.items():
+            self.held[rule] = [task for task in tasks if task.batch is not batch]
         share = batch.stopped_s / (self.limits.num_workers * self.limits.batch_s)
         for task in waiting:
             detail = f"{ended} before it began; rows that were stopped held the workers for {share:.0%} of them"

@@ -144,7 +144,14 @@ def _equal(left: str, right: str) -> bool:
 
 
 def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Candidate:
-    """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not."""
+    """Read the answer after an announcement: "1 and 2" if the gold is a list, "1/2 or 0.5" if not.
+
+    Args:
+        rest: The text from the end of the announcement on.
+        anchor: The announcement.
+        encloses: Whether the announcement encloses its answer, as a tag does, so that `rest` has nothing else.
+        is_list: Whether the gold is a list.
+    """
     rest, line = _begin(rest, encloses)
     sentence = _SENTENCE.split(line, maxsplit=1)[0].strip(_AROUND)
     together = _in_one(sentence, is_list)

@@ -235,6 +235,14 @@ class Code(Rule):
         return sentence.format(cpu_s=self.cpu_s, output_kib=self.output_kib)
 
     def _verdict(self, passed: int, num_tests: int, status: str, failure: str) -> Verdict:
+        """Return the verdict on a program: 1.0 if all tests pass, or with `partial` the share that passes.
+
+        Args:
+            passed: Number of passed tests.
+            num_tests: Number of all tests.
+            status: Status of the verdict.
+            failure: The first failure, as the end of a sentence that begins with the number of passed tests, or "".
+        """
         share = passed / num_tests if self.partial else float(passed == num_tests)
         return Verdict(share, status, f"{passed} of {num_tests} tests pass{failure}"[:300])
 

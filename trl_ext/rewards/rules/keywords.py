@@ -100,7 +100,15 @@ def folded_words(entries: tuple[Any, ...], ignore_case: bool, usual: int) -> tup
 
 
 def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tuple[Any, ...]:
-    """Read keywords as words, or as (word, count) if the count is not the usual count; or raise RuleError."""
+    """Read keywords as words, or as (word, count) if the count is not the usual count; or raise RuleError.
+
+    Args:
+        rule: The rule, for its name and its case.
+        key: Name of its field, for messages.
+        value: Content of this field.
+        usual: Count of a word that is given without a count.
+        least: The lowest count that makes sense.
+    """
     if not isinstance(value, Mapping | list | tuple):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping to counts.")
     entries = value.items() if isinstance(value, Mapping) else value

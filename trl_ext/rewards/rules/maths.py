@@ -190,6 +190,15 @@ class Math(Rule):
         return asked_forms(row.prompt) if self.form == "auto" else frozenset()
 
     def _judge(self, gold: Gold, anchor: str, answer: str, copied: bool, asked: frozenset[str]) -> Verdict:
+        """Compare one answer with the gold.
+
+        Args:
+            gold: The gold.
+            anchor: The announcement of the answer, for the detail.
+            answer: The answer's text.
+            copied: Whether an answer of this completion occurs in the prompt as a term.
+            asked: Forms that the prompt asks for, such as "factored".
+        """
         told = f"'{anchor}': {answer[:80]}; gold: {gold.text[:80]}"
         try:
             found = self._match(gold, answer, asked)

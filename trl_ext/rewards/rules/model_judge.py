@@ -349,8 +349,12 @@ def system_message(
 ) -> str:
     """Return the system message of a request.
 
-    `mode` is a key of `KEYS`, an empty `rubric` the shipped text. `has_form` adds the shipped request for JSON; it is
-    False if the rubric asks for a form. The judge gives a score between `scores`, or one of the words in `choices`.
+    Args:
+        mode: A key of `KEYS`.
+        rubric: What to judge by. Empty: the shipped text.
+        has_form: Whether to add the shipped request for JSON: False if the rubric asks for a form.
+        scores: The lowest and the highest score.
+        choices: Words to choose from, instead of a score.
     """
     what = "two answers to a question" if mode == "pair" else "an answer to a question"
     asked = _FORMS["choice" if choices else mode] if has_form else ""

@@ -75,8 +75,15 @@ _GAP = r"[)\].*:\"']{0,4}"
 _LETTER = r"(?P<letter>(?-i:[A-Z]))(?<![A-Za-z0-9'-][A-Za-z])"
 
 
-def answer(language: str, words: str, link: str, unless: str = "") -> tuple[Announcement, Announcement]:
-    """Return the rows of "the answer is", "answer:" and a heading "Answer"; `link` is the language's "is"."""
+def answer(language: str, words: str, link: str, unless: str = "") -> tuple[Announcement, ...]:
+    """Return the rows of "the answer is" and "answer:", and of a heading "Answer".
+
+    Args:
+        language: The language's name.
+        words: Words for "answer".
+        link: The language's "is", after them.
+        unless: Words before them that cancel the phrase.
+    """
     noun = rf"(?<![대응])(?:{words})[a-zа-яё]{{0,2}}?"  # 대답 and 응답 are a reply
     phrase = rf"{noun}\*{{0,2}}(?:{_WORD}{{0,2}}?\s?[:=\]]|{_WORD}{{0,4}}?\s?(?:{link}))"
     cancels = rf"(?:{unless})[^\n.:\u3002]{{0,14}}\Z" if unless else ""

@@ -235,7 +235,14 @@ def _inner(content: str, kind: str) -> str:
 
 
 def _after(text: str, phrase: Phrase, kind: str, trusted: bool) -> Candidate | None:
-    """Return the answer in the line after a phrase; None if the phrase announces nothing."""
+    """Return the answer in the line after a phrase; None if the phrase announces nothing.
+
+    Args:
+        text: The whole text.
+        phrase: The phrase that announces the answer.
+        kind: The kind of answer: "number", "maths", "choice" or "exact".
+        trusted: True ignores denials, as in golds.
+    """
     line = _line(text, phrase, kind)
     candidate = _candidate(text, phrase, line)
     is_foreign_number = phrase.is_foreign and kind in _NUMBERS
@@ -286,7 +293,14 @@ def _candidate(text: str, phrase: Phrase, line: Following) -> Candidate:
 
 
 def _doubtful(text: str, phrase: Phrase, line: Following, candidate: Candidate) -> Candidate | None:
-    """Return a refusal of words before the number of another language, and a number with two meanings; else None."""
+    """Return a refusal of words before the number of another language, and a number with two meanings; else None.
+
+    Args:
+        text: The whole text.
+        phrase: The phrase that announces the answer.
+        line: The line after the phrase.
+        candidate: This line as an answer.
+    """
     is_sentence = _COLON.match(text, phrase.end - 1) and not _ONE_WORD.match(line.text)
     if not line.has_value and not is_sentence and _NUMERAL.search(_CLAUSE.split(line.text, maxsplit=1)[0]):
         return candidate.without_answer("no_answer", f": words before the number in '{line.text[:60]}'")

@@ -124,9 +124,10 @@ class EnvironmentReward:
             self._has_warned = True
             logger.warning("An environment was lost, and its row earns %g: %s", self.floor, lost[0])
         if above := share_above(self._calls, len(rewards), len(lost), MOST_LOST):
+            (last,) = lost[-1:] or ["in an earlier step"]
             raise RuleError(
-                f"{above[0]} of the last {above[1]} rows lost their environment, more than {MOST_LOST:.0%} of the "
-                f"rows of {MISTAKE_CALLS} steps. Repair the server. The last: {(lost or ['in an earlier step'])[-1]}"
+                f"{above.failed} of the last {above.total} rows lost their environment, more than {MOST_LOST:.0%} of "
+                f"the rows of {MISTAKE_CALLS} steps. Repair the server. The last: {last}"
             )
         return rewards
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import SET_RELATIONS, Form, form_of, is_name, tuple_of, words_of
@@ -52,6 +53,13 @@ _FLIPPED = {
 _MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may mean the same.
 _INFINITY: Tokens = ("\\infty",)
 _MINUS_INFINITY: Tokens = ("-", "\\infty")
+
+
+class Assignment(NamedTuple):
+    """An unknown, () in `2 + 3 = 5`, and its value."""
+
+    unknown: Tokens
+    value: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +262,7 @@ def _names_order(gold: Form, answer: Form) -> bool:
     return not has_names and len(letters) == len(gold.parts) > 1
 
 
-def _names_and_values(form: Form) -> list[tuple[Tokens, Tokens]]:
+def _names_and_values(form: Form) -> list[Assignment]:
     """Return the names and values of a list such as `x = 5, y = 2`."""
     relations = (one for one in map(form_of, form.parts) if one.kind == "relation")
     found = [assignment(one) for one in relations] if form.kind == "list" else []
@@ -274,8 +282,8 @@ def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> 
 # Relations -----------------------------------------------------------------------------------------------------------
 
 
-def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
-    """Return the unknown (() in `2 + 3 = 5`) and its value in `x = 5`, `5 = x`, `x = y = 5` or `x = 2 + 3 = 5`.
+def assignment(relation: Form) -> Assignment | None:
+    """Return the unknown and its value in `x = 5`, `5 = x`, `x = y = 5`, `x = 2 + 3 = 5` or `2 + 3 = 5`.
 
     Returns None for any other relation, for sides that disagree, and for an approximation that is not a rounding.
     """
@@ -289,7 +297,8 @@ def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
     place = signs.index("\\approx") + 1 if "\\approx" in signs else len(sides)
     exact, rounded = sides[num_names : max(place, num_names + 1)], sides[max(place, num_names + 1) :]
     agrees = all(_is_same(exact[0], value) for value in exact[1:])
-    return (unknown, exact[-1]) if agrees and all(_is_rounding(exact[-1], value) for value in rounded) else None
+    agrees = agrees and all(_is_rounding(exact[-1], value) for value in rounded)
+    return Assignment(unknown, exact[-1]) if agrees else None
 
 
 def _is_rounding(exact: Tokens, decimal: Tokens) -> bool:
@@ -314,10 +323,10 @@ def _same_assignments(left: Form, right: Form) -> bool:
     if not _are_relations(left, right) or "\\approx" in left.signs:
         return False
     gold, answer = assignment(left), assignment(right)
-    if gold is None or answer is None or not gold[0] or not answer[0]:
+    if gold is None or answer is None or not gold.unknown or not answer.unknown:
         return False
-    value = _rename(gold[0], answer[0], answer[1])
-    return value is not None and _is_same(gold[1], value)
+    value = _rename(gold.unknown, answer.unknown, answer.value)
+    return value is not None and _is_same(gold.value, value)
 
 
 def _rename(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
@@ -372,7 +381,7 @@ def _are_equations(left: Form, right: Form) -> bool:
     if not _are_relations(left, right):
         return False
     gold = assignment(left)
-    return gold is None or not gold[0] or not _is_constant(gold[1])
+    return gold is None or not gold.unknown or not _is_constant(gold.value)
 
 
 _SAME: tuple[tuple[str, Callable[[Form, Form], bool]], ...] = (
@@ -402,12 +411,12 @@ def _values_of_gold(form: Form, other: Form) -> list[Tokens]:
         name = (*form.parts[0], "=") if other.kind == "relation" else ()
         return [(*name, *part) for part in form.parts if not is_name(part)]
     found = assignment(form) if other.kind != "relation" else None
-    return [found[1]] if found else []
+    return [found.value] if found else []
 
 
 def _values_of_answer(form: Form, other: Form) -> list[Tokens]:
     found = assignment(form) if form.kind == "relation" and other.kind != "relation" else None
-    return [found[1]] if found else []
+    return [found.value] if found else []
 
 
 def _intervals(form: Form, other: Form) -> list[Tokens]:

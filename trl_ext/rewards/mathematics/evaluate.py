@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ext.rewards.mathematics.parse import parse
 from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable
@@ -196,7 +196,7 @@ def proportion(left: Value, right: Value) -> Any:
 def real_value(tokens: Tokens) -> float:
     """Return the value of an expression without variables; raise Unreadable if it is not real."""
     value = value_of(tokens)
-    found = None if value.names else _at_point(value, 0, _STEP_DIGITS)[0]
+    found = None if value.names else _at_point(value, 0, _STEP_DIGITS).value
     if found is None or abs(found.imag) > 1e-20:
         raise Unreadable("no real number")
     return float(found.real)
@@ -208,7 +208,7 @@ def rounds_to(value: Value, decimal: Tokens) -> bool:
         return False
     places = len(decimal[-1].partition(".")[2])
     digits = _precision(value, value_of(decimal))
-    found, wanted = _at_point(value, 0, digits)[0], _at_point(value_of(decimal), 0, digits)[0]
+    found, wanted = _at_point(value, 0, digits).value, _at_point(value_of(decimal), 0, digits).value
     if found is None or not _close(found.imag, 0, digits):
         return False
     return bool(abs(found.real - wanted.real) <= _context(digits).mpf(10) ** -places / 2)
@@ -220,7 +220,7 @@ def _precision(left: Value, right: Value) -> int:
     Raises TooComplex if that would take too long; the cost of a call grows with the square of the digits.
     """
     num_digits = _SPARE_DIGITS + sum(
-        value.digits + _LOG_2 * _at_point(value, 0, _STEP_DIGITS)[1] for value in (left, right)
+        value.digits + _LOG_2 * _at_point(value, 0, _STEP_DIGITS).num_bits for value in (left, right)
     )
     digits = _STEP_DIGITS * math.ceil(num_digits / _STEP_DIGITS)
     num_calls = left.num_calls + right.num_calls
@@ -237,17 +237,21 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
     if left.rounding or right.rounding:
         points = _ROUNDED_POINTS
     for index in points if left.names or right.names else (0,):
-        a, b = _at_point(left, index, digits)[0], _at_point(right, index, digits)[0]
+        a, b = _at_point(left, index, digits).value, _at_point(right, index, digits).value
         # A cached value belongs to the context of the thread that computed it.
         yield (None, None) if a is None or b is None else (_context(digits).mpc(a), _context(digits).mpc(b))
 
 
-@lru_cache(maxsize=4096)
-def _at_point(value: Value, index: int, digits: int) -> tuple[Any, int]:
-    """Return the value at one point, to twice the digits that are compared, and the bits of its largest intermediate.
+class _Sample(NamedTuple):
+    """A value at one point, None if it is not finite, and the bits of its largest intermediate."""
 
-    The value is None if it is not finite.
-    """
+    value: Any
+    num_bits: int
+
+
+@lru_cache(maxsize=4096)
+def _at_point(value: Value, index: int, digits: int) -> _Sample:
+    """Evaluate an expression at one point, to twice the digits that are compared."""
     context = _context(digits)
     variables = {}
     for name in value.names:  # A hash of the name, between 0.7 and 1.4, so that `x^{2023}` stays small.
@@ -259,9 +263,9 @@ def _at_point(value: Value, index: int, digits: int) -> tuple[Any, int]:
         variables[name] = -place if index == _NUM_POINTS - 1 else place
     point = _Point(context, variables)
     try:
-        return context.mpc(point.value(value.node)), point.num_bits
+        return _Sample(context.mpc(point.value(value.node)), point.num_bits)
     except (ArithmeticError, ValueError, TypeError, NotImplementedError):  # what mpmath raises outside a domain
-        return None, point.num_bits
+        return _Sample(None, point.num_bits)
 
 
 class _Point:

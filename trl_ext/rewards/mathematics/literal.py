@@ -68,8 +68,9 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
     """
     form = form_of(tokens)
     found = assignment(form) if form.kind == "relation" else None
-    if found is not None and (found[0] or not is_gold):
-        sides = [_values(side, is_gold) for side in (found[1], *form.parts) if side == found[1] or not is_name(side)]
+    if found is not None and (found.unknown or not is_gold):
+        others = [side for side in form.parts if side == found.value or not is_name(side)]
+        sides = [_values(side, is_gold) for side in (found.value, *others)]
         return min(sides, key=lambda values: any(map(left_to_compute, values)))
     if form.parts:
         return [value for part in form.parts for value in _values(part, is_gold)]

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, check_whole
@@ -247,10 +247,18 @@ class Code(Rule):
         return Verdict(share, status, f"{passed} of {num_tests} tests pass{failure}"[:300])
 
 
-def read_report(output: bytes) -> tuple[int, str, bool]:
-    """Return a report's number of passed tests (0 without it), first failure, and True if the tests are wrong."""
+class SuiteReport(NamedTuple):
+    """The report of a suite: the number of passed tests, the first failure or "", and True if the tests are wrong."""
+
+    passed: int
+    failure: str
+    unfit: bool
+
+
+def read_report(output: bytes) -> SuiteReport:
+    """Read the report that the tests' process has written; without a report no test has passed."""
     try:
         passed, failure, unfit = json.loads(output)
-        return int(passed), str(failure), unfit is True
+        return SuiteReport(int(passed), str(failure), unfit is True)
     except (ValueError, TypeError):
-        return 0, "the tests did not end", False
+        return SuiteReport(0, "the tests did not end", False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
 from trl_ext.errors import SupportError
@@ -65,9 +65,10 @@ class Grammar(Rule):
         found_in("Warm upp.", self.dialect)  # a mistake: "any" asks both of its dialects
 
     def score(self, row: Row) -> Verdict:
-        text, num_words, refused = _read(self, row)
-        if refused:
-            return refused
+        read = _read(self, row)
+        if isinstance(read, Verdict):
+            return read
+        text, num_words = read
         foreign = len(words_in(text, "any")) - len(words_in(text, "Latin"))
         found = [finding for part in _PARTS.findall(text) for finding in found_in(part, self.dialect)]
         return _grade(self, found + ["word in another script"] * foreign, num_words)
@@ -115,9 +116,10 @@ class LanguageTool(AsyncRule):
         return await fetch(f"{self.url.rstrip('/')}/v2/check", body, "", self.timeout_s, _FORM)
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
-        text, num_words, refused = _read(self, row)
-        if refused:
-            return refused
+        read = _read(self, row)
+        if isinstance(read, Verdict):
+            return read
+        text, num_words = read
         try:
             reply = await self.call(lambda: self._asked(text))
             return _grade(self, messages_of(reply), num_words)
@@ -133,15 +135,23 @@ def messages_of(reply: bytes) -> list[str]:
     return [str(match["message"])[:_DETAIL_CHARS] for match in json.loads(reply)["matches"]]
 
 
-def _read(rule: Grammar | LanguageTool, row: Row) -> tuple[str, int, Verdict | None]:
-    """Return the text to check, its number of words, and the verdict if there is nothing to check."""
+class _Words(NamedTuple):
+    """A text to check, and its number of words."""
+
+    text: str
+    num_words: int
+
+
+def _read(rule: Grammar | LanguageTool, row: Row) -> _Words | Verdict:
+    """Return the text to check, or the verdict if there is nothing to check."""
     # Without lone surrogates, which both checkers refuse.
     text = normalized(text_part(row.text, rule.where)).encode("utf-8", "replace").decode()
     if len(text) > _MOST_CHARS:
-        return "", 0, Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {_MOST_CHARS} are checked")
+        return Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {_MOST_CHARS} are checked")
     num_words = len(words_in(prose(text), "any"))
-    none = None if num_words else Verdict(rule.floor, "no_answer", "no words outside of code and formulas")
-    return unmarked(prose(text, _FILLER)), num_words, none
+    if not num_words:
+        return Verdict(rule.floor, "no_answer", "no words outside of code and formulas")
+    return _Words(unmarked(prose(text, _FILLER)), num_words)
 
 
 def _grade(rule: Grammar | LanguageTool, findings: list[str], num_words: int) -> Verdict:

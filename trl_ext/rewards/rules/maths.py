@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.mathematics.equal import Match, compare, why_undecided
@@ -94,10 +94,17 @@ def read_gold(text: str) -> Gold:
     return Gold(answer, tokens, problem if tokens else "empty", text.strip(), letter, _kind(tokens))
 
 
-def _option(text: str) -> tuple[str, str]:
+class _Option(NamedTuple):
+    """An option's letter, and its text."""
+
+    letter: str
+    text: str
+
+
+def _option(text: str) -> _Option:
     """Return D and `[1, 2]` for the option `(D) [1, 2]`; "" and the text for anything else."""
     found = _OPTION.match(text)
-    return (found[1] or found[2] or found[3], text[found.end() :]) if found else ("", text)
+    return _Option(found[1] or found[2] or found[3], text[found.end() :]) if found else _Option("", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -266,14 +266,22 @@ def boxes(text: str) -> Enclosed | None:
         for place, content in enumerate(contents):  # Removes boxes around the whole content.
             for _ in range(MAX_NESTED):
                 inner = _outermost(content)
-                if inner is None or len(inner[0]) != 1 or not _ALL_BOXED.fullmatch(content):
+                if inner is None or len(inner.contents) != 1 or not _ALL_BOXED.fullmatch(content):
                     break
-                contents[place] = content = inner[0][0]
+                contents[place] = content = inner.contents[0]
     return Enclosed("\\boxed", tuple(contents), start, end, any("\\boxed" in content for content in contents))
 
 
-def _outermost(text: str) -> tuple[list[str], int, int] | None:
-    """Return the contents of the outermost boxes, unchanged, and the start and end of the last box."""
+class _Boxes(NamedTuple):
+    """The contents of the outermost boxes, unchanged, and the start and end of the last box."""
+
+    contents: list[str]
+    start: int
+    end: int
+
+
+def _outermost(text: str) -> _Boxes | None:
+    """Find the outermost boxes; their contents are left out if the last box is not closed."""
     first = _BOX_OPENS.search(text)
     if first is None:
         return None
@@ -295,8 +303,8 @@ def _outermost(text: str) -> tuple[list[str], int, int] | None:
                 found.append(text[opener.end() : match.start()].strip())
                 start, end = opener.start(), match.end()
     if num_open_boxes:
-        return [], text.rfind("\\boxed"), len(text)
-    return (found, start, end) if found else None
+        return _Boxes([], text.rfind("\\boxed"), len(text))
+    return _Boxes(found, start, end) if found else None
 
 
 def answer_tags(text: str) -> Enclosed | None:

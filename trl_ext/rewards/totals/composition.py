@@ -10,6 +10,7 @@ as much as a right answer: a model takes the reward that is easiest to get.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Rule, Verdict
@@ -96,10 +97,17 @@ def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[Gate, ...], ...]:
     return tuple(chains)
 
 
-def gate_of(rule: Rule) -> tuple[str, str]:
-    """Return the name of the gate rule, or "", and the status that opens the gate, or ""."""
+class NamedGate(NamedTuple):
+    """The name of a gate rule, or "", and the status that opens the gate, or ""."""
+
+    rule: str
+    status: str
+
+
+def gate_of(rule: Rule) -> NamedGate:
+    """Return a rule's gate."""
     name, _, status = (rule.gate if isinstance(rule.gate, str) else "").partition(":")
-    return name, status
+    return NamedGate(name, status)
 
 
 def gate_state(values: Sequence[float | None], verdicts: Sequence[Verdict], chain: Sequence[Gate]) -> str:

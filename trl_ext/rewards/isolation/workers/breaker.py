@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mode
+from typing import NamedTuple
 
 FAILED = frozenset({"infra_error", "refused"})  # statuses of rows that the machine or a server failed
 LATE_CALLS = 3  # calls in a row without any verdict in time, which the completions cannot cause
@@ -15,8 +16,15 @@ FIRST_REPLIES = 64
 MOST_MISTAKES, MISTAKE_CALLS = 0.01, 20
 
 
-def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: float) -> tuple[int, int] | None:
-    """Count a call of `rows` rows, `lost` of which failed; return (failed, total) if too many failed, else None.
+class Losses(NamedTuple):
+    """Rows of the last calls: the number that failed, and of all."""
+
+    failed: int
+    total: int
+
+
+def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: float) -> Losses | None:
+    """Count a call of `rows` rows, `lost` of which failed; return the losses if too many failed, else None.
 
     Args:
         calls: The last MISTAKE_CALLS calls, to which the call is added. Missing calls count as the present calls.
@@ -24,7 +32,7 @@ def share_above(calls: deque[tuple[int, int]], rows: int, lost: int, most_frac: 
     """
     calls.append((rows, lost))
     total, failed = (sum(part) for part in zip(*calls, strict=True))
-    return (failed, total) if failed > max(1.0, most_frac * MISTAKE_CALLS * total / len(calls)) else None
+    return Losses(failed, total) if failed > max(1.0, most_frac * MISTAKE_CALLS * total / len(calls)) else None
 
 
 @dataclass(slots=True)
@@ -78,7 +86,7 @@ class Breaker:
         self._calls.append((rows, failed))
         while sum(rows for rows, _ in self._calls) - self._calls[0][0] >= WINDOW_ROWS:
             self._calls.popleft()
-        total, lost = self._counts()
+        lost, total = self._losses()
         if self.tripped is None and total >= LEAST_ROWS and lost > self.max_frac * total:
             self.tripped = (
                 f"{lost} of the last {total} rows of rule '{self.rule}' were not judged because the machine failed, "
@@ -92,8 +100,9 @@ class Breaker:
         above = share_above(self._mistakes, rows, mistakes, MOST_MISTAKES)
         if self.tripped is None and above:
             self.tripped = (
-                f"Rule '{self.rule}' raised for {above[0]} of the last {above[1]} rows, more than {MOST_MISTAKES:.0%} "
-                f"of the rows of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The last: {detail}"
+                f"Rule '{self.rule}' raised for {above.failed} of the last {above.total} rows, more than "
+                f"{MOST_MISTAKES:.0%} of the rows of {MISTAKE_CALLS} steps: a bug of trl_ext, please report it. The "
+                f"last: {detail}"
             )
 
     def record_replies(self, replies: Sequence[str]) -> None:
@@ -112,8 +121,8 @@ class Breaker:
 
     def bearable(self, rows: int) -> int | None:
         """Return how many of the next `rows` may fail without a trip. None: all."""
-        total, lost = self._counts()
+        lost, total = self._losses()
         return None if total + rows < LEAST_ROWS else max(0, int(self.max_frac * (total + rows)) - lost)
 
-    def _counts(self) -> tuple[int, int]:
-        return sum(rows for rows, _ in self._calls), sum(failed for _, failed in self._calls)
+    def _losses(self) -> Losses:
+        return Losses(sum(failed for _, failed in self._calls), sum(rows for rows, _ in self._calls))

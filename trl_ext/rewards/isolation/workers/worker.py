@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from trl_ext.rewards.base.rule import as_verdict, place_of
 from trl_ext.rewards.isolation.kernel import cpu_seconds, die_first, die_with_parent
@@ -203,8 +203,16 @@ def judged(rule: Any, row: Any, limits: Limits) -> dict[str, Any]:
     return {"value": value, "status": status, "detail": detail[:DETAIL_CHARS], "ms": milliseconds}
 
 
-def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
-    """Return value, status and detail of a row.
+class RowOutcome(NamedTuple):
+    """A row's verdict; the value is a number, None, or "floor" for the rule's floor."""
+
+    value: Any
+    status: str
+    detail: str
+
+
+def verdict_of(rule: Any, row: Any, limits: Limits) -> RowOutcome:
+    """Judge a row.
 
     The completion causes a full stack, full memory or an exit; the rule causes any other exception.
     """
@@ -212,20 +220,22 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
         if isinstance(row, Exception):
             raise row
         verdict = as_verdict(rule.score(row))
-        return verdict.value, str(verdict.status), str(verdict.detail)
+        return RowOutcome(verdict.value, str(verdict.status), str(verdict.detail))
     except MemoryError:
-        return "floor", "too_complex", f"needed more than {limits.memory_mib} MiB of memory"
+        return RowOutcome("floor", "too_complex", f"needed more than {limits.memory_mib} MiB of memory")
     except RecursionError:
-        return "floor", "too_complex", "nested deeper than Python's stack"
+        return RowOutcome("floor", "too_complex", "nested deeper than Python's stack")
     except Exception as error:  # The caller decides what to do about it.
         try:
             # Type, message and place on the first line, then the traceback.
             trace = "".join(traceback.format_exception(error, limit=-20))
-            return None, "error", f"{type(error).__name__}: {str(error)[:500]} ({place_of(error)})\n{trace}"
+            return RowOutcome(
+                None, "error", f"{type(error).__name__}: {str(error)[:500]} ({place_of(error)})\n{trace}"
+            )
         except Exception:  # The error's __str__ raises.
-            return None, "error", f"{type(error).__name__}, which cannot be shown"
+            return RowOutcome(None, "error", f"{type(error).__name__}, which cannot be shown")
     except BaseException as error:
-        return "floor", "crashed", f"{type(error).__name__} was raised"
+        return RowOutcome("floor", "crashed", f"{type(error).__name__} was raised")
 
 
 def cpu_sentence(limits: Limits) -> str:

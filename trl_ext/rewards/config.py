@@ -54,7 +54,13 @@ SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 GROUP = "trl_ext.rules"  # Entry points by which packages offer rules under short names.
 # A set's keys besides its rules.
 _SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "on_unscored", "normalise")
-_COMMON = [item.name for item in dataclasses.fields(Rule)]
+
+
+def _field_names(kind: Any) -> list[str]:
+    return [item.name for item in dataclasses.fields(kind)]
+
+
+_COMMON = _field_names(Rule)
 
 KeyPath = tuple[str | int, ...]
 Made = TypeVar("Made")
@@ -117,7 +123,7 @@ def _build_limits(entry: Any, source: ConfigSource) -> Limits:
     where = source.at("limits")
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
-    _check_keys(entry, [item.name for item in dataclasses.fields(Limits)], source, ("limits",), "limits has no key")
+    _check_keys(entry, _field_names(Limits), source, ("limits",), "limits has no key")
     try:
         return Limits(**entry)
     except (ConfigError, TypeError) as error:
@@ -146,7 +152,7 @@ def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("rule"), str):
         raise ConfigError(f"{source.at('rules', index)}: {entry!r} names no rule. Write {{rule: answer, ...}}.")
     kind = rule_class(entry["rule"], source.at("rules", index, "rule"))
-    keys = [item.name for item in dataclasses.fields(kind)]
+    keys = _field_names(kind)
     fields = {key: value for key, value in entry.items() if key != "rule"}
     _check_keys(fields, keys, source, ("rules", index), f"rule '{entry['rule']}' has no key")
     required = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory]

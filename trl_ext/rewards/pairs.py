@@ -5,11 +5,11 @@ The filter drops pairs that teach a reward model nothing, or something wrong.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.base.rows import completion_text
+from trl_ext.rewards.base.rule import is_finite
 from trl_ext.rewards.split_pairs import bare, split_batch
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def filter_pairs(
 
 def _check_scores(rules: Scorer | None, min_gap: float, margin: bool) -> None:
     """Raise ConfigError for an impossible gap, and for a gap or margin without rules."""
-    if isinstance(min_gap, bool) or not isinstance(min_gap, int | float) or not isfinite(min_gap) or min_gap < 0:
+    if not is_finite(min_gap) or min_gap < 0:
         raise ConfigError(f"min_gap is {min_gap!r}. Give a finite number of at least 0.")
     if rules is None and (margin or min_gap > 0):
         raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")

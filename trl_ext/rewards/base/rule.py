@@ -263,6 +263,11 @@ def check_name(owner: str, name: Any) -> None:
         raise RuleError(f"{owner} is named {name!r}. Give a name of letters, digits, '_', '-' and '.'.")
 
 
+def is_finite(value: Any) -> bool:
+    """Return True for a finite number; False for anything else, also for a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
 def check_number(
     rule: Rule, key: str, value: Any, wanted: str = "a finite number", fits: Callable[[float], bool] = math.isfinite
 ) -> None:
@@ -275,7 +280,7 @@ def check_number(
         wanted: Description of the numbers that fit, for the message.
         fits: Returns True for a finite number that fits.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and fits(value)):
+    if not (is_finite(value) and fits(value)):
         # YAML 1.1 reads 1e-3 as text because it has no dot.
         hint = " (in YAML write 0.001 or 1.0e-3, not 1e-3)" if isinstance(value, str) else ""
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give {wanted}{hint}.")
@@ -305,6 +310,13 @@ def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> 
     """
     if value not in choices:
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
+
+
+def check_texts(rule: Rule, *keys: str) -> None:
+    """Raise RuleError unless these settings of a rule are texts, which may be empty."""
+    for key in keys:
+        if not isinstance(getattr(rule, key), str):
+            raise RuleError(f"Rule '{rule.name}': {key} is {getattr(rule, key)!r}. Give a text.")
 
 
 def check_flag(rule: Rule, key: str, value: Any) -> None:
@@ -350,9 +362,7 @@ def pair_of(owner: str, key: str, value: Any) -> tuple[float, float] | None:
     if value is None:
         return None
     pair = list(value) if isinstance(value, list | tuple) else []
-    if len(pair) != 2 or not all(
-        isinstance(bound, int | float) and not isinstance(bound, bool) and math.isfinite(bound) for bound in pair
-    ):
+    if len(pair) != 2 or not all(map(is_finite, pair)):
         raise RuleError(f"{owner}: {key} is {value!r}. Give two finite numbers, such as (-1, 1).")
     if pair[0] >= pair[1]:
         raise RuleError(f"{owner}: {key} is {value!r}. Give the lower bound first.")

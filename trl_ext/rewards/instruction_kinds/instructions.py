@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_column
 from trl_ext.rewards.instruction_kinds import ifeval, iftrain
 from trl_ext.rewards.instruction_kinds.spec import Instruction
+from trl_ext.rewards.rules.json_schema import json_text
 from trl_ext.rewards.text.prose import after_think, normalized, refusal
 
 KNOWN = {one.id: one for one in (vars(ifeval) | vars(iftrain)).values() if isinstance(one, Instruction)}
@@ -96,7 +97,7 @@ class Instructions(Rule):
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.column]
         try:
-            tasks = read_tasks(cell if isinstance(cell, str) else json.dumps(cell))
+            tasks = read_tasks(json_text(cell))
         except (TypeError, ValueError, RecursionError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.column}': {error}"[:300])
         response = after_think(row.text)

@@ -80,7 +80,7 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", gol
 
 def _own_text(found: Candidate, multiple: str, golds: tuple[str, ...]) -> str | None:
     """Return the gold's text if nothing else is announced; after a phrase it may take several lines."""
-    said = {*map(_bare, found.contents[-1:] if multiple == "last" else found.contents)}
+    said = {*map(_bare, _contents_of(found, multiple))}
     if len(said) > 1:
         return None
     for gold in filter(_bare_gold, golds):
@@ -89,6 +89,10 @@ def _own_text(found: Candidate, multiple: str, golds: tuple[str, ...]) -> str | 
         if _bare_gold(gold) in (*said, _bare("\n".join(lines))):
             return gold
     return None
+
+
+def _contents_of(found: Candidate, multiple: str) -> tuple[str, ...]:
+    return found.contents[-1:] if multiple == "last" else found.contents
 
 
 def _bare(text: str) -> str:
@@ -110,7 +114,7 @@ def _announced(found: Candidate, multiple: str, is_list: bool) -> Candidate:
     """Return the one answer in an announced candidate: of several boxes or tags the equal, the last, or a list."""
     if found.status != "ok":
         return found
-    contents = found.contents[-1:] if multiple == "last" else found.contents
+    contents = _contents_of(found, multiple)
     if len(contents) > MAX_DIFFERENT:
         return found.without_answer("conflict", f"holds {len(contents)} different answers")
     read = [_from_content(content, found, is_list) for content in contents]

@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, text_tuple
-from trl_ext.rewards.rules.json_schema import MAX_DEPTH, WHERE, compiled, library, nesting, read_json, strict_json
+from trl_ext.rewards.rules.json_schema import (
+    MAX_DEPTH,
+    WHERE,
+    compiled,
+    json_text,
+    library,
+    nesting,
+    read_json,
+    strict_json,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class JsonMatch(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        text = _text(columns[self.gold])
+        text = json_text(columns[self.gold])
         return None if "$fits" in text or self.where == "tool_calls" else text
 
     def score(self, row: Row) -> Verdict:
@@ -79,7 +88,7 @@ class JsonMatch(Rule):
         return Verdict(share if self.partial else float(not wrong), "ok", f"wrong: {', '.join(wrong) or 'none'}"[:300])
 
     def _read_gold(self, cell: Any) -> Any:
-        gold = json.loads(_text(cell), object_hook=_fitting)
+        gold = json.loads(json_text(cell), object_hook=_fitting)
         return [_call(call) for call in gold] if self.where == "tool_calls" else gold
 
     def _due(self, gold: Any) -> dict[str, Any]:
@@ -128,10 +137,6 @@ class JsonMatch(Rule):
 def _fitting(value: dict[str, Any]) -> Any:
     """Return the validator for `{"$fits": schema}`; any other object unchanged."""
     return compiled(json.dumps(value["$fits"]), formats=False) if value.keys() == {"$fits"} else value
-
-
-def _text(cell: Any) -> str:
-    return cell if isinstance(cell, str) else json.dumps(cell)
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import regex
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.base.rule import Row, Verdict, check_whole, pair_of
+from trl_ext.rewards.base.rule import Row, Verdict, check_texts, check_whole, is_finite, pair_of
 from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown
 
 _LONGEST_LINE = 500  # characters of a reply's last line
@@ -60,9 +60,7 @@ class Judge(ModelJudge):
         return bool(self.gold)
 
     def check(self) -> None:
-        for key in ("against", "pattern"):
-            if not isinstance(getattr(self, key), str):
-                self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
+        check_texts(self, "against", "pattern")
         ModelJudge.check(self)
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
         if self.choices is not None:
@@ -85,8 +83,7 @@ class Judge(ModelJudge):
         words = dict(choices) if isinstance(choices, Mapping) else {}
         different = {word.strip().casefold() for word in words if isinstance(word, str) and word.strip()}
         if len(different) < max(2, len(words)) or not all(
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-            for value in words.values()
+            is_finite(value) and 0 <= value <= 1 for value in words.values()
         ):
             self._refuse(
                 f"choices is {choices!r}. Give two or more different words, each with a value from 0 to 1; in YAML "

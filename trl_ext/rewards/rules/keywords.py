@@ -1,6 +1,6 @@
 """Judge whether required words occur often enough and forbidden ones not too often."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -95,8 +95,13 @@ def fold(word: str, ignore_case: bool) -> str:
 @lru_cache(maxsize=256)
 def folded_words(entries: tuple[Any, ...], ignore_case: bool, usual: int) -> tuple[tuple[str, str, int], ...]:
     """Return each keyword in the form for the comparison and as it was given, with its count."""
-    pairs = [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
+    pairs = _with_counts(entries, usual)
     return tuple((fold(word, ignore_case), word, count) for word, count in pairs)
+
+
+def _with_counts(entries: Iterable[Any], usual: int) -> list[Any]:
+    """Return each keyword with its count: the usual count for a keyword that is given alone."""
+    return [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
 
 
 def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tuple[Any, ...]:
@@ -112,7 +117,7 @@ def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tup
     if not isinstance(value, Mapping | list | tuple):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping to counts.")
     entries = value.items() if isinstance(value, Mapping) else value
-    pairs = [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
+    pairs = _with_counts(entries, usual)
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise RuleError(f"Rule '{rule.name}': {key} holds {pair!r}. Give a word, or a word and a count.")

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trl_ext.errors import RuleError
 from trl_ext.rewards.base.http_client import REFUSALS, check_server, fetch
 from trl_ext.rewards.base.rows import content_text, is_null
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, check_number, check_texts, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.text.prose import after_think, is_blank, text_part
 
@@ -173,9 +173,7 @@ class ModelJudge(AsyncRule):
         check_whole(self, "max_chars", self.max_chars, 1)
         if self.temperature is not None:
             check_number(self, "temperature", self.temperature)
-        for key in ("rubric", "template", "gold"):
-            if not isinstance(getattr(self, key), str):
-                self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
+        check_texts(self, "rubric", "template", "gold")
         try:
             names = compiled(self._template)[1]
         except TemplateError as error:

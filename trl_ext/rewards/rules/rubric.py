@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from trl_ext.rewards.base.rule import Row, Verdict, check_choice
+from trl_ext.rewards.base.rule import Row, Verdict, check_choice, is_finite
 from trl_ext.rewards.rules.async_rule import content_key
 from trl_ext.rewards.rules.model_judge import JudgeReply, JudgeRequest, ModelJudge, Shown, shipped_schema
 from trl_ext.rewards.text.prose import is_blank
@@ -157,7 +157,7 @@ def _criterion_of(given: Any, number: int, is_strict: bool) -> Criterion:
 
 def _points_of(entry: Mapping[str, Any], number: int) -> float:
     key = "points" if "points" in entry or "weight" not in entry else "weight"
-    points = entry.get(key)
-    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
+    points: Any = entry.get(key)
+    if not is_finite(points):
         raise ValueError(f"number {number} has {key}={points!r}; give a finite number")
     return float(points)

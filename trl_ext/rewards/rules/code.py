@@ -13,6 +13,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.base.rule import Row, Rule, Verdict, check_choice, check_column, check_number, check_whole
 from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
+from trl_ext.rewards.isolation.sandbox.suite import Suite, read_suite
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.prose import after_think
 
@@ -168,7 +169,7 @@ class Code(Rule):
         """Read the row's tests for the rule's mode; an UnreadableTests error names their problem."""
         text = cases.cell_text(row.columns[self.tests])
         if self.mode == "asserts":
-            return cases.read_suite(text, self._entry_point(row), self._setup(row))
+            return read_suite(text, self._entry_point(row), self._setup(row))
         found = cases.read_cases(text, self._entry_point(row))
         longest = max(len(str(case.expected)) for case in found.cases)
         if longest > 1024 * self.output_kib:
@@ -215,7 +216,7 @@ class Code(Rule):
             return wrong_text(output, case.expected)
         return wrong_tokens(output, case.expected, self.tolerance)
 
-    def _suite(self, source: bytes, suite: cases.Suite) -> Verdict:
+    def _suite(self, source: bytes, suite: Suite) -> Verdict:
         """Run a process with the code, and a process with the tests, which writes the report."""
         job = json.dumps({**asdict(suite), "all": self.partial}).encode()
         outcome = api.run_tests(source, job, self._limits)

@@ -19,9 +19,9 @@ from trl_ext.rewards.isolation.sandbox.cases import (
     cell_text,
     function_name,
     read_cases,
-    read_suite,
 )
 from trl_ext.rewards.isolation.sandbox.outputs import lines_of, wrong_result, wrong_text, wrong_tokens
+from trl_ext.rewards.isolation.sandbox.suite import read_suite
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, read_report
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.prose import after_think

@@ -264,9 +264,8 @@ def _names_order(gold: Form, answer: Form) -> bool:
 
 def _names_and_values(form: Form) -> list[Assignment]:
     """Return the names and values of a list such as `x = 5, y = 2`."""
-    relations = (one for one in map(form_of, form.parts) if one.kind == "relation")
-    found = [assignment(one) for one in relations] if form.kind == "list" else []
-    return [one for one in found if one]
+    found = map(assignment, map(form_of, form.parts)) if form.kind == "list" else ()
+    return [*filter(None, found)]
 
 
 def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> bool:
@@ -282,13 +281,13 @@ def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> 
 # Relations -----------------------------------------------------------------------------------------------------------
 
 
-def assignment(relation: Form) -> Assignment | None:
+def assignment(form: Form) -> Assignment | None:
     """Return the unknown and its value in `x = 5`, `5 = x`, `x = y = 5`, `x = 2 + 3 = 5` or `2 + 3 = 5`.
 
-    Returns None for any other relation, for sides that disagree, and for an approximation that is not a rounding.
+    Returns None for any other form, for sides that disagree, and for an approximation that is not a rounding.
     """
-    signs, sides = relation.signs, relation.parts
-    if not {*signs} <= {"=", "\\approx"}:
+    signs, sides = form.signs, form.parts
+    if form.kind != "relation" or not {*signs} <= {"=", "\\approx"}:
         return None
     if "\\approx" not in signs and is_name(sides[-1]) and not is_name(sides[0]):
         sides = sides[::-1]
@@ -410,12 +409,11 @@ def _values_of_gold(form: Form, other: Form) -> list[Tokens]:
     if "\\approx" in form.signs:
         name = (*form.parts[0], "=") if other.kind == "relation" else ()
         return [(*name, *part) for part in form.parts if not is_name(part)]
-    found = assignment(form) if other.kind != "relation" else None
-    return [found.value] if found else []
+    return _values_of_answer(form, other)
 
 
 def _values_of_answer(form: Form, other: Form) -> list[Tokens]:
-    found = assignment(form) if form.kind == "relation" and other.kind != "relation" else None
+    found = assignment(form) if other.kind != "relation" else None
     return [found.value] if found else []
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.rewards.mathematics.parse import parse
 from trl_ext.rewards.mathematics.tokens import MAX_DIGITS, Tokens, TooComplex, Unreadable
-from trl_ext.rewards.mathematics.tree import LEAVES, Node, has_variable, is_whole, operands, walk
+from trl_ext.rewards.mathematics.tree import LEAVES, Node, has_variable, is_root, operands, walk
 
 _LOG_2 = math.log10(2)
 _MAX_BITS = MAX_DIGITS / _LOG_2  # of a value, on either side of the point
@@ -171,7 +171,7 @@ def value_of(tokens: Tokens) -> Value:
 
 def _kind(node: Node) -> str:
     """Return a node's operation, and "root" for a power with other than a whole number as exponent."""
-    return "root" if node[0] == "pow" and not is_whole(node[2]) else str(node[0])
+    return "root" if is_root(node) else str(node[0])
 
 
 def same_value(left: Value, right: Value) -> bool:

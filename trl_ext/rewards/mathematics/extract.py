@@ -15,7 +15,7 @@ from trl_ext.rewards.text.denial import denied_before, denied_behind, without_co
 from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
 from trl_ext.rewards.text.phrases import OR
 from trl_ext.rewards.text.prose import visible
-from trl_ext.rewards.text.reader import FORMULA, Candidate, behind_verb, find_answer, has_value
+from trl_ext.rewards.text.reader import FORMULA, AnswerReading, Candidate, behind_verb, find_answer, has_value
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, searched for the last number
@@ -67,7 +67,7 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar", gol
     if gold_kind == "letter":
         reading = read_choice(text)
         if reading.status != "no_answer":
-            return Candidate("letter", (str(reading.value),) if reading.value else (), reading.status, reading.detail)
+            return _from_reading(reading, "letter")
     if gold_kind == "list" and multiple == "reject":
         multiple = "list"
     found = find_answer(text, "maths")
@@ -168,8 +168,12 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Candida
     line = _NEARLY.split(whole, maxsplit=1)[0]
     if _is_answer(line):
         return _checked(line, anchor)
-    reading = stated_number(Candidate(anchor, (rest,)))
-    return Candidate(anchor, () if reading.value is None else (str(reading.value),), reading.status, reading.detail)
+    return _from_reading(stated_number(Candidate(anchor, (rest,))), anchor)
+
+
+def _from_reading(reading: AnswerReading, anchor: str) -> Candidate:
+    contents = () if reading.value is None else (str(reading.value),)
+    return Candidate(anchor, contents, reading.status, reading.detail)
 
 
 def _begin(rest: str, encloses: bool) -> tuple[str, str]:

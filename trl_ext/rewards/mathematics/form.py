@@ -111,8 +111,9 @@ def words_of(tokens: Tokens) -> str | None:
     return "".join(text.split()).casefold() or None
 
 
-def comma_parts(tokens: Tokens) -> tuple[Tokens, ...]:
-    return tuple(part for _, part in split(tokens, (",",)))
+def _between(tokens: Tokens, *signs: str) -> tuple[Tokens, ...]:
+    """Return the parts between these signs outside of brackets."""
+    return tuple(part for _, part in split(tokens, signs))
 
 
 def _is_enclosed(tokens: Tokens) -> bool:
@@ -141,7 +142,7 @@ def _builder(tokens: Tokens) -> Form | None:
 
 
 def _list(tokens: Tokens) -> Form | None:
-    parts = comma_parts(tokens)
+    parts = _between(tokens, ",")
     if len(parts) < 2:
         return None
     parts = tuple(part for part in parts if part and not (_is_domain(part) and part[0] != "\\forall"))
@@ -174,7 +175,7 @@ def _reader(kind: str, marks: frozenset[str]) -> Callable[[Tokens], Form | None]
 
 def _ratio(tokens: Tokens) -> Form | None:
     """Read `5 : 8` as a ratio and `Alice : 5` as a relation."""
-    parts = tuple(part for _, part in split(tokens, (":",)))
+    parts = _between(tokens, ":")
     if len(parts) < 2 or not all(parts):
         return None
     if len(parts) == 2 and parts[0][0].startswith(WORDS) and is_name(parts[0]):
@@ -196,7 +197,7 @@ def _bracketed(tokens: Tokens) -> Form | None:
     if not _is_enclosed(tokens):
         return None
     opening, inner, closing = tokens[0], tokens[1:-1], tokens[-1]
-    parts = comma_parts(inner)
+    parts = _between(inner, ",")
     if closing in ("\\}", "}") and opening in ("\\{", "{"):
         return _set(tokens, inner, parts)
     if closing == ")" and len(parts) == 1 and RELATIONS & {*inner}:
@@ -231,7 +232,7 @@ def _matrix(tokens: Tokens) -> Form | None:
     inner = tokens[1:-1] if tokens[0] in ("(", "[") and _is_enclosed(tokens) else tokens
     if not _MATRICES & {*inner[:1]} or not _is_enclosed(inner):
         return None
-    rows = [_cells(row, ("&",)) for row in _cells(inner[1:-1], ("\\\\",)) if row]
+    rows = [_between(row, "&") for row in _between(inner[1:-1], "\\\\") if row]
     return Form("matrix", inner, tuple(str(len(row)) for row in rows), tuple(chain.from_iterable(rows)))
 
 
@@ -239,14 +240,9 @@ def _cases(tokens: Tokens) -> Form | None:
     """Read a piecewise function as pairs of value and condition, and a system as a list of relations."""
     if tokens[0] != "\\begin{cases}" or not _is_enclosed(tokens):
         return None
-    rows = _cells(tuple(token for token in tokens[1:-1] if token not in _IF), ("\\\\",))
-    cells = [[*filter(None, _cells(row, ("&", ",")))] for row in rows]
+    rows = _between(tuple(token for token in tokens[1:-1] if token not in _IF), "\\\\")
+    cells = [[*filter(None, _between(row, "&", ","))] for row in rows]
     return Form("list", tokens, (), tuple(map(tuple_of, filter(None, cells))))
-
-
-def _cells(tokens: Tokens, signs: tuple[str, ...]) -> list[Tokens]:
-    """Return the rows of a matrix, or the cells of a row, between these signs."""
-    return [cell for _, cell in split(tokens, signs)]
 
 
 def tuple_of(parts: Sequence[Tokens]) -> Tokens:

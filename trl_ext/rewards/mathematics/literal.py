@@ -28,7 +28,9 @@ from trl_ext.rewards.mathematics.tree import (
     has_variable,
     inverse,
     is_inverse,
+    is_root,
     is_whole,
+    is_whole_power,
     operands,
     parts,
     walk,
@@ -67,7 +69,7 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
     `x = 2 + 3 = 5` gives the value that is written out; a gold without an unknown (`2 + 3 = 5`) gives each side.
     """
     form = form_of(tokens)
-    found = assignment(form) if form.kind == "relation" else None
+    found = assignment(form)
     if found is not None and (found.unknown or not is_gold):
         others = [side for side in form.parts if side == found.value or not is_name(side)]
         sides = [_values(side, is_gold) for side in (found.value, *others)]
@@ -214,7 +216,7 @@ class Product:
 
 
 def _bases(factors: Iterable[Node]) -> list[Node]:
-    return [node[1] if node[0] == "pow" and is_whole(node[2]) else node for node in factors]
+    return [node[1] if is_whole_power(node) else node for node in factors]
 
 
 _OF_PRODUCT: tuple[tuple[str, Callable[[Product], bool]], ...] = (
@@ -291,7 +293,7 @@ class _Factors:
     def of(cls, tokens: Tokens) -> "_Factors":
         number, numbers, num_others = Fraction(1), [], 0
         for factor in parts("mul", value_of(tokens).node):
-            base, exponent = (factor[1], int(factor[2][1])) if _is_whole_power(factor) else (factor, 1)
+            base, exponent = (factor[1], int(factor[2][1])) if is_whole_power(factor) else (factor, 1)
             value = _exact(base)
             times = min(abs(exponent), _LARGE)
             if value is None:
@@ -300,10 +302,6 @@ class _Factors:
             number *= value ** (times if exponent > 0 else -times)
             numbers += [value] * times
         return cls(number, [one for one in numbers if abs(one) != 1], num_others)
-
-
-def _is_whole_power(node: Node) -> bool:
-    return node[0] == "pow" and is_whole(node[2])
 
 
 def _is_expanded(tokens: Tokens) -> bool:
@@ -321,7 +319,7 @@ def _factors_above(node: Node) -> tuple[Node, ...]:
 
 def _base(node: Node) -> tuple[Node, ...]:
     """Return the base of a whole power above 1."""
-    return node[1:2] if _is_whole_power(node) and node[2][1] > 1 else ()
+    return node[1:2] if is_whole_power(node) and node[2][1] > 1 else ()
 
 
 def _is_reduced(tokens: Tokens) -> bool:
@@ -368,7 +366,7 @@ def _is_polynomial(tokens: Tokens) -> bool:
 def _is_rationalized(tokens: Tokens) -> bool:
     """Return True if no denominator contains a root."""
     below = [node[1] for node in _tree(tokens) if is_inverse(node)]
-    return not any(node[0] == "pow" and not is_whole(node[2]) for one in below for node in walk(one))
+    return not any(is_root(node) for one in below for node in walk(one))
 
 
 def _keeps(is_so: Callable[[Tokens], bool]) -> Callable[[Tokens, Tokens], bool]:

@@ -116,6 +116,13 @@ class _Reader:
             base = ("factorial", base) if sign == "!" else combine("mul", [base, *_DEGREE])
         return _tower(base, exponents)
 
+    def after(self, sign: str) -> list[Node]:
+        """Read a sign and its argument in braces, if the sign is next."""
+        if self.peek() != sign:
+            return []
+        self.next()
+        return [self.braced()]
+
     def braced(self) -> Node:
         if self.peek() != "{":
             raise Unreadable("an argument is missing")
@@ -172,14 +179,8 @@ class _Reader:
 
     def function(self) -> Node:
         name = self.next()[1:]
-        base: list[Node] = []
-        if name == "log" and self.peek() == "_":
-            self.next()
-            base = [self.braced()]
-        exponents: list[Node] = []
-        if self.peek() == "^":
-            self.next()
-            exponents = [self.braced()]
+        base = self.after("_") if name == "log" else []
+        exponents = self.after("^")
         if exponents == [MINUS_ONE] and name in _INVERSE:
             name, exponents = _INVERSE[name], []
         return _tower((name, self.argument(), *base), exponents)

@@ -45,6 +45,15 @@ def is_whole(node: Node) -> bool:
     return node[0] == "num" and node[1].denominator == 1
 
 
+def is_whole_power(node: Node) -> bool:
+    return node[0] == "pow" and is_whole(node[2])
+
+
+def is_root(node: Node) -> bool:
+    """Return True for a power with other than a whole number as exponent."""
+    return node[0] == "pow" and not is_whole(node[2])
+
+
 def operands(node: Node) -> Node:
     return () if node[0] in LEAVES else node[1:]
 

@@ -52,7 +52,11 @@ def _stated_text(text: str) -> Candidate:
 
 def _read_words(text: str) -> AnswerReading:
     words = _words(text[:_MAX_CHARS])
-    return AnswerReading(words, "ok", text.strip()[:60]) if words else AnswerReading(None, "no_answer", "empty")
+    return _reading_of(words, text.strip()[:60])
+
+
+def _reading_of(value: Any, shown: str) -> AnswerReading:
+    return AnswerReading(value, "ok", shown) if value else AnswerReading(None, "no_answer", "empty")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -179,7 +183,7 @@ def read_exact(text: str) -> AnswerReading:
 
 def _read_plain(text: str) -> AnswerReading:
     plain = _plain(text)
-    return AnswerReading(plain, "ok", plain[:60]) if plain else AnswerReading(None, "no_answer", "empty")
+    return _reading_of(plain, plain[:60])
 
 
 def _plain(text: str) -> str:

@@ -58,6 +58,10 @@ class Pending:
     answers: Callable[[], tuple[Sequence[Judged], Mapping[str, float]]] = lambda: ((), {})
     cancel: Callable[[], object] = lambda: None
 
+    def rows_to_judge(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of `sent`, in the order of the answers."""
+        return [rows[index] for index in self.sent.values()]
+
 
 @dataclass(slots=True)
 class Early:
@@ -181,7 +185,7 @@ class Scorer:
 
     def _in_batches(self, rule: Rule, rows: list[Row]) -> Column:
         part = self._pending(rule, rows)
-        wanted = [rows[index] for index in part.sent.values()]
+        wanted = part.rows_to_judge(rows)
         part.answers = lambda: (self._batch(rule, wanted) if wanted else (), {})
         return self._collect(rule, rows, part)
 
@@ -269,7 +273,7 @@ class Scorer:
                 continue
             part = self._pending(rule, rows)
             parts.append(part)
-            wanted = [rows[index] for index in part.sent.values()]
+            wanted = part.rows_to_judge(rows)
             if rule.is_async:
                 self._ask(rule, wanted, part)
             else:
@@ -300,7 +304,7 @@ class Scorer:
             values = [shaped_value(rules[gate], one) for (gate, _), one in zip(gates, verdicts, strict=True)]
             states.append(gate_state(values, verdicts, here))
         part = self._pending(rule, rows, states)
-        self._ask(rule, [rows[index] for index in part.sent.values()], part)
+        self._ask(rule, part.rows_to_judge(rows), part)
         return self._collect(rule, rows, part)
 
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:

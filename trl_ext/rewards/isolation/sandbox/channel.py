@@ -21,7 +21,7 @@ import struct
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -158,6 +158,10 @@ class Channel:
             answer = {"raised": [type(error).__name__, printable(error)]}
         return answer | {"changed": self._changes()}
 
+    def _pack_changeable(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the contents of each argument that an operation may change; None for other arguments."""
+        return [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+
     def _outcome(self, request: dict[str, Any]) -> dict[str, Any]:
         operation, subject = request["do"], request["on"]
         if operation == "name":
@@ -167,9 +171,9 @@ class Channel:
         if operation not in self.allowed:
             raise ValueError(f"{operation!r} is not answered here")
         arguments, named = self._unpack(request["with"]), self._unpack(request["named"])
-        before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+        before = self._pack_changeable(arguments)
         value = _OPERATIONS[operation](self._find(subject), *arguments, **named)
-        after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+        after = self._pack_changeable(arguments)
         if operation in ("attribute", "item") and _changeable(value):
             tagged = self._export(value)
             packed = ["shared", [tagged, self._share(tagged[1], value)]]

@@ -9,8 +9,8 @@ import pytest
 import trl_ext
 from tests import tiny
 from trl_ext.cli.before_launch import check_before_launch
-from trl_ext.cli.check import command
 from trl_ext.cli.check.recipe import make_parser
+from trl_ext.cli.check.steps import run_checks
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.refusals import OF_PPO
 from trl_ext.trainers.settings.values import RUN
@@ -98,7 +98,7 @@ def by_script(trainer, settings, folder):
 def by_check(trainer, settings, folder):
     words = Namespace(recipe=recipe(trainer, settings, folder), trainer=trainer, gpus="1xA40", gpu_memory_gib=None)
     vars(words).update(config_file=None, vllm_servers=None, num_processes=1, max_prompt_length=None)
-    raise ConfigError(command.run_checks(words, [])[-1].what)
+    raise ConfigError(run_checks(words, [])[-1].what)
 
 
 def by_launch(trainer, settings, folder):

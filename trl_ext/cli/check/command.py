@@ -5,17 +5,15 @@ and eight rows, runs the rules once on these, and plans memory. A step that fail
 doctor asks PyTorch in a separate process, so that a broken one becomes a finding; its help answers at once.
 """
 
-import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
-from trl_ext.errors import TrlExtError
 
 CANNOT_WORK = 1  # the exit code for a problem; 2 is a user's mistake
 
@@ -63,6 +61,8 @@ def check(argv: Sequence[str]) -> int:
     # Users cannot act on these warnings; others, ours among them, are shown.
     warnings.filterwarnings("ignore", category=FutureWarning, module=LIBRARIES)
     with redirect_stdout(sys.stderr):  # libraries print at import, and --json must print JSON only
+        from trl_ext.cli.check.steps import run_checks
+
         findings += run_checks(arguments, overrides)
     return _report(findings, arguments.json)
 
@@ -91,94 +91,6 @@ def _parser() -> CommandParser:
     parser.add_argument("--max_prompt_length", type=int, help=purpose)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser
-
-
-class Report:
-    """Collects findings; a step that raises adds a finding as well."""
-
-    def __init__(self) -> None:
-        self.findings: list[Any] = []
-
-    def attempt(self, subject: str, step: Callable[..., Any], *inputs: Any) -> Any:
-        """Run a step and return its result; None if it failed, and the error becomes a finding."""
-        from trl_ext.doctor.finding import problem
-
-        try:
-            return step(*inputs)
-        except TrlExtError as error:
-            if str(error) not in [finding.what for finding in self.findings]:
-                self.findings.append(problem(subject, str(error)))
-            return None
-
-
-def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[Any]:
-    """Run all checks, in the script's order; raise ConfigError for invalid arguments of the command."""
-    from trl_ext.cli.check import data as check_data
-    from trl_ext.cli.check import memory as check_memory
-    from trl_ext.cli.check import models as check_models
-    from trl_ext.cli.check import recipe as check_recipe
-    from trl_ext.doctor.finding import ok
-    from trl_ext.doctor.installed import untested_findings
-    from trl_ext.memory.files.launch import read_deepspeed, zero_stage
-    from trl_ext.trainers.base.packing import kernels_before_a_run
-    from trl_ext.trainers.settings.values import check_anywhere
-
-    report = Report()
-    report.findings += untested_findings()
-    hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib, arguments.recipe, report.findings)
-    launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
-    served, overrides = check_recipe.with_servers(
-        arguments.vllm_servers, arguments.recipe, arguments.trainer, overrides, hardware.num_gpus if hardware else None
-    )
-    left = hardware.num_gpus - served if hardware else 1
-    num_processes = arguments.num_processes or launch.num_processes or left
-    parsed = report.attempt(
-        "recipe", check_recipe.parse, arguments.recipe, arguments.trainer, overrides, num_processes
-    )
-    if parsed is None:
-        return report.findings
-    report.findings.append(ok("recipe", parsed.summary))
-    report.attempt("settings", check_anywhere, parsed.training_args)
-    report.findings.append(ok("layer kernels", kernels_before_a_run(parsed.training_args)))
-    if parsed.deepspeed_file:
-        engine = report.attempt("deepspeed", read_deepspeed, parsed.deepspeed_file)
-        if engine is not None:
-            launch = check_recipe.Launch(None, engine, is_known=True)
-            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine)}."))
-
-    rewards = report.attempt("rewards", check_models.rewards_of, parsed)
-    tokenizer, described = report.attempt("tokenizer", check_models.load_tokenizer, parsed) or (None, None)
-    told = report if tokenizer is not None else Report()  # a missing model is reported once
-    shape = told.attempt("model", check_models.shape_of, parsed)
-    if described is not None:
-        report.findings.append(described)
-    if parsed.trainer == "ppo" and tokenizer is not None:
-        report.attempt("models", check_models.check_scorers, parsed, tokenizer)
-    rows = report.attempt("data", check_data.read_rows, parsed)
-    measured = None
-    if rows is not None:
-        are_good = report.attempt("data", check_data.check_rows, parsed, rows, rewards or [], tokenizer)
-        report.findings += are_good or []
-        report.findings += check_data.show_rows(parsed, rows, rewards or [], tokenizer)
-        if are_good:  # rows that the run refuses may have no length
-            measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
-            report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
-        of_rules = report.attempt("rules", check_models.check_rules, parsed, rewards or [], rows, tokenizer)
-        report.findings += of_rules or []
-    if shape is not None:
-        of_memory = report.attempt(
-            "memory",
-            check_memory.check_memory,
-            parsed,
-            shape,
-            hardware,
-            num_processes,
-            launch,
-            (arguments.max_prompt_length, measured),
-            arguments.vllm_servers or 0,
-        )
-        report.findings += of_memory or []
-    return report.findings
 
 
 # This machine -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
 from trl_ext.scripts.training import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
+from trl_ext.trainers.rows.pairs import refused_by_template, token_columns
 from trl_ext.trainers.rows.rendering import render_prompt
 
 NUM_ROWS = 8
@@ -154,26 +155,30 @@ def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
 
     Raises DataError if the chat template refuses the messages.
     """
-    from trl_ext.trainers.rows.pairs import refused_by_template, token_columns
-
     are_chats = any(isinstance(row.get(name), list) for row in rows.train for name in ("prompt", "chosen"))
     if tokenizer is None or not rows.train or (are_chats and not tokenizer.chat_template):
         return Lengths()
-    tokens = []  # of each prompt; of pairs, the longer side with its prompt
+    is_pairs = parsed.trainer == "reward"
     with refused_by_template(rows.train, ROLES[0], tokenizer):
-        for row in rows.train:
-            if columns := token_columns(row) or (() if "prompt" in row else ["input_ids"] * ("input_ids" in row)):
-                tokens.append(max(len(row[name]) for name in columns))
-            elif parsed.trainer == "reward":
-                start = row.get("prompt") or type(row["chosen"])()
-                tokens.append(max(_num_tokens(tokenizer, start + row[side], False) for side in ("chosen", "rejected")))
-            elif "prompt" in row:
-                tokens.append(_num_tokens(tokenizer, row["prompt"], True))
-    if parsed.trainer != "reward":
+        found = [_row_tokens(row, tokenizer, is_pair=is_pairs) for row in rows.train]
+    tokens = [num for num in found if num is not None]
+    if not is_pairs:
         return Lengths(prompt=max(tokens, default=0), num_rows=len(tokens))
     limit = parsed.training_args.max_length
     num_long = sum(length > limit for length in tokens) if limit else 0
     return Lengths(side=max(tokens), num_long=num_long, num_rows=len(tokens))
+
+
+def _row_tokens(row: dict[str, Any], tokenizer: Any, *, is_pair: bool) -> int | None:
+    """Count the tokens of a row's prompt, or of a pair's longer side with its prompt; None if it has neither."""
+    if columns := token_columns(row):
+        return max(len(row[name]) for name in columns)
+    if "prompt" not in row and "input_ids" in row:
+        return len(row["input_ids"])
+    if is_pair:
+        start = row.get("prompt") or type(row["chosen"])()
+        return max(_num_tokens(tokenizer, start + row[side], False) for side in ("chosen", "rejected"))
+    return _num_tokens(tokenizer, row["prompt"], True) if "prompt" in row else None
 
 
 def _num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:

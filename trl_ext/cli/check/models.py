@@ -48,16 +48,20 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     return rewards
 
 
-def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
-    """Load the model's tokenizer, with a finding about it; raise ConfigError if it cannot be loaded."""
+def load_tokenizer(parsed: Parsed) -> Any:
+    """Load the model's tokenizer; raise ConfigError if it cannot be loaded."""
     training.check_model(parsed.model_args)
-    tokenizer = training.load_tokenizer(parsed.training_args, parsed.model_args)
+    return training.load_tokenizer(parsed.training_args, parsed.model_args)
+
+
+def describe_tokenizer(tokenizer: Any) -> Finding:
+    """Report a tokenizer's size, template and special tokens; a note if it has no EOS token."""
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     what = f"{len(tokenizer):,} tokens, {template}, EOS {tokenizer.eos_token!r}, padding {tokenizer.pad_token!r}."
     if tokenizer.eos_token is None:
         advice = "Without an EOS token every completion runs to its full length: choose a tokenizer with an EOS token."
-        return tokenizer, note("tokenizer", what, advice)
-    return tokenizer, ok("tokenizer", what)
+        return note("tokenizer", what, advice)
+    return ok("tokenizer", what)
 
 
 def shape_of(parsed: Parsed) -> ModelShape:
@@ -154,22 +158,33 @@ def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
 
 def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:
     """Score the rows with all rules, on gold completions if a rule can make them, else on empty completions."""
-    texts = [next((text for rule in rules.rules if (text := rule.ideal(row)) is not None), None) for row in rows]
-    ids = (
-        None if tokenizer is None else [tokenizer(text or "", add_special_tokens=False)["input_ids"] for text in texts]
-    )
-    completions = [
-        [{"role": "assistant", "content": text or ""}] if isinstance(row.get("prompt"), list) else text or ""
-        for row, text in zip(rows, texts, strict=True)
-    ]
+    answers = [_ideal_answer(rules, row) for row in rows]
+    completions = [_as_completion(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    ids = None
+    if tokenizer is not None:
+        ids = [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
     columns = as_columns(rows, _columns_of(rows))
     totals = rules(prompts=[row.get("prompt") for row in rows], completions=completions, completion_ids=ids, **columns)
     known = [total for total in totals if total is not None]
-    kind = "Gold" if any(texts) else "Empty"
     if not known:
         cells = {name: cells[0] for name, cells in columns.items()}
         found = rules.explain(rows[0].get("prompt"), completions[0], None if ids is None else ids[0], **cells)
         why = "; ".join(f"{part.rule} {part.status} ({part.detail})" for part in found.parts)
         return problem("rules", f"No row has a reward: {why}.")
+    kind = "Gold" if any(answers) else "Empty"
     earned = f"{min(known):g}" if min(known) == max(known) else f"{min(known):g} to {max(known):g}"
     return ok("rules", f"{kind} completions earn {earned} on {len(known)} of {len(totals)} rows.")
+
+
+def _ideal_answer(rules: Any, row: dict[str, Any]) -> str:
+    """Return the right answer to a row, of the first rule that can make it; "" if none can."""
+    for rule in rules.rules:
+        text: str | None = rule.ideal(row)
+        if text is not None:
+            return text
+    return ""
+
+
+def _as_completion(row: dict[str, Any], answer: str) -> Any:
+    """Return an answer in the form of the row's prompt: as a message, or as text."""
+    return [{"role": "assistant", "content": answer}] if isinstance(row.get("prompt"), list) else answer

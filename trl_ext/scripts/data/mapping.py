@@ -53,7 +53,7 @@ class RowMapping:
                 "prompt_format is text, which has no place for a system_prompt. Leave one of the two out, or begin "
                 "prompt_template with its text."
             )
-        if self.template is not None and (gone := [name for name in self.template.fields if name in self._left_out]):
+        if gone := [name for name in self._fields if name in self._left_out]:
             raise ConfigError(
                 f"columns leaves out '{gone[0]}', and prompt_template reads it. Take one of the two back."
             )
@@ -100,7 +100,7 @@ class RowMapping:
 
     def _map(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
         """Return the rows with the recipe's columns, prompts and answers."""
-        from datasets import ClassLabel, IterableDataset, Value
+        from datasets import IterableDataset
 
         from trl_ext.trainers.rows.sentence import columns_of
 
@@ -115,23 +115,33 @@ class RowMapping:
             makes_chats=self.makes_prompts and self.makes_chats(has_chat_template),
             version=__version__,  # part of the cache's key: rows of another version are not reused
         )
-        renamed = self._rename(dataset, names)
-        if self.has_pairs and set(PAIR[1:]) & set(self.columns):
-            renamed = self._in_order(renamed, role)
-        if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
-            renamed = renamed.cast_column(
-                ANSWER, Value("int64")
-            )  # ClassLabel would turn the letter into a number again
+        renamed = self._under_our_names(dataset, names, role)
         if isinstance(dataset, IterableDataset):
             return renamed.map(rewrite)
-        first = renamed[0] if self.has_pairs else {}
-        other_pairs = any(messages_of(first.get(name)) != first.get(name) for name in PAIR)
-        if not (self.makes_prompts or self._makes_answers or other_pairs):
+        if not self._rewrites_cells_of(renamed):
             return renamed
         try:
             return renamed.map(rewrite)
         except DataError:
             self._refuse(renamed, role)
+
+    def _under_our_names(self, dataset: Any, names: list[str], role: str) -> Any:
+        """Return the rows with our names for the columns, pairs in order, and option numbers as plain numbers."""
+        from datasets import ClassLabel, Value
+
+        renamed = self._rename(dataset, names)
+        if self.has_pairs and set(PAIR[1:]) & set(self.columns):
+            renamed = self._in_order(renamed, role)
+        if self.first_option is not None and isinstance((renamed.features or {}).get(ANSWER), ClassLabel):
+            # ClassLabel would turn the letter into a number again.
+            renamed = renamed.cast_column(ANSWER, Value("int64"))
+        return renamed
+
+    def _rewrites_cells_of(self, renamed: Any) -> bool:
+        """Return True if the recipe makes prompts or answers, or the pairs have another project's format."""
+        first = renamed[0] if self.has_pairs else {}
+        are_other_pairs = any(messages_of(first.get(name)) != first.get(name) for name in PAIR)
+        return self.makes_prompts or self._makes_answers or are_other_pairs
 
     def given_prompt(self, row: Mapping[str, Any]) -> Any:
         """Return the prompt of a row of the data, or None if `template` writes it."""
@@ -139,6 +149,10 @@ class RowMapping:
 
     def problem(self, row: Mapping[str, Any]) -> str:
         """Return why a row, by our names, cannot be mapped, as words that follow "row 7 has"; "" if it can."""
+        return self._problem_of_columns(row) or self._problem_of_prompt(row) or self._problem_of_answer(row)
+
+    def _problem_of_columns(self, row: Mapping[str, Any]) -> str:
+        """Return which column is null, or holds a value that prompt_template cannot fill in; "" if none."""
         for name in self._read:
             if row[name] is None:
                 return f"no {self._theirs(name)} (null)"
@@ -146,21 +160,31 @@ class RowMapping:
             if written(row[name]) is None:
                 what = f"{_kind(row[name])} as {self._theirs(name)}"
                 return f"{what}, where prompt_template fills in text, numbers and lists of up to 26 of these"
-        prompt = messages_of(row[PROMPT]) if self.makes_prompts and self.template is None else ""
+        return ""
+
+    def _problem_of_prompt(self, row: Mapping[str, Any]) -> str:
+        """Return what is wrong with the column `prompt`, if the recipe reads it; "" if nothing."""
+        prompt = messages_of(row[PROMPT]) if self._reads_prompt else ""
         if not isinstance(prompt, str | list):
             return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
-        if isinstance(row.get(PROMPT), list) and prompt and self.prompt_format == "text":
+        if not prompt:
+            return ""
+        if isinstance(row[PROMPT], list) and self.prompt_format == "text":
             return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
-        first, last = (prompt[0], prompt[-1]) if prompt else (None, None)
-        if isinstance(first, Mapping) and first.get("role") == "system" and self.system_prompt is not None:
+        if self.system_prompt is not None and _has_role(prompt[0], "system"):
             return "its own system message in addition to system_prompt"
-        if isinstance(last, Mapping) and last.get("role") == "assistant":
+        if _has_role(prompt[-1], "assistant"):
             theirs = self.columns.get(PROMPT) or PROMPT
             return f"the assistant's answer at the end of '{theirs}', which columns: {{prompt: {theirs}.:-1}} cuts off"
-        if self.answer_pattern is not None and not isinstance(row[ANSWER], str):
-            return f"{_kind(row[ANSWER])} as {self._theirs(ANSWER)}, where answer_pattern reads text"
-        if self.answer_pattern is not None and re.search(self.answer_pattern, row[ANSWER]) is None:
-            return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
+        return ""
+
+    def _problem_of_answer(self, row: Mapping[str, Any]) -> str:
+        """Return why the recipe cannot make an answer of the column `answer`; "" if it can, or makes none."""
+        if self.answer_pattern is not None:
+            if not isinstance(row[ANSWER], str):
+                return f"{_kind(row[ANSWER])} as {self._theirs(ANSWER)}, where answer_pattern reads text"
+            if re.search(self.answer_pattern, row[ANSWER]) is None:
+                return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
         if self._makes_answers and self._answer(row) is None:
             return f"'{row[ANSWER]!s:.40}' as {self._theirs(ANSWER)}, no option by first_option={self.first_option}"
         return ""
@@ -180,6 +204,11 @@ class RowMapping:
         if self.has_pairs:
             cells = {name: messages_of(row[name]) for name in PAIR if name in row}
         return cells | ({ANSWER: self._answer(row)} if self._makes_answers else {})
+
+    @property
+    def _reads_prompt(self) -> bool:
+        """True if the recipe makes the prompts of the column `prompt`, and not of a template's columns."""
+        return self.makes_prompts and self.template is None
 
     @property
     def _makes_answers(self) -> bool:
@@ -209,14 +238,19 @@ class RowMapping:
         return [ours for ours, theirs in self.columns.items() if theirs is None]
 
     @property
+    def _fields(self) -> list[str]:
+        """The columns that the template reads, by the dataset's names."""
+        return [] if self.template is None else self.template.fields
+
+    @property
     def _filled_in(self) -> list[str]:
         """The columns that the template reads, by our names."""
-        return [] if self.template is None else [self._ours.get(name, name) for name in self.template.fields]
+        return [self._ours.get(name, name) for name in self._fields]
 
     @property
     def _read(self) -> list[str]:
         """The columns that may not be null, by our names."""
-        prompt = [PROMPT] if self.makes_prompts and self.template is None else []
+        prompt = [PROMPT] if self._reads_prompt else []
         answer = [ANSWER] if self._makes_answers else []
         return list(dict.fromkeys([*self._ours.values(), *self._filled_in, *prompt, *answer]))
 
@@ -229,7 +263,7 @@ class RowMapping:
 
         `{prompt: prompt.:-1}` replaces the column that it reads.
         """
-        features, asked = dataset.features, [*self._ours, *(self.template.fields if self.template else [])]
+        features, asked = dataset.features, [*self._ours, *self._fields]
         nested = [name for name in dict.fromkeys(asked) if name not in names and name.partition(".")[0] in names]
         kinds = {name: kind for name in nested if (kind := within(features, name)) is not None or not features}
         if not kinds:
@@ -245,32 +279,39 @@ class RowMapping:
 
         has = f"{role} has the columns {listed(names)}"
         asked = [("columns names", name) for name in (*self._ours, *self._left_out)]
-        asked += [("prompt_template reads", name) for name in (self.template.fields if self.template else [])]
+        asked += [("prompt_template reads", name) for name in self._fields]
         for what, name in asked:
             if name not in names:
                 inside = [f"{one}.{key}" for one, kind in features.items() if isinstance(kind, dict) for key in kind]
                 hint = did_you_mean(name, [*names, *inside]) or "Name one of these."
                 raise DataError(f"{what} '{name}', and {has}. {hint}")
+        self._check_renamed(names, role)
+        needed = {"system_prompt or prompt_format": PROMPT} if self._reads_prompt else {}
+        needed |= {"answer_pattern or first_option": ANSWER} if self._makes_answers else {}
+        for key, name in needed.items():
+            if name not in self._kept(names):
+                raise DataError(
+                    f"{key} reads the column '{name}': {has}. Name it in the recipe, such as columns: "
+                    f"{{{name}: {names[0]}}}."
+                )
+
+    def _check_renamed(self, names: list[str], role: str) -> None:
+        """Raise DataError if a column that the recipe makes, by a new name or by its template, exists already."""
         for ours, theirs in self.columns.items():
             if theirs not in (ours, None) and ours in names and ours not in self._ours:
                 raise DataError(
                     f"columns makes '{theirs}' the column '{ours}', and {role} has a column of this name already. "
                     f"Rename this column as well, columns: {{..., other_{ours}: {ours}}}."
                 )
-        there = {self._ours.get(name, name) for name in names} - set(self._left_out)
-        if self.template is not None and PROMPT in there and PROMPT not in self._filled_in:
+        if self.template is not None and PROMPT in self._kept(names) and PROMPT not in self._filled_in:
             raise DataError(
                 f"prompt_template makes the column 'prompt', and {role} has one already, which the template does not "
                 "read. Leave that one out, columns: {..., prompt: null}, or leave out prompt_template."
             )
-        needed = {"system_prompt or prompt_format": PROMPT} if self.makes_prompts and self.template is None else {}
-        needed |= {"answer_pattern or first_option": ANSWER} if self._makes_answers else {}
-        for key, name in needed.items():
-            if name not in there:
-                raise DataError(
-                    f"{key} reads the column '{name}': {has}. Name it in the recipe, such as columns: "
-                    f"{{{name}: {names[0]}}}."
-                )
+
+    def _kept(self, names: list[str]) -> set[str]:
+        """Return our names of the columns that are not dropped."""
+        return {self._ours.get(name, name) for name in names} - set(self._left_out)
 
     def _rename(self, dataset: Any, names: list[str]) -> Any:
         dataset = dataset.remove_columns(self._left_out) if self._left_out else dataset
@@ -389,6 +430,10 @@ def _check_pattern(pattern: str) -> None:
             f"answer_pattern '{pattern}' has {num_groups or 'no'} groups; what its one group finds is the answer. "
             "Put the answer in brackets, as in '#### (.+)', and (?:...) around other groups."
         )
+
+
+def _has_role(turn: Any, role: str) -> bool:
+    return isinstance(turn, Mapping) and turn.get("role") == role
 
 
 def _kind(value: Any) -> str:

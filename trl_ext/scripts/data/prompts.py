@@ -6,6 +6,7 @@ attributes and items of values, so it is not used.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from string import Formatter, ascii_uppercase
 from typing import Any
@@ -82,20 +83,31 @@ def messages_of(value: Any) -> Any:
         value: A message or a list of messages, with `role` and `content` or ShareGPT's `from` and `value`; or such a
             list as JSON text (OpenRLHF). Other keys of converted messages are dropped, so that all rows have one form.
     """
-    found = value
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            found = json.loads(value)
-        except ValueError:
-            return value
-    found = [found] if isinstance(found, Mapping) else found
-    if not (isinstance(found, list) and all(isinstance(turn, Mapping) and _role(turn) for turn in found)):
+    found = _from_json(value)
+    turns = [found] if isinstance(found, Mapping) else found
+    if not isinstance(turns, list) or not all(_is_message(turn) for turn in turns):
         return value
-    if isinstance(value, list | Mapping) and all(turn.get("role") for turn in found):
-        return found
-    roles = [_ROLES.get(_role(turn), _role(turn)) for turn in found]
-    contents = [turn["content"] if "content" in turn else turn.get("value") for turn in found]
-    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)] or value
+    if not isinstance(value, str) and all(turn.get("role") for turn in turns):
+        return turns
+    return [_converted(turn) for turn in turns] or value
+
+
+def _from_json(value: Any) -> Any:
+    """Return the list that a text holds as JSON; any other value unchanged."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and bool(_role(turn))
+
+
+def _converted(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the keys `role` and `content` only, the role as the trainers name it."""
+    role = _role(turn)
+    return {"role": _ROLES.get(role, role), "content": turn.get("content", turn.get("value"))}
 
 
 def _role(turn: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ torch is imported when the arguments are right, so that help answers at once.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -151,22 +151,11 @@ def evaluate(argv: Sequence[str]) -> int:
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     name, problems = load_problems(run, arguments, bool(tokenizer.chat_template))
-    if lacking := [column for column in rules.columns if column not in problems[0]]:
-        there = ", ".join(problems[0])
-        raise DataError(
-            f"The rules read the column '{lacking[0]}', which {name} lacks; its columns are: {there}. Name it in the "
-            "recipe's `columns`, or give other --rules."
-        )
+    _check_columns(rules.columns, problems[0], name)
     tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
     show_prompt_end([rules], tokenizer, run.recipe.get("chat_template_kwargs"))
-    source = Path(name)
-    parts = [] if run.folder == run.root else [run.folder.name]
-    parts += [source.stem] if source.is_file() else [source.name, arguments.split]
-    parts += ["greedy" if sampling.temperature == 0 else f"n{sampling.num_generations}"]
-    first = Path(arguments.output or run.root / "evaluations" / "-".join(parts))
-    numbered = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
-    folder = next(one for one in (first, *numbered) if not one.exists())
+    folder = _free_folder(Path(arguments.output or _results_folder(run, name, arguments.split, sampling)))
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
     answers = list(shown_progress(engine(ids, sampling), len(ids)))
     rows = judged(rules, problems, answers, passing, arguments.threshold)
@@ -197,6 +186,39 @@ def evaluate(argv: Sequence[str]) -> int:
     for part in (result.title(), result.table(), f"Results: {folder}"):
         console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     return 0
+
+
+def _check_columns(needed: Sequence[str], problem: Mapping[str, Any], name: str) -> None:
+    """Raise DataError if a problem of the dataset `name` lacks a column that the rules read."""
+    if lacking := [column for column in needed if column not in problem]:
+        raise DataError(
+            f"The rules read the column '{lacking[0]}', which {name} lacks; its columns are: {', '.join(problem)}. "
+            "Name it in the recipe's `columns`, or give other --rules."
+        )
+
+
+def _results_folder(run: Any, dataset: str, split: str, sampling: Sampling) -> Path:
+    """Return the folder for the results, in the run's folder.
+
+    Args:
+        run: The finished run; the checkpoint is part of the name.
+        dataset: Name or path of the problems.
+        split: Split of the problems; a single file has none.
+        sampling: How completions are sampled.
+    """
+    source = Path(dataset)
+    parts = [] if run.folder == run.root else [run.folder.name]
+    parts += [source.stem] if source.is_file() else [source.name, split]
+    parts += ["greedy" if sampling.temperature == 0 else f"n{sampling.num_generations}"]
+    return Path(run.root, "evaluations", "-".join(parts))
+
+
+def _free_folder(first: Path) -> Path:
+    """Return the folder, or the first of FOLDER-2, FOLDER-3, ... that does not exist."""
+    folder, number = first, 2
+    while folder.exists():
+        folder, number = first.with_name(f"{first.name}-{number}"), number + 1
+    return folder
 
 
 def _evaluate_parser() -> CommandParser:

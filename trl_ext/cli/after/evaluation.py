@@ -53,27 +53,20 @@ class Evaluation:
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], rules: RuleSet, settings: Mapping[str, Any]) -> "Evaluation":
         """Compute statistics of rows of `judged`; raise DataError if the deciding rule scored none of them."""
-        counts: dict[int, list[bool]] = {}
-        for row in rows:
-            if row["passed"] is not None:
-                counts.setdefault(row["problem"], []).append(row["passed"])
-        found = [(len(passed), sum(passed)) for passed in counts.values()]
-        if not found:
+        counts = _count_passed(rows)
+        if not counts:
             raise DataError(
                 f"The rule '{settings['pass_rule']}' has no value for any completion, for example because no gold "
                 "answer can be read. `trl-ext score audit` names the rows."
             )
-        passes = {k: estimate(found, k) for k in powers_up_to(settings["num_generations"])}
-        scored = {}
-        for name, column in as_columns([row["values"] for row in rows], [rule.name for rule in rules.rules]).items():
-            scored[name] = [value for value in column if value is not None]
-        totals = [row["total"] for row in rows if row["total"] is not None]
+        passes = {k: estimate(counts, k) for k in powers_up_to(settings["num_generations"])}
+        values = as_columns([row["values"] for row in rows], [rule.name for rule in rules.rules])
         return cls(
             settings=settings,
             passes={k: one for k, one in passes.items() if one is not None},
-            means={name: fmean(column) if column else None for name, column in scored.items()},
-            unscored={name: len(rows) - len(column) for name, column in scored.items()},
-            reward=fmean(totals) if totals else None,
+            means={name: _mean(column) for name, column in values.items()},
+            unscored={name: column.count(None) for name, column in values.items()},
+            reward=_mean([row["total"] for row in rows]),
             mean_length_tokens=fmean(len(row["completion_ids"]) for row in rows),
             truncated_frac=fmean(row["finish_reason"] == "length" for row in rows),
         )
@@ -114,6 +107,21 @@ class Evaluation:
         table.add_row("mean reward", "-" if self.reward is None else f"{self.reward:.3f}", "", "")
         table.add_row("tokens", f"{self.mean_length_tokens:.1f}", "", f"{self.truncated_frac:.1%} cut off")
         return table
+
+
+def _count_passed(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return the number of judged completions of each problem, and of those that passed."""
+    passed: dict[int, list[bool]] = {}
+    for row in rows:
+        if row["passed"] is not None:
+            passed.setdefault(row["problem"], []).append(row["passed"])
+    return [(len(verdicts), sum(verdicts)) for verdicts in passed.values()]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the known values; None if there is none."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def pass_rule(rules: RuleSet, name: str | None) -> str:

@@ -120,8 +120,8 @@ def find_run(path: str) -> FinishedRun:
         ConfigError: There is no such folder, or no base model at the adapter's path.
         DataError: The folder holds no model, or a model or record that is not complete.
     """
-    from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest
-    from trl_ext.trainers.checkpoints.save import newest_whole, step_of
+    from trl_ext.trainers.checkpoints.manifest import UNFINISHED
+    from trl_ext.trainers.checkpoints.save import step_of
 
     folder = Path(path)
     if not folder.is_dir():
@@ -129,25 +129,16 @@ def find_run(path: str) -> FinishedRun:
     root = folder if step_of(folder) is None else folder.parent
     if root.name == UNFINISHED:
         raise DataError(f"{folder} was not written to its end. Take another checkpoint in {root}.")
-    if not any((folder / name).is_file() for name in (_ADAPTER, _CONFIG)):
-        newest = newest_whole(folder)
-        if newest is None:
-            raise DataError(
-                f"{folder} holds neither a model nor a whole checkpoint: there is no {_CONFIG} and no {_ADAPTER} in "
-                "it. Give the output_dir of a run that has saved something."
-            )
-        folder = folder / newest
-    if (folder / MANIFEST).is_file():
-        try:
-            Manifest.read(folder).check_sizes(folder)
-        except Damaged as reason:
-            raise DataError(f"{folder} is not complete: {reason}. Use another checkpoint.") from reason
-    has_adapter = (folder / _ADAPTER).is_file()
-    _check_weights(folder, _ADAPTER_WEIGHTS if has_adapter else _WEIGHTS)
-    adapter = _read_json(folder / _ADAPTER) if has_adapter else None
-    if adapter is not None and not adapter.get("base_model_name_or_path"):
-        raise DataError(f"{folder / _ADAPTER} does not name its base model. Write base_model_name_or_path into it.")
-    config = {} if has_adapter else _read_json(folder / _CONFIG)
+    folder = _with_model(folder)
+    _check_manifest(folder)
+    adapter: dict[str, Any] | None = None
+    config: dict[str, Any] = {}
+    if (folder / _ADAPTER).is_file():
+        _check_weights(folder, _ADAPTER_WEIGHTS)
+        adapter = _read_adapter(folder)
+    else:
+        _check_weights(folder, _WEIGHTS)
+        config = _read_json(folder / _CONFIG)
     record = read_record(root)
     recipe, rules = ({}, None) if record is None else (record.recipe, record.rules)
     run = FinishedRun(folder, root, adapter, config, recipe, rules is not None)
@@ -157,6 +148,40 @@ def find_run(path: str) -> FinishedRun:
             f"into {_ADAPTER} as base_model_name_or_path."
         )
     return run
+
+
+def _with_model(folder: Path) -> Path:
+    """Return the folder if it holds a model, else its newest complete checkpoint; raise DataError if it has none."""
+    from trl_ext.trainers.checkpoints.save import newest_whole
+
+    if (folder / _ADAPTER).is_file() or (folder / _CONFIG).is_file():
+        return folder
+    newest = newest_whole(folder)
+    if newest is None:
+        raise DataError(
+            f"{folder} holds neither a model nor a whole checkpoint: there is no {_CONFIG} and no {_ADAPTER} in "
+            "it. Give the output_dir of a run that has saved something."
+        )
+    return folder / newest
+
+
+def _check_manifest(folder: Path) -> None:
+    """Raise DataError if the folder has a manifest, and a file of it is missing or has another size."""
+    from trl_ext.trainers.checkpoints.manifest import MANIFEST, Damaged, Manifest
+
+    if (folder / MANIFEST).is_file():
+        try:
+            Manifest.read(folder).check_sizes(folder)
+        except Damaged as reason:
+            raise DataError(f"{folder} is not complete: {reason}. Use another checkpoint.") from reason
+
+
+def _read_adapter(folder: Path) -> dict[str, Any]:
+    """Return the content of adapter_config.json; raise DataError if it names no base model."""
+    adapter = _read_json(folder / _ADAPTER)
+    if not adapter.get("base_model_name_or_path"):
+        raise DataError(f"{folder / _ADAPTER} does not name its base model. Write base_model_name_or_path into it.")
+    return adapter
 
 
 def _check_weights(folder: Path, names: tuple[str, ...]) -> None:

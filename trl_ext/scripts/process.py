@@ -103,8 +103,10 @@ def interface_of(address: str) -> str:
 
     if _is_own(address):
         return ""
-    found = (name for name, held in psutil.net_if_addrs().items() if address in [one.address for one in held])
-    return next(found, "")
+    for name, held in psutil.net_if_addrs().items():
+        if any(one.address == address for one in held):
+            return name
+    return ""
 
 
 def has_address_of_its_own() -> bool:

@@ -2,21 +2,20 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from trl_ext.cli.after.finished import FinishedRun
+from trl_ext.cli.score.rows import read_data, without_nulls
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.data.mapping import PROMPT, RowMapping
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
     """Return one row per prompt of a .txt file (a prompt a line) or a data file; DataError if it cannot be read."""
-    from trl_ext.cli.score.rows import read_data
-
     if not path.endswith(".txt"):
         return read_data(path).to_list()
     try:
@@ -37,10 +36,13 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
                 f"Row {number} of {source} has no column 'prompt'; its columns are: {there}. Rename a column."
             )
         prompt = row["prompt"]
-        is_messages = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
-        if not prompt or not (isinstance(prompt, str) or is_messages):
+        if not prompt or not (isinstance(prompt, str) or _are_messages(prompt)):
             shown = json.dumps(prompt)[:80]
             raise DataError(f"The prompt of row {number} of {source} is {shown}. Give text, or a list of messages.")
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
 
 
 def tell_unknown(run: FinishedRun) -> None:
@@ -86,10 +88,14 @@ def policy_prompts(
             rows = [{reads[0]: row.get(PROMPT)} for row in rows]
         if lacking := [name for name in reads if name.partition(".")[0] not in rows[0]]:
             raise DataError(f"{source} has no column '{lacking[0]}', of which the run's recipe makes prompts.")
-        rows = [{name: cell for name, cell in row.items() if name in wanted} for row in rows]
+        rows = [_columns_among(row, wanted) for row in rows]
         rows = mapping.apply(Dataset.from_list(rows), source, lambda: has_template).to_list()
     check_prompts(rows, source)
     return [row["prompt"] for row in rows]
+
+
+def _columns_among(row: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: cell for name, cell in row.items() if name in names}
 
 
 def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any] | None) -> list[list[int]]:
@@ -106,7 +112,7 @@ def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[
         elif tokenizer.chat_template is None:
             raise ConfigError("The prompts are messages, and the run's tokenizer has no chat template. Give text.")
         else:
-            messages = [{key: part for key, part in message.items() if part is not None} for message in prompt]
+            messages = [without_nulls(message) for message in prompt]
             try:
                 ids = tokenizer.apply_chat_template(
                     messages, add_generation_prompt=True, tokenize=True, return_dict=True, **(template_kwargs or {})

@@ -136,8 +136,13 @@ def _matching(data: Any, row: Mapping[str, Any], needed: Sequence[str], path: st
 def prompt_key(prompt: Any) -> str:
     """Return a text that is equal for equal prompts, although a table fills missing keys of messages with None."""
     if isinstance(prompt, list):
-        return json.dumps([{key: part for key, part in message.items() if part is not None} for message in prompt])
+        return json.dumps([without_nulls(message) for message in prompt])
     return str(prompt)
+
+
+def without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that a table has filled with None."""
+    return {key: part for key, part in message.items() if part is not None}
 
 
 def tokenizer_of_run(completions: str) -> str | None:

@@ -83,8 +83,10 @@ def alternatives(now: Estimate, phase: str = "", asked_gib: float | None = None)
     enough = [one for one in found if one.saves_gib >= (asked_gib or 0.0)]
     # Of changes that cost no time the allocator's comes first: it is the simplest.
     ranked = sorted(enough or found, key=lambda one: (not one.estimate.fits, max(one.estimate.step_s, now.step_s)))
-    kinds = dict.fromkeys(one.kind for one in ranked)
-    return [next(one for one in ranked if one.kind == kind) for kind in kinds][:NUM_ALTERNATIVES]
+    first_of_kind: dict[str, Alternative] = {}
+    for one in ranked:
+        first_of_kind.setdefault(one.kind, one)
+    return list(first_of_kind.values())[:NUM_ALTERNATIVES]
 
 
 def next_stage(now: Estimate) -> Estimate | None:

@@ -58,6 +58,11 @@ class RunSummary:
     kernels: str = ""
     faster: str = ""
 
+    @property
+    def step_phase_s(self) -> dict[str, float]:
+        """Seconds of the phases that are part of a step: all but evaluation."""
+        return {name: seconds for name, seconds in (self.phase_s or {}).items() if name != log_keys.EVALUATE}
+
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
     """Summarize a run. Metrics that the history lacks are None or missing from their mapping."""

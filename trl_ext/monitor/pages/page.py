@@ -7,7 +7,7 @@ and their invisible characters, and the page's content policy forbids the browse
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -93,25 +93,30 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
     )
 
 
+# Tiles of a logged key: name, key, and how a value is written.
+_LOGGED_TILES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("tokens per completion", "completions/mean_length", score),
+    ("truncated completions", "completions/clipped_ratio", "{:.0%}".format),
+    ("KL per token", "kl", score),
+    ("KL per completion", "objective/kl", score),
+)
+
+
 def _tiles(series: Mapping[str, Series], summary: RunSummary) -> list[tuple[str, str]]:
     """Return the most important numbers, by name."""
     tiles = []
+    main = summary.kind.curves[0]
     for title, changes in (("training", summary.training), ("held-out", summary.held_out)):
-        change = next((found for c, found in changes.items() if c.key == summary.kind.curves[0].key), Change())
+        change = changes.get(main, Change())
         if change.after is not None:
             before = "" if change.before is None else f"{score(change.before)} → "
-            tiles.append((f"{summary.kind.curves[0].name}, {title}", f"{before}{score(change.after)}"))
-    for name, key in (
-        ("tokens per completion", "completions/mean_length"),
-        ("truncated completions", "completions/clipped_ratio"),
-        ("KL per token", "kl"),
-        ("KL per completion", "objective/kl"),
-    ):
+            tiles.append((f"{main.name}, {title}", f"{before}{score(change.after)}"))
+    for name, key, write in _LOGGED_TILES:
         if key in series:
             values = series[key].values
-            words = [f"{one:.0%}" if "truncated" in name else score(one) for one in (values[0], values[-1])]
-            tiles.append((name, " → ".join(words) if len(values) > 1 else words[0]))
-    step_s = summary.phase_s and sum(s for name, s in summary.phase_s.items() if name != log_keys.EVALUATE)
+            first, last = write(values[0]), write(values[-1])
+            tiles.append((name, f"{first} → {last}" if len(values) > 1 else first))
+    step_s = sum(summary.step_phase_s.values())
     if step_s and summary.num_steps:
         tiles.append(("time per step", f"{short(step_s / summary.num_steps)} s"))
     if summary.train_s is not None:

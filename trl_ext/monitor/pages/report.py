@@ -17,7 +17,7 @@ from rich.text import Text
 from trl_ext.errors import DataError
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry, read_series
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
+from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, Samples, read_samples
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.record import PLAN_FILE, RULES_FILE, RunRecord, read_record, read_state
 from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
@@ -62,24 +62,11 @@ def run_facts(
         max_steps: Steps that the run was to take; None if not known.
     """
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
-    weights = record.recipe.get("reward_weights") if record else None
-    tables = _of_run(folder, COMPLETIONS_FOLDER).parent
-    keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
-    names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
-    if sum(map(len, keys)) > _MOST_NAMES_CHARS:
-        raise DataError(f"The log of {folder} has {len(keys):,} names, more than a page can show. Log fewer.")
-    samples = read_samples(tables, names, weights)
+    samples = _read_samples(folder, log_history, record.recipe.get("reward_weights") if record else None)
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
-    model, data, versions = record.model, record.dataset, record.versions
-    number = versions.get("num_processes") or 1
-    processes = "" if len(versions.get("cards") or ()) == number else f"{number} process{'es' if number != 1 else ''}"
-    machine = ", ".join(filter(None, (processes, record.cards)))
-    try:
-        started = f"{datetime.fromisoformat(str(versions.get('started'))):%Y-%m-%d %H:%M} UTC"
-    except ValueError:
-        started = ""
-    facts = [f"data: {short_name(data)}" if data else "", started, machine]
+    model, versions = record.model, record.versions
+    facts = [f"data: {short_name(record.dataset)}" if record.dataset else "", _started(versions), _machine(record)]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
@@ -94,6 +81,38 @@ def run_facts(
         faster_generation=record.faster_generation,
         samples=samples,
     )
+
+
+def _read_samples(folder: Path, log_history: Sequence[Entry], weights: Any) -> Samples:
+    """Read the run's completions to show; raise DataError if the log has more names than a page can show.
+
+    Args:
+        folder: The run's folder, or a checkpoint in it.
+        log_history: The log, whose keys name the reward functions.
+        weights: The recipe's weights of the reward functions, None without.
+    """
+    keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
+    names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
+    if sum(map(len, keys)) > _MOST_NAMES_CHARS:
+        raise DataError(f"The log of {folder} has {len(keys):,} names, more than a page can show. Log fewer.")
+    return read_samples(_of_run(folder, COMPLETIONS_FOLDER).parent, names, weights)
+
+
+def _machine(record: RunRecord) -> str:
+    """Return the number of processes, unless each has a card, and the cards."""
+    number = record.versions.get("num_processes") or 1
+    if len(record.versions.get("cards") or ()) == number:
+        return record.cards
+    processes = f"{number} process{'es' if number != 1 else ''}"
+    return f"{processes}, {record.cards}" if record.cards else processes
+
+
+def _started(versions: Mapping[str, Any]) -> str:
+    """Return when the run started, in UTC; "" if not known."""
+    try:
+        return f"{datetime.fromisoformat(str(versions.get('started'))):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return ""
 
 
 def _planned(plan: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import ERROR, EVALUATE, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series
+from trl_ext.monitor.log_keys import ERROR, HELD_OUT, PPO, REWARD_MODEL, Curve, Entry, Series
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import cut, duration, from_to, score, short
 
@@ -54,6 +54,14 @@ class RunVerdict:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Headline:
+    """A sentence, and its mood as in `RunVerdict`."""
+
+    text: str
+    mood: str
+
+
 def judge_run(
     log_history: Sequence[Entry],
     series: Mapping[str, Series],
@@ -69,19 +77,10 @@ def judge_run(
         measures: Keys of evaluation that training does not reward, without prefix.
         faster_generation: A sentence with the setting that shortens generation; may be empty.
     """
-    main = _learning(series, summary)
-    if untrained := _without_gradient(log_history, main.mood):
-        main = _Headline(untrained, "worse")
     failure = _broken(log_history)
     error = next((entry for entry in log_history if ERROR in entry), None)
-    if error:
-        main = _Headline(f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse")
+    main = _headline(log_history, series, summary, error)
     is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
-    state = "stopped or still running" if summary.train_s is None else "ended early"
-    if failure or error:
-        state = "failed"
-    elif is_finished:
-        state = "finished"
     warnings = [failure] if failure else []
     warnings += [*_overfit(series, summary, measures)]
     for warn in _WARNINGS:
@@ -92,13 +91,39 @@ def judge_run(
         warnings.append(f"Generation took {share:.0%} of the time. {faster_generation}")
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
+    state = _state(summary, has_failed=bool(failure or error), is_finished=is_finished)
     return RunVerdict(
         headline=main.text,
         mood=main.mood,
-        ending=f"{state.capitalize()}: {_steps_in_words(summary, max_steps)}",
+        ending=f"{state}: {_steps_in_words(summary, max_steps)}",
         is_finished=is_finished and not failure,
         warnings=tuple(warnings),
     )
+
+
+def _headline(
+    log_history: Sequence[Entry], series: Mapping[str, Series], summary: RunSummary, error: Entry | None
+) -> _Headline:
+    """Return the headline: the error that ended the run, else that hardly anything was trained, else what it learned.
+
+    Args:
+        log_history, series, summary: The log, and what was read of it.
+        error: The entry with the error that ended the run, None without.
+    """
+    if error:
+        return _Headline(f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse")
+    learned = _learning(series, summary)
+    untrained = _without_gradient(log_history, learned.mood)
+    return _Headline(untrained, "worse") if untrained else learned
+
+
+def _state(summary: RunSummary, *, has_failed: bool, is_finished: bool) -> str:
+    """Return how the run ended, in words that begin a sentence."""
+    if has_failed:
+        return "Failed"
+    if is_finished:
+        return "Finished"
+    return "Stopped or still running" if summary.train_s is None else "Ended early"
 
 
 def _without_gradient(log_history: Sequence[Entry], mood: str) -> str:
@@ -136,25 +161,17 @@ def _steps_in_words(summary: RunSummary, max_steps: int | None) -> str:
 
 def _share_of_generation(summary: RunSummary) -> float:
     """Return the share of generation in the seconds of training, 0 to 1."""
-    seconds = {name: took for name, took in (summary.phase_s or {}).items() if name != EVALUATE}
+    seconds = summary.step_phase_s
     return seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class _Headline:
-    """A sentence, and its mood as in `RunVerdict`."""
-
-    text: str
-    mood: str
 
 
 def _learning(series: Mapping[str, Series], summary: RunSummary) -> _Headline:
     """Return the headline from the run's main curve, on held-out rows if it was evaluated before and after."""
     curve = summary.kind.curves[0]
-    change = next((found for c, found in summary.held_out.items() if c.key == curve.key), Change())
+    change = summary.held_out.get(curve, Change())
     where, logged = f"on {summary.kind.held_out_title.lower()}", Series()
     if change.before is None or change.after is None:
-        change = next((found for c, found in summary.training.items() if c.key == curve.key), Change())
+        change = summary.training.get(curve, Change())
         where, logged = "in training", series.get(curve.key, Series())
     name = curve.name[0].upper() + curve.name[1:]
     before, after = change.before, change.after

@@ -1,6 +1,6 @@
 """Tables of `trl-ext plan`: plans, the best plan's memory by phase and term, refusals."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from trl_ext.memory.formulas.peak import room_bytes
 from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
 from trl_ext.memory.planner.planner import Plans
-from trl_ext.memory.planner.search import vllm_label
+from trl_ext.memory.planner.search import Search, vllm_label
 from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
@@ -34,7 +34,31 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
         names_model: Whether the launch lines name the model.
     """
     console = Console(highlight=False)
-    search = plans.search
+    _print_question(console, plans.search)
+    advice = plans.advice  # answers other questions to the planner, so it is read once
+    roomier: list[str] = []
+    if plans.plans:
+        if plans.best.estimate.is_tight:
+            roomier = [sentence for sentence in advice if sentence.startswith("--allow lora")]
+        _print_best(console, plans, roomier, rows)
+    else:
+        console.print("\nNothing that keeps the optimisation fits.")
+    if plans.refused:
+        console.print("\nrefused")
+        for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
+            console.print(f"  {reason}", soft_wrap=True)
+    others = [sentence for sentence in advice if sentence not in roomier]
+    for sentence in (*others, *filter(None, [plans.dead_end])):
+        console.print(f"\n{sentence}", soft_wrap=True)
+    if plans.plans:
+        where = "launch" if folder else "launch, after --write plan"
+        one = plans.best
+        lines = launch_lines(one.job, folder or "plan", one.estimate.hardware, names_model=names_model)
+        console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
+
+
+def _print_question(console: Console, search: Search) -> None:
+    """Print the job and the machine, and what is assumed of them."""
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"
     hardware, card = search.hardware, search.hardware.card
     context, links = card.total_gib - card.usable_gib, card.link.name
@@ -50,42 +74,34 @@ def print_plans(plans: Plans, folder: str | None, rows: int | None = None, *, na
     if stands_for := search.shape.stands_for:
         instead = f"A '{stands_for}' has no formula: activations and times use the nearest, {search.shape.family}'s."
         console.print(f"{instead} Parameters are counted.", soft_wrap=True)
-    advice = list(plans.advice)
-    if plans.plans:
-        table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
-        for one in plans.plans:
-            estimate = one.estimate
-            numbers = (estimate.peak_gib, gib(estimate.need_bytes))
-            host, seconds = f"{gib(estimate.host_bytes):.0f}", estimate.in_seconds()
-            name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
-            table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
-        console.print(table)
-        console.print(terms_table(plans.best.estimate))
-        if hardware.host_gib is None:
-            console.print("Host GiB are not compared with the machine's memory: give --host_memory_gib.")
-        for sentence in _best_in_words(plans.best.estimate):
-            console.print(sentence, soft_wrap=True)
-        if plans.best.estimate.is_tight:
-            for sentence in [one for one in advice if one.startswith("--allow lora")]:
-                console.print(f"Roomier: {sentence}", soft_wrap=True)
-                advice.remove(sentence)
-        if rows:
-            best = plans.best.estimate
-            steps, hours = best.num_steps(rows), float(f"{best.hours(rows):.2g}")
-            console.print(f"{rows:,} rows once: {steps:,} steps, about {hours:,g} hours, rough.", soft_wrap=True)
-    else:
-        console.print("\nNothing that keeps the optimisation fits.")
-    if plans.refused:
-        console.print("\nrefused")
-        for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
-            console.print(f"  {reason}", soft_wrap=True)
-    for sentence in (*advice, *filter(None, [plans.dead_end])):
-        console.print(f"\n{sentence}", soft_wrap=True)
-    if plans.plans:
-        where = "launch" if folder else "launch, after --write plan"
-        one = plans.best
-        lines = launch_lines(one.job, folder or "plan", one.estimate.hardware, names_model=names_model)
-        console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
+
+
+def _print_best(console: Console, plans: Plans, roomier: Iterable[str], rows: int | None) -> None:
+    """Print the plans that fit, and the best plan's memory and time.
+
+    Args:
+        console: Where to print.
+        plans: Plans of which the best fits.
+        roomier: Advice for a plan that leaves hardly any memory.
+        rows: Rows of the dataset, for the time that all of them take once; None leaves it out.
+    """
+    best = plans.best.estimate
+    table = _table("plan", "GiB", "with slack", "host GiB", "s a step, rough")
+    for one in plans.plans:
+        estimate = one.estimate
+        peak, need = f"{estimate.peak_gib:.1f}", f"{gib(estimate.need_bytes):.1f}"
+        host, seconds = f"{gib(estimate.host_bytes):.0f}", estimate.in_seconds()
+        name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
+        table.add_row(escape(name), peak, need, host, seconds)
+    console.print(table)
+    console.print(terms_table(best))
+    if plans.search.hardware.host_gib is None:
+        console.print("Host GiB are not compared with the machine's memory: give --host_memory_gib.")
+    for sentence in (*_best_in_words(best), *(f"Roomier: {sentence}" for sentence in roomier)):
+        console.print(sentence, soft_wrap=True)
+    if rows:
+        steps, hours = best.num_steps(rows), float(f"{best.hours(rows):.2g}")
+        console.print(f"{rows:,} rows once: {steps:,} steps, about {hours:,g} hours, rough.", soft_wrap=True)
 
 
 def terms_table(estimate: Estimate) -> Table:

@@ -6,6 +6,8 @@ share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradients 4). L
 GiB by formula, 31.50 counted.
 """
 
+from typing import NamedTuple
+
 from trl_ext.memory.formulas.engines import Engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import (
@@ -290,11 +292,37 @@ def gathered_bytes(engine: Engine, place: str) -> float:
         num = room + bucket + 2 * largest if room else largest
     else:
         num = (layer if job.checkpoint_every else largest) + expert_params(shape)
-        num += room + bucket + last if room and layer <= live else 0
-        num = max(num, room + (2 if largest <= live else 1) * table) if room and place == "bottom" else num
+        if room:
+            num = _with_prefetched(num, job, _Weights(table, largest, layer), room, is_bottom=place == "bottom")
         num += 2 * largest if is_joint(job) else 0
         num += job.reduce_bucket_size if not job.uses_lora and largest <= job.reduce_bucket_size < model else 0
     return 2.0 * (head + min(num, model + bucket + last))
+
+
+class _Weights(NamedTuple):
+    """Elements of the embedding table, of the largest weight, and of a layer."""
+
+    table: int
+    largest: int
+    layer: float
+
+
+def _with_prefetched(held: float, job: Job, weights: _Weights, room: int, *, is_bottom: bool) -> float:
+    """Return the elements gathered in a layer's backward, with what DeepSpeed prefetches.
+
+    Args:
+        held: Elements gathered for the layer itself.
+        job: The run's settings.
+        weights: Sizes of the model's weights.
+        room: Elements that may be live next to the head, more than 0.
+        is_bottom: Whether this is the bottom layer, during whose backward the table is fetched.
+    """
+    live = job.stage3_max_live_parameters
+    if weights.layer <= live:
+        held += room + job.stage3_prefetch_bucket_size + weights.table
+    if is_bottom:
+        return max(held, room + (2 if weights.largest <= live else 1) * weights.table)
+    return held
 
 
 def _gathered_by_fsdp(engine: Engine, place: str) -> float:

@@ -63,10 +63,8 @@ def job_of_run(
         ),
     }
     # transformers before 5.23 knows only the old names of checkpointing.
-    is_on = keys.get("activation_checkpointing")
-    is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
     options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
-    fields["checkpoint_every"] = int(options.get("every_n_layers") or 1) if is_on else 0
+    fields["checkpoint_every"] = int(options.get("every_n_layers") or 1) if _is_checkpointed(keys) else 0
     blocks = {LAYERS: options, "": keys}
     for option in OPTIONS:
         fields[option.name] = bool(blocks[option.block].get(option.name))
@@ -78,11 +76,23 @@ def job_of_run(
         fields["max_prompt_length"] = prompt_tokens or GUESSED_PROMPT_TOKENS
         fields |= _generation(keys)
     if trainer == "ppo":
-        default = "separate" if keys.get("value_model") else "adapter" if keys.get("use_peft") else "head"
-        if keys.get("advantage_estimator", "gae") != "gae":
-            default = "none"
-        fields["critic"] = str(keys.get("critic") or default)
+        fields["critic"] = str(keys.get("critic") or _default_critic(keys))
     return changed(Job(trainer), fields)
+
+
+def _is_checkpointed(keys: Mapping[str, Any]) -> bool:
+    """Return True if layers are recomputed in backward: by default, or as the new or the old key says."""
+    is_on = keys.get("activation_checkpointing")
+    return bool(keys.get("gradient_checkpointing", True) if is_on is None else is_on)
+
+
+def _default_critic(keys: Mapping[str, Any]) -> str:
+    """Return the critic of a PPO run that names none."""
+    if keys.get("advantage_estimator", "gae") != "gae":
+        return "none"
+    if keys.get("value_model"):
+        return "separate"
+    return "adapter" if keys.get("use_peft") else "head"
 
 
 def optimizer_name(keys: Mapping[str, Any]) -> str:

@@ -28,6 +28,11 @@ def holds(row: Row, settings: Mapping[str, Any]) -> bool:
     return bool(row[0](*(settings[name] for name in names_of(row))))
 
 
+def would_hold(row: Row, settings: Any, changes: Mapping[str, Any]) -> bool:
+    """Return True if settings, given as attributes, contradict each other as the row describes after some changes."""
+    return bool(row[0](*(changes.get(name, getattr(settings, name)) for name in names_of(row))))
+
+
 def check(settings: Any, table: Iterable[Row]) -> None:
     """Raise ConfigError for the first contradiction, with the values of its settings.
 

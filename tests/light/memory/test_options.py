@@ -12,6 +12,7 @@ from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.options import OPTIONS
 from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.keys import job_of_run
+from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.search import label
 
 KEYS = {"optim": "adamw_torch_fused", "max_length": 1024}
@@ -33,6 +34,12 @@ def test_a_plan_names_an_option_and_a_run_reads_it_from_the_recipe(option):
     assert option.label in label(job, 1)
     read = job_of_run("reward", KEYS | recipe(job, "", 1), find_shape("8B"), 1)
     assert getattr(read, option.name)
+
+
+@each_option
+def test_the_planner_chooses_only_checkpointing_with_which_a_given_option_works(option):
+    job = plan("reward", "8B", "8xA100-80GB", **{option.name: True}).best.job
+    assert getattr(job, option.name) and job.checkpoint_every
 
 
 @each_option

@@ -10,13 +10,14 @@ from math import ceil, floor
 from typing import Any
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.contradictions import would_hold
 from trl_ext.memory.formulas.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.peak import Setup, room_bytes
 from trl_ext.memory.formulas.times import generation_seconds, step_seconds
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import kv_bytes_per_token
-from trl_ext.memory.options import OPTIONS
+from trl_ext.memory.options import OPTIONS, options_of
 from trl_ext.memory.planner.keys import DECIDED_BY
 from trl_ext.memory.planner.search import FULL_ENOUGH, Search
 from trl_ext.memory.units import GIB
@@ -69,9 +70,15 @@ def checkpointing(search: Search) -> list[tuple[int, bool]]:
         (every, offloads)
         for every, offloads in CHECKPOINTING
         if (has_offloading or not offloads)
+        and _suits_options(job, checkpoint_every=every, activation_offloading=offloads)
         and (search.may("activation_offloading") or offloads == job.activation_offloading)
         and (search.may("checkpoint_every") or every == job.checkpoint_every)
     ] or [(job.checkpoint_every, job.activation_offloading)]
+
+
+def _suits_options(job: Job, **changes: Any) -> bool:
+    """Return True if the options that are on in the job work with these changes, too."""
+    return not any(would_hold(option.conflict, job, changes) for option in options_of(job))
 
 
 def most_frugal(search: Search, technique: Job) -> list[Job]:

@@ -22,6 +22,7 @@ from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.memory.options import LAYERS
 from trl_ext.memory.planner.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.planner.run import LAUNCHED, MICRO, SIZES, Run, settle
@@ -302,7 +303,7 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
     wanted = {
         name: value
         for name, value in settings.recipe(job, "", args.world_size).items()
-        if name not in ("bf16", "optim") and hasattr(args, name)
+        if name not in ("bf16", "optim", LAYERS) and hasattr(args, name)
         if not hasattr(before, name) or getattr(before, name) != getattr(job, name)
     }
     if "dtype" not in run.given:

@@ -147,6 +147,13 @@ def test_a_loss_that_sees_the_micro_batch_keeps_it_and_what_was_given_stays(tmp_
     assert batch == (4, 2) and args.gradient_checkpointing and args.memory_plan.job.checkpoint_every == 1
 
 
+def test_a_users_options_of_checkpointing_stay_in_a_planned_run(tmp_path):
+    options = {"use_reentrant": False, "every_n_layers": 2}
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_checkpointing_kwargs=dict(options)).args
+    assert args.memory_plan.job.checkpoint_every == 2
+    assert args.gradient_checkpointing_kwargs == options
+
+
 def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
     tiny.model("llama").save_pretrained(tmp_path / "model")
     settings = dict(memory="1xA40-48GB", global_batch=8)

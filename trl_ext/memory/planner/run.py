@@ -12,10 +12,12 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import HEADROOM_FRAC, Hardware, parse_gpus
+from trl_ext.memory.contradictions import would_hold
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.memory.options import OPTIONS
 from trl_ext.memory.planner.choices import FREE, micro_batches
 from trl_ext.memory.planner.folder import read_plan
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
@@ -196,6 +198,9 @@ def _as_planned(run: Run, setting: MemorySetting, planned: Job, hardware: Hardwa
     if MICRO in changes:  # the largest size that divides the run's batch
         sizes = micro_batches(Search(run.job, frozenset(), run.shape, hardware))
         changes[MICRO] = max((size for size in sizes if size <= changes[MICRO]), default=1)
+    for option in OPTIONS:  # the run's own settings win: an option of the plan that contradicts them is left out
+        if would_hold(option.conflict, run.job, changes):
+            changes.pop(option.name, None)
     found = estimate(replace(run.job, **changes), run.shape, hardware)
     if not found.fits:
         job = found.job

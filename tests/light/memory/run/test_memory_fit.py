@@ -198,6 +198,16 @@ def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
     assert settled(one, str(tmp_path / "plan")).job == plan.job
 
 
+def test_a_plan_serves_a_run_without_the_checkpointing_that_an_option_of_the_plan_needs(tmp_path):
+    keeps = plan("reward", "0.6B", "1xA40-48GB", keep_attention=True, checkpoint_every=1, zero_stage=0).best
+    write_plan(keeps, tmp_path / "plan")
+    plain = run("reward", "0.6B", num_processes=1, given={"checkpoint_every"}, gradient_checkpointing=False)
+    job = settled(plain, str(tmp_path / "plan")).job
+    assert (job.checkpoint_every, job.keep_attention) == (0, False)
+    job = settled(run("reward", "0.6B", num_processes=1), str(tmp_path / "plan")).job
+    assert (job.checkpoint_every, job.keep_attention) == (1, True)
+
+
 def test_a_plan_with_a_server_serves_a_run_of_the_cards_that_train(tmp_path):
     servers = {"vllm_servers": 4, "vllm_tensor_parallel_size": 1}
     planned = plan("grpo", "8B", "8xA100-80GB", **servers, zero_stage=2, max_completion_length=512).best

@@ -129,7 +129,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         if version is not None and holds(window, version):
             fine.append(f"{package} {version}")
         else:
-            yield problem("versions", *_outside(package, window, version))
+            yield problem("versions", _outside(package, window, version), f"pip install '{package}{window}'")
     if fine:
         yield ok("versions", f"{', '.join(fine)}.")
     yield from facts.untested
@@ -141,7 +141,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         elif holds(window, version):
             yield ok("versions", f"{package} {version}.")
         else:
-            yield note("versions", *_outside(package, window, version))
+            yield note("versions", _outside(package, window, version), f"pip install '{package}{window}'")
     yield from _check_vllms_transformers(facts)
 
 
@@ -159,9 +159,9 @@ def _check_vllms_transformers(facts: Facts) -> Iterator[Finding]:
             yield note("versions", what, f"pip install 'transformers{window}'")
 
 
-def _outside(package: str, window: str, version: str | None) -> tuple[str, str]:
+def _outside(package: str, window: str, version: str | None) -> str:
     is_what = "is not installed" if version is None else f"{version} is outside the window {window}"
-    return f"{package} {is_what}.", f"pip install '{package}{window}'"
+    return f"{package} {is_what}."
 
 
 def check_attention(facts: Facts) -> Iterator[Finding]:

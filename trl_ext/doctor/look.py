@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ext.doctor import installed
 from trl_ext.doctor.build_locks import build_locks
@@ -38,7 +38,7 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
     """
     command = [sys.executable, "-m", "trl_ext.doctor.probe"]
     probe = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) if probe_s else None
-    total, free = host_memory()
+    host = host_memory()
     facts: dict[str, Any] = {
         "versions": installed.versions(),
         "untested": installed.untested_findings(),
@@ -47,8 +47,8 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
         "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         "ninja": shutil.which("ninja"),
         "build_locks": build_locks(),
-        "host_total_gib": total,
-        "host_free_gib": free,
+        "host_total_gib": host.total_gib,
+        "host_free_gib": host.free_gib,
         "disks": _disks(output_dir),
         "sandbox": look_at_sandbox(),
         "environment": {name: os.environ[name] for name in WATCHED if name in os.environ},
@@ -79,7 +79,7 @@ def this_machine() -> Hardware | None:
     cards = look_at_cards()
     if not cards.gpus:
         return None
-    return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory()[1])
+    return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory().free_gib)
 
 
 def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
@@ -91,18 +91,25 @@ def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
     return Kernels(**json.loads(lines[-1])), ""
 
 
-def host_memory() -> tuple[float | None, float | None]:
-    """Return total and available GiB of this machine, or of the container if it has less; None if unknown."""
+class HostMemory(NamedTuple):
+    """Total and available GiB of a machine; None if unknown."""
+
+    total_gib: float | None = None
+    free_gib: float | None = None
+
+
+def host_memory() -> HostMemory:
+    """Return the memory of this machine, or of the container if it has less."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return None, None
+        return HostMemory()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     limit = _number(_CGROUP_LIMITS)
     if limit and limit < total:
         total, free = limit, min(free, limit - (_number(_CGROUP_USED) or 0))
-    return round(gib(total), 1), round(gib(free), 1)
+    return HostMemory(round(gib(total), 1), round(gib(free), 1))
 
 
 def _number(files: tuple[str, ...]) -> int | None:
@@ -243,9 +250,10 @@ def hardware_of(
     if not gpus:
         raise ConfigError("There is no GPU here. Plan for others with --gpus, such as --gpus 4xA40-48GB.")
     smallest = min(gpus, key=lambda gpu: gpu.total_gib)
-    known = known_card(smallest.name)
-    total = smallest.total_gib if known is None else min(smallest.total_gib, known.total_gib)
-    typical = known or Card(smallest.name, total, 600, 100, PCIE4, smallest.capability)
+    typical = known_card(smallest.name) or Card(
+        smallest.name, smallest.total_gib, 600, 100, PCIE4, smallest.capability
+    )
+    total = min(smallest.total_gib, typical.total_gib)
     link = typical.link
     if has_nvlink and not link.is_fast:
         link = NVLINK3

@@ -1,7 +1,7 @@
 """The last lines of a run: one problem before and after training, and the next commands."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _SHOWN_CHARS = 160
 
@@ -10,8 +10,8 @@ def ending(folder: str | Path, kind: str) -> list[str]:
     """Return the lines; `kind` is "grpo", "ppo" or "reward"."""
     lines = []
     if found := same_problem(Path(folder)):
-        names = ("One problem", "Before", "After")
-        for name, text in zip(names, found, strict=True):  # in one line without control characters
+        for name, text in (("One problem", found.prompt), ("Before", found.before), ("After", found.after)):
+            # In one line without control characters.
             line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
             half = _SHOWN_CHARS // 2
             cut = line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"
@@ -25,7 +25,15 @@ def ending(folder: str | Path, kind: str) -> list[str]:
     return [*lines, "Next:", *(f"  {command:{width}}  {purpose}" for command, purpose in commands)]
 
 
-def same_problem(folder: Path) -> tuple[str, str, str] | None:
+class SameProblem(NamedTuple):
+    """A prompt, and its answer before and after training."""
+
+    prompt: str
+    before: str
+    after: str
+
+
+def same_problem(folder: Path) -> SameProblem | None:
     """Return a prompt that is in a run's first and last table of completions, and its answer in each.
 
     Returns None if no prompt is in both, or the run wrote no tables (`log_completions`). The tables are of evaluations
@@ -44,7 +52,7 @@ def same_problem(folder: Path) -> tuple[str, str, str] | None:
         return None
     first, last = map(_first_answers, ends)
     prompt = next((prompt for prompt in reversed(first) if prompt in last), None)
-    return None if prompt is None else (prompt, first[prompt], last[prompt])
+    return None if prompt is None else SameProblem(prompt, first[prompt], last[prompt])
 
 
 def _first_answers(table: list[dict[str, Any]]) -> dict[str, str]:

@@ -6,7 +6,7 @@ in a sentence and exit code 2; any other exception is a bug and keeps its traceb
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl import DatasetMixtureConfig, ModelConfig
 
@@ -15,6 +15,7 @@ from trl_ext.rewards import filter_pairs
 from trl_ext.rewards.pairs import with_gaps
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.data.dataset import Splits
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules
@@ -127,10 +128,10 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     rules = None if script_args.rules is None else build_rules(script_args.rules)
     pairs = training.load_rows(script_args, training_args, model_args, dataset_args)
     if script_args.filter_pairs:
-        pairs = (
-            filter_everywhere(pairs[0], rules, script_args.margin_from_rules, "training pairs"),
+        pairs = Splits(
+            filter_everywhere(pairs.train, rules, script_args.margin_from_rules, "training pairs"),
             # Held-out pairs that the rules contradict stay: evaluation compares both kinds.
-            filter_everywhere(pairs[1], None, False, "held-out pairs"),
+            filter_everywhere(pairs.held_out, None, False, "held-out pairs"),
         )
     tokenizer = training.load_tokenizer(training_args, model_args)
     training.look_at_pairs(pairs, training_args, tokenizer)
@@ -166,16 +167,22 @@ def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
     (outcome,) = broadcast_object_list([_outcome(dataset, rules, margin, role) if is_first else None])
     if isinstance(outcome, TrlExtError):
         raise outcome
-    rows, gaps, report = outcome
     if is_first:
-        print(f"\n{role.capitalize()}:\n{report}\n", flush=True)
-    return dataset.select(rows) if gaps is None else with_gaps(dataset.select(rows), gaps, margin)
+        print(f"\n{role.capitalize()}:\n{outcome.report}\n", flush=True)
+    left = dataset.select(outcome.rows)
+    return left if outcome.gaps is None else with_gaps(left, outcome.gaps, margin)
 
 
-def _outcome(
-    dataset: Any, rules: Any, margin: bool, role: str
-) -> tuple[list[int], list[float | None] | None, str] | TrlExtError:
-    """Filter the pairs, and return the rows that are left, their gaps (None without rules) and the table.
+class FilteredPairs(NamedTuple):
+    """The numbers of the pairs that are left, their gaps (None without rules), and the table to print."""
+
+    rows: list[int]
+    gaps: list[float | None] | None
+    report: str
+
+
+def _outcome(dataset: Any, rules: Any, margin: bool, role: str) -> FilteredPairs | TrlExtError:
+    """Filter the pairs.
 
     An error is returned instead of raised: the other processes wait for this result.
 
@@ -196,7 +203,7 @@ def _outcome(
         return DataError(f"The {role} cannot be filtered. {error}")
     except TrlExtError as error:
         return error
-    return pairs[_ROW][:], None if rules is None else pairs["rule_gap"][:], str(report)
+    return FilteredPairs(pairs[_ROW][:], None if rules is None else pairs["rule_gap"][:], str(report))
 
 
 def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:

@@ -18,7 +18,7 @@ from trl_ext.monitor.ending import ending
 from trl_ext.monitor.streams import ignore_failed_writes
 from trl_ext.rewards.text.secrets import public
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.data.dataset import DatasetSource, unloadable, unreadable_rows
+from trl_ext.scripts.data.dataset import DatasetSource, Splits, unloadable, unreadable_rows
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.mapping import RowMapping
 from trl_ext.scripts.exit import refusals, user_errors
@@ -167,8 +167,8 @@ def data_source(script_args: DataArguments, training_args: Any, dataset_args: Da
 
 def load_rows(
     script_args: DataArguments, training_args: Any, model_args: ModelConfig, dataset_args: DatasetMixtureConfig
-) -> tuple[Any, Any]:
-    """Return the training rows, and the held-out rows or None, mapped by the recipe.
+) -> Splits:
+    """Return the rows, mapped by the recipe.
 
     Raises ConfigError or DataError if they cannot be read or mapped, or if the run would take no step with them.
 
@@ -191,7 +191,7 @@ def load_rows(
         tokenizer = load_tokenizer(training_args, model_args)
         if is_unrendered_text(train_rows[0].get("prompt"), tokenizer):
             logger.warning_once(f"{NOT_APPLIED} {AS_MEANT}")
-    return train_rows, held_out_rows
+    return Splits(train_rows, held_out_rows)
 
 
 def apply_mapping(mapping: RowMapping, rows: Any, role: str, training_args: Any, model_args: ModelConfig) -> Any:
@@ -284,7 +284,7 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
     }
 
 
-def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any, Any]) -> dict[str, Any]:
+def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: Splits) -> dict[str, Any]:
     """Return the arguments of every trainer: model, adapters, quantization, settings, and the rows of `load_rows`."""
     from trl import get_peft_config, get_quantization_config
 
@@ -293,8 +293,8 @@ def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any,
     return {
         "model": model_args.model_name_or_path,
         "args": training_args,
-        "train_dataset": rows[0],
-        "eval_dataset": rows[1],
+        "train_dataset": rows.train,
+        "eval_dataset": rows.held_out,
         "quantization_config": get_quantization_config(model_args),
         "peft_config": get_peft_config(model_args),
     }
@@ -313,7 +313,10 @@ class FirstStep(TrainerCallback):
 
 
 def run(
-    trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
+    trainer: Any,
+    checkpoint: str | bool | None,
+    dataset_name: str | None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
     """Train, save, report, and leave the process group together.
 

@@ -463,7 +463,7 @@ def test_cards_of_this_machine_are_planned_for_if_none_are_named(monkeypatch):
     cards = Facts(gpus=(Gpu("NVIDIA A40", 44.0, 44.0, (8, 6)),) * 2, has_nvlink=False, has_peer_access=True)
     look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
     monkeypatch.setattr(look, "look_at_cards", lambda: cards)
-    monkeypatch.setattr(look, "host_memory", lambda: (256.0, 200.0))
+    monkeypatch.setattr(look, "host_memory", lambda: look.HostMemory(256.0, 200.0))
     found = check_memory.machine(None, None, "", [])
     assert (found.num_gpus, found.card.name, found.card.total_gib, found.host_gib) == (2, "A40-48GB", 44.0, 200.0)
     monkeypatch.setattr(look, "look_at_cards", lambda: Facts(no_gpus="none"))

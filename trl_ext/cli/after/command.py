@@ -263,7 +263,7 @@ def load_problems(run: Any, arguments: Any, has_template: bool) -> tuple[str, li
     else:
         config = arguments.dataset_config or (run.recipe.get("dataset_config") if name == own else None)
         try:
-            data = DatasetSource(name=name, train_split=arguments.split, config=config).load()[0]
+            data = DatasetSource(name=name, train_split=arguments.split, config=config).load().train
         except DataError as error:  # its advice is about a training's flags
             raise DataError(str(error).partition(" Name the splits")[0] + " Check --dataset and --split.") from error
         data = data if arguments.limit is None else data.select(range(min(arguments.limit, len(data))))

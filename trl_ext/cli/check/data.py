@@ -10,6 +10,7 @@ from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts import training
+from trl_ext.scripts.data.dataset import Splits
 from trl_ext.scripts.training import AS_MEANT, NOT_APPLIED, ROLES, look_at_pairs, look_at_prompts
 from trl_ext.trainers.rows.pairs import refused_by_template, token_columns
 from trl_ext.trainers.rows.rendering import render_prompt
@@ -30,7 +31,7 @@ class Rows:
 
     train: list[dict[str, Any]]
     held_out: list[dict[str, Any]] | None
-    read: tuple[Any, Any]
+    read: Splits
     is_whole: bool
 
 
@@ -59,7 +60,7 @@ def read_rows(parsed: Parsed) -> Rows:
     train, held_out = (
         training.apply_mapping(mapping, part, role, *options) for part, role in zip(parts, ROLES, strict=True)
     )
-    return Rows(_first(train), None if held_out is None else _first(held_out), (train, held_out), is_whole)
+    return Rows(_first(train), None if held_out is None else _first(held_out), Splits(train, held_out), is_whole)
 
 
 def _first(dataset: Any) -> list[dict[str, Any]]:
@@ -83,10 +84,10 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
         else:
             look_at_prompts(rows.read, parsed.model_args.model_name_or_path, parsed.training_args, rewards, tokenizer)
     if rows.is_whole and parsed.training_args.memory is None:  # else the plan may choose other batches
-        check_steps(rows.read[0], parsed.training_args)
-    held_out = "" if rows.held_out is None else f" and {len(rows.read[1])} held-out ones"
+        check_steps(rows.read.train, parsed.training_args)
+    held_out = "" if rows.held_out is None else f" and {len(rows.read.held_out)} held-out ones"
     columns = ", ".join(rows.train[0])
-    found = [ok("data", f"{len(rows.read[0])} rows{held_out} read, with the columns {columns}.")]
+    found = [ok("data", f"{len(rows.read.train)} rows{held_out} read, with the columns {columns}.")]
     found += [note("data", sentence) for sentence in warned]
     if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
         if training.is_unrendered_text(rows.train[0].get("prompt"), tokenizer):

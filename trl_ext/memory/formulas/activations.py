@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import gcd
+from typing import NamedTuple
 
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
@@ -199,13 +200,19 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
     return saved_bytes(shape, job) + above + mask_bytes(job) + extra + layer_bytes("layer work", shape, job)
 
 
-def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
-    """Bytes per token at the start of backward: of checkpoints, and of layers without checkpointing. Every n-th layer
-    is checkpointed, L/n of them rounded up."""
+class HeldBytes(NamedTuple):
+    """Bytes per token of checkpoints, and of layers without checkpointing."""
+
+    checkpoints: float
+    saved_layers: float
+
+
+def held_bytes(shape: ModelShape, job: Job) -> HeldBytes:
+    """Bytes per token at the start of backward. Every n-th layer is checkpointed, L/n of them rounded up."""
     every, num_layers = job.checkpoint_every, shape.num_layers
     num_checkpointed = -(-num_layers // every) if every else 0
     saved = (num_layers - num_checkpointed) * saved_bytes(shape, job)
-    return float(num_checkpointed * checkpoint_bytes(shape, job)), saved
+    return HeldBytes(float(num_checkpointed * checkpoint_bytes(shape, job)), saved)
 
 
 def kept_bytes(shape: ModelShape, job: Job) -> float:

@@ -204,7 +204,7 @@ def _gradients_of_others(setup: Setup, engine: Engine) -> float:
 def _forward_and_backward(engine: Engine) -> Places:
     shape, job = engine.shape, engine.job
     checkpoint = float(act.checkpoint_bytes(shape, job))
-    checkpoints, saved = act.held_bytes(shape, job)
+    checkpoints, saved = act.held_bytes(shape, job)  # per token
     num_held = job.held_tokens * (2 if states.is_joint(job) else 1)
     held = {"checkpoints": num_held * checkpoints, "saved layers": num_held * saved}
     if job.activation_offloading and job.checkpoint_every:
@@ -265,13 +265,13 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
         place: "layer", "bottom" or another place of `states.gathered_bytes`, which names the weights gathered there.
     """
     shape, job = engine.shape, engine.job
-    kept, up = states.mlp_gradient_bytes(engine)
+    gradients = states.mlp_gradient_bytes(engine)
     gathered = {"gathered weights": states.gathered_bytes(engine, place)}
-    yield what, plus(terms, gathered, {"gradients": kept})
+    yield what, plus(terms, gathered, {"gradients": gradients.kept})
     mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
     gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
     less = {"layer work": -min(gone, terms["layer work"])}
-    yield what, plus(terms, gathered, less, {"gradients": up})
+    yield what, plus(terms, gathered, less, {"gradients": gradients.after_up})
 
 
 def _top_layer_bytes(engine: Engine) -> float:

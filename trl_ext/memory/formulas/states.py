@@ -153,22 +153,27 @@ def _live_in_buckets(engine: Engine) -> bool:
     return engine.job.zero_stage == 0 and engine.num_gpus > 1 and engine.job.gradient_as_bucket_view
 
 
-def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
+class MlpGradients(NamedTuple):
+    """Bytes kept of the down projection's gradient, and bytes after the up projection's gradient has come."""
+
+    kept: float
+    after_up: float
+
+
+def mlp_gradient_bytes(engine: Engine) -> MlpGradients:
     """Bytes of the gradients of the widest MLP during a layer's backward.
 
-    Returns:
-        Bytes kept of the down projection's gradient, and bytes after the up projection's gradient has come.
-        DeepSpeed's bucket takes gradients up to its size; a larger one waits for the next. ZeRO-1 adds it to the
-        gradient of an earlier backward. FSDP2 reduces the gradients of a layer together.
+    DeepSpeed's bucket takes gradients up to its size; a larger one waits for the next. ZeRO-1 adds it to the gradient
+    of an earlier backward. FSDP2 reduces the gradients of a layer together.
     """
     if engine.frozen:
-        return 0.0, 0.0
+        return MlpGradients(0.0, 0.0)
     shape, job = engine.shape, engine.job
     width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
     *_, up, down = (float(linear.num_params) for linear in mlp_linears(shape, width))
     waits = is_kept(engine) or job.fsdp or (job.zero_stage > 1 and down > job.reduce_bucket_size)
     kept = value_bytes(job) * down if waits else 0.0
-    return kept, kept + value_bytes(job) * up
+    return MlpGradients(kept, kept + value_bytes(job) * up)
 
 
 def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ext.monitor.log_keys import finite
 
@@ -188,14 +188,23 @@ def _choose(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
     return groups
 
 
-def _dispute(one: _Candidate) -> tuple[bool, float, float]:
-    """Return a sort key for the disagreement of rules: whether signs differ, range, standard deviation."""
+class _Dispute(NamedTuple):
+    """A sort key for the disagreement of rules on a completion: whether their signs differ, then how far they are
+    apart."""
+
+    signs_differ: bool = False
+    range: float = 0.0
+    deviation: float = 0.0
+
+
+def _dispute(one: _Candidate) -> _Dispute:
+    """Return how much the rules disagree on a completion."""
     # The value of a rule that lowers the total counts as negative.
     known = [(part.value, part.adds or 0.0) for part in one.parts if part.value is not None]
     values = [-value if value * adds < 0 else value for value, adds in known]
     if len(values) < 2:
-        return False, 0.0, 0.0
-    return min(values) < 0 < max(values), max(values) - min(values), statistics.pstdev(values)
+        return _Dispute()
+    return _Dispute(min(values) < 0 < max(values), max(values) - min(values), statistics.pstdev(values))
 
 
 def _shown(one: _Candidate) -> ShownCompletion:

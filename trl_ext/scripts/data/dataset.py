@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils import logging
 
@@ -27,6 +27,13 @@ _ADVICE = (
     "Name the splits with --dataset_train_split and --dataset_test_split; without held-out rows set eval_strategy to "
     '"no" and eval_on_start to false.'
 )
+
+
+class Splits(NamedTuple):
+    """The rows of a run: for training, and held out; None if the run does not evaluate."""
+
+    train: Any
+    held_out: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +94,8 @@ class DatasetSource:
         """Names of the splits that the run needs."""
         return [self.train_split, *([self.test_split] if self.test_split else [])]
 
-    def load(self) -> tuple[Any, Any]:
-        """Return training rows, and held-out rows or None; raise DataError if they cannot be read."""
+    def load(self) -> Splits:
+        """Return the rows; raise DataError if they cannot be read."""
         dataset = self._read()
         for split in self.splits:
             if split not in dataset:
@@ -96,7 +103,7 @@ class DatasetSource:
                 raise DataError(f"{self.name or 'The mixture'} has no split '{split}', only {has}. {_ADVICE}")
             if self.is_local and not self.streaming:
                 check_utf8(dataset[split], f"{self.name}, split '{split}'", dataset[split].column_names)
-        return dataset[self.train_split], dataset[self.test_split] if self.test_split else None
+        return Splits(dataset[self.train_split], dataset[self.test_split] if self.test_split else None)
 
     def _read(self) -> Any:
         from datasets import load_dataset

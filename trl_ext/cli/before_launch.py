@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from trl_ext.errors import ConfigError, SupportError, did_you_mean
@@ -44,8 +43,9 @@ def check_before_launch(module: str, parser: StrictParser, argv: Sequence[str], 
     """
     argv = split_config_flag(argv)
     launch = launch_arguments(module, parser, argv, on_ray=on_ray)
-    settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(argv)}
-    keys: Any = SimpleNamespace(**settings)
+    keys: Any = parser.parse_known_args([])[0]  # the defaults
+    vars(keys).update(parser.given_values(argv))
+    settings = dict(vars(keys))
     given = parser.given_keys(argv)
     kind, *_ = parser.dataclass_types
     kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # raises for contradictions

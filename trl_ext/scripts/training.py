@@ -23,6 +23,7 @@ from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.mapping import RowMapping
 from trl_ext.scripts.exit import refusals, user_errors
 from trl_ext.scripts.process import be_reachable, end_with_launcher, quiet_libraries
+from trl_ext.scripts.trainer import ScriptTrainer
 from trl_ext.trainers.checkpoints.folder import check_unused
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
@@ -313,7 +314,7 @@ class FirstStep(TrainerCallback):
 
 
 def run(
-    trainer: Any,
+    trainer: ScriptTrainer,
     checkpoint: str | bool | None,
     dataset_name: str | None,
     callbacks: Sequence[TrainerCallback] = (),
@@ -354,7 +355,7 @@ def run(
     _leave_together(trainer)
 
 
-def _save(trainer: Any) -> None:
+def _save(trainer: ScriptTrainer) -> None:
     """Save the trained model; raise ConfigError on all processes if one of them cannot write it."""
     errors = WriteErrors()
     with errors.kept():
@@ -374,7 +375,7 @@ def _save(trainer: Any) -> None:
         )
 
 
-def _leave_together(trainer: Any) -> None:
+def _leave_together(trainer: ScriptTrainer) -> None:
     # Once in some forty launches a rank aborted at exit while the other was still at work. Not reproduced; leaving the
     # group together rules out the likely cause.
     trainer.accelerator.wait_for_everyone()

@@ -158,7 +158,12 @@ def _name_defaults(arguments: Namespace) -> None:
             arguments.cpu, arguments.config_file = False, str(resources.accelerate_config("cpu"))
             return
         defaults["num_processes"] = 1
-    for name, value in defaults.items():
+    _fill_in(arguments, defaults)
+
+
+def _fill_in(arguments: Namespace, values: Mapping[str, Any]) -> None:
+    """Set the arguments that the command line leaves open."""
+    for name, value in values.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
 
@@ -216,9 +221,7 @@ def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
         ConfigError: The machines could not reach each other, or would start different runs.
     """
     if arguments.num_machines is None:
-        for name, value in of_slurm(file.get("num_machines") or 1).items():
-            if getattr(arguments, name) is None:
-                setattr(arguments, name, value)
+        _fill_in(arguments, of_slurm(file.get("num_machines") or 1))
 
     def given(name: str) -> Any:
         value = getattr(arguments, name)

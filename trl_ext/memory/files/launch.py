@@ -99,8 +99,10 @@ def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[s
     if not zero:
         return {"zero_stage": 0, "offload": "none"}
     auto = {"reduce_bucket_size": shape.hidden**2, "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2)}
-    sizes = {name: zero.get(name, default) for name, default in DEFAULTS.items()}
-    sizes = {name: auto.get(name, DEFAULTS[name]) if size == "auto" else int(size) for name, size in sizes.items()}
+    sizes = {}
+    for name, default in DEFAULTS.items():
+        size = zero.get(name, default)
+        sizes[name] = auto.get(name, default) if size == "auto" else int(size)
     on_host = {
         part for part in ("optimizer", "param") if (zero.get(f"offload_{part}") or {}).get("device") in IN_HOST_MEMORY
     }

@@ -220,6 +220,8 @@ def test_grpo_names_bad_rows_before_the_model_is_touched(subtests, tmp_path):
 @pytest.mark.parametrize("cases", [[BAD[0], BESIDE[1], BESIDE[2], BESIDE[-1]], nightly(BAD)], ids=["some", "all"])
 def test_ppo_names_them_before_it_trains(cases, subtests, tmp_path):
     for dataset, given, sentence in cases:
+        if "environment_factory" in given:  # an argument of GRPO's alone
+            continue
         with subtests.test(sentence):
             with pytest.raises((DataError, ConfigError), match=sentence):
                 ppo(tmp_path, dataset, **{"template": TEMPLATE} | given)

@@ -142,7 +142,7 @@ def sdpa_attention(
     outputs = []
     for (number, segment), q in zip(segments.queries.items(), queries, strict=True):
         chain = segments.chains[number]
-        k, v = _chained(keys, chain), _chained(values, chain)
+        k, v = _chain(keys, chain), _chain(values, chain)
         # A root within its window is simply causal: it needs no mask, and gets the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
         mask = None if plain else segments.mask(segment, window)
@@ -159,7 +159,7 @@ def sdpa_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
-def _chained(parts: Sequence[torch.Tensor], chain: Sequence[int]) -> torch.Tensor:
+def _chain(parts: Sequence[torch.Tensor], chain: Sequence[int]) -> torch.Tensor:
     """Return the keys or values that a segment sees, of all segments' `parts`."""
     return parts[chain[0]] if len(chain) == 1 else torch.cat([parts[i] for i in chain], dim=2)
 

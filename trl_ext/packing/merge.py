@@ -30,7 +30,7 @@ Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attended(NamedTuple):
-    """What attention over some keys returns: the output, and the log-sum-exp by which it joins other keys' output."""
+    """The output of attention over some keys, and the log-sum-exp by which it joins the output of other keys."""
 
     out: torch.Tensor  # [T, H, D]
     lse: torch.Tensor  # [H, T] float32

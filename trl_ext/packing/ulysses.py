@@ -104,7 +104,7 @@ def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> to
 
 
 class Routes(NamedTuple):
-    """How many blocks of queries, 1 or 0, this process exchanges with each process of the group."""
+    """The number of blocks of queries, 1 or 0, that this process exchanges with each process of the group."""
 
     to: list[int]  # sent with this process's part of the row, as many outputs come back
     back: list[int]  # received of the processes' parts of the row, as many outputs are sent back

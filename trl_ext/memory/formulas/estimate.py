@@ -158,17 +158,17 @@ class Estimate:
             "headroom_frac": self.hardware.headroom_frac,
             "peak_phase": self.peak.phase,
             "peak_moment": self.peak.what,
-            "phases": _rounded({phase: gib(footprint.num_bytes) for phase, footprint in self.worst.items()}, 3),
-            "terms": {phase: _rounded(self.terms_gib(phase), 3) for phase in self.worst},
+            "phases": _round({phase: gib(footprint.num_bytes) for phase, footprint in self.worst.items()}, 3),
+            "terms": {phase: _round(self.terms_gib(phase), 3) for phase in self.worst},
             "host_gib": round(gib(self.host_bytes), 1),
             "step_s": round(self.step_s, 2),
-            "step_parts_s": _rounded(self.seconds, 2),
+            "step_parts_s": _round(self.seconds, 2),
             "assumed": self.hardware.card.assumed,
             "basis": "estimated",
         }
 
 
-def _rounded(values: Mapping[str, float], digits: int) -> dict[str, float]:
+def _round(values: Mapping[str, float], digits: int) -> dict[str, float]:
     return {name: round(value, digits) for name, value in values.items()}
 
 

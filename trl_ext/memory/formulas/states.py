@@ -313,7 +313,7 @@ class _Weights(NamedTuple):
 
 
 def _with_prefetched(held: float, job: Job, weights: _Weights, room: int, *, is_bottom: bool) -> float:
-    """Return the elements gathered in a layer's backward, with what DeepSpeed prefetches.
+    """Return the elements gathered in a layer's backward, those prefetched by DeepSpeed included.
 
     Args:
         held: Elements gathered for the layer itself.

@@ -64,7 +64,7 @@ class _Rows:
 
     Args:
         count: Rows.
-        prompts: Prompts that are forwarded: rows of a group may share one. 0 for pairs, which are counted whole.
+        prompts: Prompts that are forwarded: rows of a group may share a prompt. 0 for pairs, which are counted whole.
         tokens: Tokens of a row after its prompt.
     """
 

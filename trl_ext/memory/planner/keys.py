@@ -81,7 +81,7 @@ def job_of_run(
 
 
 def _is_checkpointed(keys: Mapping[str, Any]) -> bool:
-    """Return True if layers are recomputed in backward: by default, or as the new or the old key says."""
+    """Return True if layers are recomputed in backward: by default, or by the new or the old key."""
     is_on = keys.get("activation_checkpointing")
     return bool(keys.get("gradient_checkpointing", True) if is_on is None else is_on)
 

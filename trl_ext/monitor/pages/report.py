@@ -66,7 +66,7 @@ def run_facts(
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
     model, versions = record.model, record.versions
-    facts = [f"data: {short_name(record.dataset)}" if record.dataset else "", _started(versions), _machine(record)]
+    facts = [f"data: {short_name(record.dataset)}" if record.dataset else "", _start_time(versions), _machine(record)]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
@@ -107,7 +107,7 @@ def _machine(record: RunRecord) -> str:
     return f"{processes}, {record.cards}" if record.cards else processes
 
 
-def _started(versions: Mapping[str, Any]) -> str:
+def _start_time(versions: Mapping[str, Any]) -> str:
     """Return when the run started, in UTC; "" if not known."""
     try:
         return f"{datetime.fromisoformat(str(versions.get('started'))):%Y-%m-%d %H:%M} UTC"

@@ -227,7 +227,7 @@ def _without_signal(series: Mapping[str, Series], summary: RunSummary) -> Iterat
     Where most completions were cut off, that is why there are no answers, and groups without answers earn the same.
     """
     cut_off, found = _cut_off(series), [*_without_answer(series), _alike(series)]
-    earns_the_most = min(_earned(series)) >= 1
+    earns_the_most = min(_last_rewards(series)) >= 1
     is_cause = cut_off.share > MOST_FRAC and not earns_the_most
     for warning in [cut_off, *found] if is_cause else [*found, cut_off]:
         if warning.share > warning.least:
@@ -270,7 +270,7 @@ def _alike(series: Mapping[str, Series]) -> _Share:
     """Return the share of the last groups in which all completions earned the same."""
     share = _last(series, "frac_reward_zero_std") or 0.0
     advice = "Choose prompts that are neither too easy nor too hard, or raise num_generations."
-    earned = _earned(series)
+    earned = _last_rewards(series)
     if min(earned) >= 1:
         advice = "All reach the maximum reward: choose harder prompts, or a finer reward."
     elif max(earned) <= 0:
@@ -279,7 +279,7 @@ def _alike(series: Mapping[str, Series]) -> _Share:
     return _Share(share, MOST_FRAC, words)
 
 
-def _earned(series: Mapping[str, Series]) -> list[float]:
+def _last_rewards(series: Mapping[str, Series]) -> list[float]:
     """Return the last mean value of each reward function; NaN alone if none is logged."""
     return [series[key].values[-1] for key, _ in _RULES.members(series)] or [math.nan]
 

@@ -289,7 +289,7 @@ class RowMapping:
         needed = {"system_prompt or prompt_format": PROMPT} if self._reads_prompt else {}
         needed |= {"answer_pattern or first_option": ANSWER} if self._makes_answers else {}
         for key, name in needed.items():
-            if name not in self._kept(names):
+            if name not in self._keep(names):
                 raise DataError(
                     f"{key} reads the column '{name}': {has}. Name it in the recipe, such as columns: "
                     f"{{{name}: {names[0]}}}."
@@ -303,13 +303,13 @@ class RowMapping:
                     f"columns makes '{theirs}' the column '{ours}', and {role} has a column of this name already. "
                     f"Rename this column as well, columns: {{..., other_{ours}: {ours}}}."
                 )
-        if self.template is not None and PROMPT in self._kept(names) and PROMPT not in self._filled_in:
+        if self.template is not None and PROMPT in self._keep(names) and PROMPT not in self._filled_in:
             raise DataError(
                 f"prompt_template makes the column 'prompt', and {role} has one already, which the template does not "
                 "read. Leave that one out, columns: {..., prompt: null}, or leave out prompt_template."
             )
 
-    def _kept(self, names: list[str]) -> set[str]:
+    def _keep(self, names: list[str]) -> set[str]:
         """Return our names of the columns that are not dropped."""
         return {self._ours.get(name, name) for name in names} - set(self._left_out)
 

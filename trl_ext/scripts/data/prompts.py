@@ -89,7 +89,7 @@ def messages_of(value: Any) -> Any:
         return value
     if not isinstance(value, str) and all(turn.get("role") for turn in turns):
         return turns
-    return [_converted(turn) for turn in turns] or value
+    return [_convert(turn) for turn in turns] or value
 
 
 def _from_json(value: Any) -> Any:
@@ -104,7 +104,7 @@ def _is_message(turn: Any) -> bool:
     return isinstance(turn, Mapping) and bool(_role(turn))
 
 
-def _converted(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _convert(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with the keys `role` and `content` only, the role as the trainers name it."""
     role = _role(turn)
     return {"role": _ROLES.get(role, role), "content": turn.get("content", turn.get("value"))}

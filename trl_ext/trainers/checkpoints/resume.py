@@ -129,7 +129,7 @@ def check_run(args: TrainingArguments, checkpoint: str, run: dict[str, Any], che
 
 
 class StreamPosition(NamedTuple):
-    """Where a run was in its stream of rows."""
+    """The place of a run in its stream of rows."""
 
     num_passes: int  # how often it had gone through the stream
     num_steps: int  # optimizer steps since

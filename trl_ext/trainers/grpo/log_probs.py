@@ -189,7 +189,7 @@ class OldPolicy:
     def _move(self) -> float | None:
         """Return how far the policy may be from the weights that sampled, in learning rates.
 
-        Samples that were generated ahead are of the weights one block before, but for the first block. None within a
+        Samples that were generated ahead have the weights of the block before, but for the first block. None within a
         block that a resumed run has from its checkpoint: it may be the first.
         """
         if not getattr(self._trainer.args, "generation_ahead", 0) or self._sampled_at == 0:

@@ -149,7 +149,7 @@ def _check_start(
     reward_adapters: Sequence[str],
     reward_models: Sequence[Any],
 ) -> None:
-    """Raise ConfigError unless the given models are what a critic of this kind starts from.
+    """Raise ConfigError unless a critic of this kind starts from the given models.
 
     Args:
         args: The PPOConfig.

@@ -108,7 +108,7 @@ def redistribute_images(rows: ImageRows, rows_of_ranks: Sequence[Sequence[int]],
         leaving = sorted(k for owner, k in of_others if owner == rank)
         if leaving:
             sent = _broadcast(mine, leaving, rank, accelerator)
-            here |= {(rank, k): _moved(one, accelerator.device) for k, one in sent.items() if (rank, k) in wanted[me]}
+            here |= {(rank, k): _move(one, accelerator.device) for k, one in sent.items() if (rank, k) in wanted[me]}
     # Rows of a group may come from several ranks: store their equal images once.
     return one_of_each([tuple(map(here.__getitem__, ids[i])) for i in rows_of_ranks[me]])
 
@@ -133,14 +133,14 @@ def _broadcast(mine: Sequence[Image], leaving: Sequence[int], rank: int, acceler
         accelerator: The trainer's accelerator.
     """
     if rank == accelerator.process_index:
-        broadcast_object_list([{k: _moved(mine[k], "cpu") for k in leaving}], from_process=rank)
+        broadcast_object_list([{k: _move(mine[k], "cpu") for k in leaving}], from_process=rank)
         return {}
     received: list[Any] = [None]
     broadcast_object_list(received, from_process=rank)
     return received[0]
 
 
-def _moved(image: Image, device: torch.device | str) -> Image:
+def _move(image: Image, device: torch.device | str) -> Image:
     return replace(image, pixels=image.pixels.to(device))
 
 

@@ -52,7 +52,7 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             # if all masks have one column, and then that column is needed.
             is_padded = value.ndim == 2 and sizes == [sizes.get(mask) for sizes in everywhere]
             if is_padded:
-                value = _widened(value, max(width for _, width in sizes), is_prompt=mask == "prompt_mask")
+                value = _widen(value, max(width for _, width in sizes), is_prompt=mask == "prompt_mask")
             found[key] = _rows_from(value, mine, accelerator)
             if key in _MASKS:
                 used[key] = _used_columns(found[key])
@@ -73,7 +73,7 @@ def _sizes_everywhere(batch: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]
     return everywhere
 
 
-def _widened(value: torch.Tensor, width: int, *, is_prompt: bool) -> torch.Tensor:
+def _widen(value: torch.Tensor, width: int, *, is_prompt: bool) -> torch.Tensor:
     """Return [B, `width`]: prompts have their new columns on the left, completions on the right."""
     missing = width - value.size(1)
     return pad(value, (missing, 0) if is_prompt else (0, missing))

@@ -60,7 +60,7 @@ def check_causal_model(
         return [row[:n] for row, n in zip(numbers, batch.num_scored, strict=True)]
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
-        batch = _unpadded(_written(probes, images))
+        batch = _unpadded(_write_out(probes, images))
         ids, mask = right_padded([one.tolist() for one in batch.sequences], 0, device)
         options = {} if images is None else images.inputs(probes, ids)
         with autocast():
@@ -123,13 +123,13 @@ class ProbeImages:
         }
 
 
-def _written(probes: list[Probe], images: ProbeImages | None) -> list[Probe]:
+def _write_out(probes: list[Probe], images: ProbeImages | None) -> list[Probe]:
     """Return the probes as the model reads them, with the tokens of their images."""
     return probes if images is None else images.written(probes)
 
 
 def _unpadded(probes: list[Probe], images: ProbeImages | None = None) -> Unpadded:
-    written = _written(probes, images)
+    written = _write_out(probes, images)
     batch = Unpadded(
         sequences=Ragged.of([p.prompt + p.completion for p in written]),
         num_scored=np.array([len(p.completion) for p in written]),

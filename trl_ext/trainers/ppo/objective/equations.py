@@ -119,7 +119,7 @@ def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, k
 
 
 class Targets(NamedTuple):
-    """What policy and critic are trained by, per token: [B, T] each, 0 where the mask is 0."""
+    """The targets of policy and critic, per token: [B, T] each, 0 where the mask is 0."""
 
     advantages: torch.Tensor
     returns: torch.Tensor

@@ -288,7 +288,7 @@ def _add(total: torch.Tensor, where: slice | torch.Tensor, more: torch.Tensor) -
         total.index_add_(0, where, more)
 
 
-class Lengths(NamedTuple):
+class CallLengths(NamedTuple):
     """The runs of a varlen call, in the order of PyTorch's arguments, under the names of flash-attention's."""
 
     cu_seqlens_q: torch.Tensor  # boundaries of the runs of queries, int32
@@ -297,8 +297,8 @@ class Lengths(NamedTuple):
     max_seqlen_k: int  # of keys
 
 
-def _lengths(part: AttentionCall) -> Lengths:
-    return Lengths(part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths))
+def _lengths(part: AttentionCall) -> CallLengths:
+    return CallLengths(part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths))
 
 
 def _window(part: AttentionCall) -> dict[str, int]:

@@ -25,7 +25,7 @@ class SplitNeeded(Exception):
     """Raised on all ranks if a forward failed on some rank; all run it again in halves."""
 
 
-class Outcome(NamedTuple):
+class ForwardEnding(NamedTuple):
     """How a forward went on all ranks."""
 
     failed: bool  # some rank ran out of memory
@@ -39,14 +39,14 @@ class Agreement:
         self._accelerator = accelerator
         self._flags: torch.Tensor | None = None
 
-    def exchange(self, failed: bool, is_stuck: bool) -> Outcome:
+    def exchange(self, failed: bool, is_stuck: bool) -> ForwardEnding:
         """Return how a forward went on all ranks, from how it went on this rank. Collective."""
         assert self._flags is not None
         # 1 means success: the tests' memory twin runs this on fake tensors, whose values are all 1.
         self._flags.copy_(torch.tensor([not failed, not (failed and is_stuck)], dtype=torch.int32))
         torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
         all_fine, all_can_cut = self._flags.tolist()
-        return Outcome(failed=not all_fine, is_stuck=not all_can_cut)
+        return ForwardEnding(failed=not all_fine, is_stuck=not all_can_cut)
 
     @contextmanager
     def over(self, model: Any, is_stuck: bool) -> Iterator[None]:

@@ -186,7 +186,9 @@ def _update(setup: Setup) -> Places:
         if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
             before["gradients"] += states.standing_gradient_bytes(engine)
         before["gradients"] += states.settled_gradient_bytes(engine)
-        before["kept prompt"] = act.kept_bytes(engine.shape, engine.job) if engine.role == "policy" else 0.0
+        # A prompt is kept for another forward of the step.
+        keeps = engine.role == "policy" and setup.job.num_backwards(setup.num_gpus) > 1
+        before["kept prompt"] = act.kept_bytes(engine.shape, engine.job) if keeps else 0.0
         for what, terms in _forward_and_backward(engine):
             yield what, plus(before, terms)
 

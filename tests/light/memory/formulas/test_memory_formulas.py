@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from trl_ext.memory.cards import find_card, parse_gpus
+from trl_ext.memory.cards import Hardware, find_card, parse_gpus
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
 from trl_ext.memory.formulas.engines import Engine, engines, frozen_copies, num_scoring_passes
 from trl_ext.memory.formulas.estimate import estimate
+from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
@@ -33,6 +34,14 @@ def test_a_layer_saves_200840_bytes_a_token_works_with_more_and_is_checkpointed_
     for every, checkpointed in {1: 32, 2: 16, 3: 11, 0: 0}.items():
         job = replace(ZERO2, checkpoint_every=every)
         assert act.held_bytes(LLAMA3, job) == (checkpointed * 8192, (32 - checkpointed) * 200_840)
+
+
+def test_a_prompt_is_kept_where_a_step_has_another_forward_for_its_group():
+    job = Job("grpo", num_generations=8, per_device_train_batch_size=1, global_batch=8, max_prompt_length=512)
+    for num_gpus, kept in ((8, 0.0), (4, 8.0 * 32 * 1024 * 512)):
+        setup = Setup.of(LLAMA3, job, Hardware(num_gpus, find_card("H200")))
+        updates = [one.terms.get("kept prompt", 0.0) for one in footprints(setup) if one.phase == "update"]
+        assert max(updates) == kept
 
 
 def test_norms_on_queries_and_keys_and_dropout_save_more():

@@ -68,6 +68,13 @@ class ActorWaits(TrainerCallback):
     num_steps: int
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Overrides TrainerCallback.on_train_begin: sets the count back after each step of the warm-up.
+
+        Args:
+            args, control, kwargs: Not read.
+            state: The trainer's; `global_step` is the number of finished steps.
+            optimizer: The trainer's, in any wrappers.
+        """
         while hasattr(optimizer, "optimizer"):  # wrappers of accelerate and DeepSpeed
             optimizer = optimizer.optimizer
 

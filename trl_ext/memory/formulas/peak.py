@@ -183,12 +183,13 @@ def _update(setup: Setup) -> Places:
         # An engine that has scored and goes backward later keeps its prefetched weights.
         later = [states.gathered_bytes(other, "forward") for other in setup.engines[place + 1 :]]
         before = {"gathered weights": sum(later), "gradients": _gradients_of_others(setup, engine)}
-        if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
-            before["gradients"] += states.standing_gradient_bytes(engine)
         before["gradients"] += states.settled_gradient_bytes(engine)
-        # A prompt is kept for another forward of the step.
-        keeps = engine.role == "policy" and setup.job.num_backwards(setup.num_gpus) > 1
-        before["kept prompt"] = act.kept_bytes(engine.shape, engine.job) if keeps else 0.0
+        before["kept prompt"] = 0.0
+        if setup.job.num_backwards(setup.num_gpus) > 1:
+            if setup.job.zero_stage < 3:
+                before["gradients"] += states.standing_gradient_bytes(engine)
+            if engine.role == "policy":  # whose prompts are kept for the step's other forwards
+                before["kept prompt"] = act.kept_bytes(engine.shape, engine.job)
         for what, terms in _forward_and_backward(engine):
             yield what, plus(before, terms)
 

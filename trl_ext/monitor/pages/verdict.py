@@ -15,6 +15,7 @@ TRUNCATED_FRAC = 0.1
 MOST_FRAC = 0.5
 KL_PER_TOKEN = 1.0
 ENTROPY_LEFT_FRAC = 0.1
+SUDDEN_FRAC = 0.25
 NO_VALUE_FRAC = 0.05
 MEMORY_OVER_PLAN = 1.05
 LENGTH_CORRELATION = 0.5
@@ -245,7 +246,7 @@ class _Share:
 
 def _cut_off(series: Mapping[str, Series]) -> _Share:
     """Return the share of the last completions that were cut off."""
-    share = _last(series, "completions/clipped_ratio") or 0.0
+    share = _share(series, "completions/clipped_ratio")
     words = (
         f"{share:.0%} of the last completions were cut off at max_completion_length. Give them more tokens, or let "
         "a rule reward short ones."
@@ -258,7 +259,7 @@ def _without_answer(series: Mapping[str, Series]) -> Iterator[_Share]:
     for key in series:
         # Keys of held-out rows begin with `eval_`: a rule gets one sentence.
         if key.startswith("rules/") and key.endswith("/no_answer_frac"):
-            share = _last(series, key) or 0.0
+            share = _share(series, key)
             words = (
                 f"Rule '{key.split('/')[1]}' found no answer in {share:.0%} of the last completions. Read the samples "
                 "in report.html, and ask for the form that the rule reads: `trl-ext score explain` shows it."
@@ -268,7 +269,7 @@ def _without_answer(series: Mapping[str, Series]) -> Iterator[_Share]:
 
 def _alike(series: Mapping[str, Series]) -> _Share:
     """Return the share of the last groups in which all completions earned the same."""
-    share = _last(series, "frac_reward_zero_std") or 0.0
+    share = _share(series, "frac_reward_zero_std")
     advice = "Choose prompts that are neither too easy nor too hard, or raise num_generations."
     earned = _last_rewards(series)
     if min(earned) >= 1:
@@ -285,13 +286,22 @@ def _last_rewards(series: Mapping[str, Series]) -> list[float]:
 
 
 def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn if the entropy fell to a small share of its first values."""
-    entropy = series.get("entropy")
-    left = _last(series, "entropy")
-    if entropy and len(entropy.values) > 1 and left is not None:
-        begin = statistics.fmean(entropy.values[: _window(entropy)])
-        if 0 <= left < ENTROPY_LEFT_FRAC * begin:
-            yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
+    """Warn if the entropy fell to a small share of its first values, or by much with one update."""
+    entropy, left = series.get("entropy", Series()), _last(series, "entropy")
+    begin = statistics.fmean(entropy.values[: _window(entropy)] or [0.0])
+    # Late in a run little is left to fall: a task that is learned has a low entropy.
+    floor = SUDDEN_FRAC * max(entropy.values[:1], default=0.0)
+    logged = itertools.pairwise(zip(entropy.steps, entropy.values, strict=True))
+    sudden = [
+        f"Entropy fell from {short(before)} to {short(after)} by one update, in step {step:,}: completions hardly "
+        "differed from there on. Lower learning_rate."
+        for (step, before), (next_step, after) in logged
+        if next_step == step + 1 and before > floor and 0 <= after < SUDDEN_FRAC * before
+    ]
+    if left is not None and 0 <= left < ENTROPY_LEFT_FRAC * begin:
+        yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
+    else:
+        yield from sudden[:1]
 
 
 def _critic(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
@@ -447,6 +457,11 @@ def _last(series: Mapping[str, Series], key: str) -> float | None:
     if found is None:
         return None
     return found.values[-1] if key.startswith(HELD_OUT) else statistics.fmean(found.values[-_window(found) :])
+
+
+def _share(series: Mapping[str, Series], key: str) -> float:
+    """Return the mean of the last entries of a share, 0 to 1; 0 for a key that is not logged."""
+    return _last(series, key) or 0.0
 
 
 def _change(series: Series) -> float:

@@ -262,9 +262,10 @@ def test_no_trick_earns_anything_with_numpy(trick):
     ],
 )
 def test_a_limit_holds_with_numpy(code, ended):
-    outcome = sandbox.run_program(f"import numpy\n{code}".encode(), b"", sandbox.JobLimits(CPU_S, 256, 65536, SITE))
+    cpu_s = 1.0 if ended == "exit" else CPU_S  # on a busy machine memory is filled slowly
+    outcome = sandbox.run_program(f"import numpy\n{code}".encode(), b"", sandbox.JobLimits(cpu_s, 256, 65536, SITE))
     assert outcome.ended == ended and (ended != "exit" or "Memory" in outcome.note), outcome
-    assert outcome.cpu_s < 2 * CPU_S
+    assert outcome.cpu_s < 2 * cpu_s
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

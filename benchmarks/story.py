@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -70,7 +69,7 @@ STORY = (
 
 
 def train(recipe: Mapping[str, Any], folder: Path, assets: Path, given: Sequence[str]) -> dict[str, Any]:
-    """Run a recipe as a user does, and return its seconds, held-out answers and verdict.
+    """Run a recipe as a user does, unless `folder` has the run, and return its seconds, held-out answers and verdict.
 
     Args:
         given: Words of the command, after those that the quickstart gives.
@@ -80,14 +79,15 @@ def train(recipe: Mapping[str, Any], folder: Path, assets: Path, given: Sequence
     words = ["grpo", "--num_processes", "2", "--config_file", "zero2", "--config", str(path)]
     words += ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
     words += ["--output_dir", str(folder), "--overwrite", "true", *given]
-    begun = time.perf_counter()
-    subprocess.run([Path(sys.executable).with_name("trl-ext"), *words], check=True, stdout=sys.stderr)
-    seconds = time.perf_counter() - begun
-    log = read_state(folder)["log_history"]
-    verdict = judge_run(log, read_series(log), summarize(log), recipe["max_steps"], read_record(folder).measures)
+    if not (folder / "report.html").is_file():
+        subprocess.run([Path(sys.executable).with_name("trl-ext"), *words], check=True, stdout=sys.stderr)
+    log, record = read_state(folder)["log_history"], read_record(folder)
+    summary = summarize(log)
+    assert record is not None and summary.train_s is not None, "The run has ended."
+    verdict = judge_run(log, read_series(log), summary, recipe["max_steps"], record.measures)
     held_out = [entry[ANSWER] for entry in log if ANSWER in entry]
     return {
-        "seconds": round(seconds, 1),
+        "seconds": round(summary.train_s, 1),
         "held_out_before": round(held_out[0], 4),
         "held_out_after": round(held_out[-1], 4),
         "headline": verdict.headline,
@@ -111,7 +111,11 @@ def tell(folder: Path, assets: Path, given: Sequence[str]) -> list[dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--folder", type=Path, help="of the five runs; a folder that is deleted at the end")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="of the five runs: what it has is not run again; else a folder that is deleted at the end",
+    )
     options, given = parser.parse_known_args()
     from benchmarks.quickstart.assets import prepare
 

@@ -30,7 +30,7 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpu_exact_h100", "gpu_memory_h100"), ("memory/formulas", *PPO, "trainers/reward")),
     **dict.fromkeys(("async_trees_cpu", "balance", "planning_cpu"), ("packing",)),
     **dict.fromkeys(("continuous_batching_cpu", "generation_cpu"), ("trainers/generation",)),
-    **dict.fromkeys(("learning_cpu", "whole_step_cpu", "ahead_learning_cpu", "overlap_cpu"), STEP),
+    **dict.fromkeys(("learning_cpu", "whole_step_cpu", "ahead_learning_cpu", "overlap_cpu", "story_cpu"), STEP),
     **dict.fromkeys(("overlap_judged_cpu", "curriculum_cpu"), STEP),
     **dict.fromkeys(("gpu_prof_h100", "gpu_speed_h100", "grpo_update_cpu", "images_cpu"), GRPO),
     **dict.fromkeys(("forks_cpu", "kept_prompts_cpu"), GRPO),

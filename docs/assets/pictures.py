@@ -199,6 +199,26 @@ def draw_step() -> None:
     save(figure, "step.svg")
 
 
+def story_runs() -> list[dict]:
+    """The runs of `benchmarks/story.py`, in their order."""
+    return json.loads((FOLDER.parents[1] / "benchmarks/results/story_cpu.json").read_text())["runs"]
+
+
+def draw_story() -> None:
+    """Held-out answers right after each run of the story, a bar each, with what it changed."""
+    figure, axis = plt.subplots(figsize=(9, 2.4), layout="constrained")
+    runs = story_runs()
+    for row, run in enumerate(runs):
+        right = 100 * run["held_out_after"]
+        axis.barh(row, right, color=BLUE if row else GREY)
+        axis.text(right, row, f" {right:.0f} %", va="center")
+    axis.set_yticks(range(len(runs)), [run["name"] for run in runs])
+    axis.invert_yaxis()
+    axis.margins(x=0.1)
+    axis.set(xlabel="held-out answers right after 20 steps, %")
+    save(figure, "story.svg")
+
+
 def save(figure: plt.Figure, name: str) -> None:
     """Write without a date, so that the same numbers make the same file."""
     figure.savefig(FOLDER / name, metadata={"Date": None}, facecolor="white")
@@ -211,3 +231,4 @@ if __name__ == "__main__":
     draw_family()
     draw_learning()
     draw_step()
+    draw_story()

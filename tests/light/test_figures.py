@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from benchmarks import ages
+from benchmarks.story import STORY as STORY_RUNS
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -165,6 +166,18 @@ def whole_step() -> dict:
     return {README: readme, EVIDENCE: rows, SCREEN: screen, **pages}
 
 
+STORY = ROOT / "docs" / "running" / "story.md"
+
+
+def story() -> dict:
+    """Held-out answers before and after each run, and its seconds."""
+    found = json.loads((RESULTS / "story_cpu.json").read_text())
+    rows = {f"| {100 * run['held_out_after']:.0f} % | {run['seconds']:.0f} s |" for run in found["runs"]}
+    last = found["runs"][-1]
+    ends = f"from {100 * last['held_out_before']:.0f} % to {100 * last['held_out_after']:.0f} %"
+    return {STORY: {*rows, ends, f"{found['seconds'] / 60:.0f} minutes"}, EVIDENCE: {ends}}
+
+
 def card() -> dict:
     """Of one H100: updates and steps over TRL's, MFU, and how far the formulas are from the allocator."""
     speed = json.loads((RESULTS / "gpu_speed_h100.json").read_text())
@@ -198,7 +211,7 @@ def card() -> dict:
     "figures",
     [
         *(card, whole_step, learning, grpo_update, reward, ppo, critic_start, rules, reading, judges, ahead_learning),
-        curriculum,
+        *(curriculum, story),
     ],
     ids=lambda figures: figures.__name__,
 )
@@ -276,6 +289,17 @@ def test_the_step_picture_has_the_seconds_of_each_step(pictures):
     for runs in pictures["step_seconds"]().values():
         assert list(runs) == ["trl", "trl_ext"]
         assert all(f"> {sum(phases.values()):,.1f} s<" in text for phases in runs.values())
+
+
+def test_each_run_of_the_story_follows_a_sentence_of_the_verdict_before():
+    """The page and the picture show it."""
+    page, text = STORY.read_text(), (ASSETS / "story.svg").read_text()
+    runs = json.loads((RESULTS / "story_cpu.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == [attempt.name for attempt in STORY_RUNS]
+    for run, attempt in zip(runs, STORY_RUNS, strict=True):
+        first = run["headline"] if run is runs[-1] else run["warnings"][0]
+        assert attempt.leads_to in first and first[: first.find(". ") + 1 or None] in page
+        assert f">{run['name']}<" in text and f"> {100 * run['held_out_after']:.0f} %<" in text
 
 
 # Ages ----------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from importlib import import_module
 
 import pytest
 
+from benchmarks.quickstart import assets
+from tests import recipes
 from tests.conftest import ROOT
 
 
@@ -95,3 +97,13 @@ def test_grpo_update(run):
     (result,) = run("grpo_update", "--layers", "1", "--width", "192", "--rounds", "1", SHAPES={shape: 1.0})["results"]
     assert result["trl_tokens"] > result["ours_tokens"] > 0
     assert result["extra_ratio"] > 0 and result["extra_token_ratio"] >= 1
+
+
+@pytest.mark.nightly
+def test_story(run, monkeypatch, tmp_path):
+    recipes.save(tmp_path / "model")
+    recipes.write_rows(tmp_path / "data", [row | {"answer": "3"} for row in recipes.PROMPTS] * 8)
+    monkeypatch.setattr(assets, "prepare", lambda: tmp_path)
+    found = run("story", "--max_steps", "1", "--eval_steps", "1", "--bf16", "false")["runs"]
+    assert [one["name"] for one in found] == [one.name for one in import_module("story").STORY]
+    assert all(0 <= one["held_out_after"] <= 1 and one["headline"] and one["warnings"] for one in found)

@@ -116,6 +116,10 @@ def test_what_deserves_a_second_look_is_a_sentence(others, sentence):
 def test_a_collapse_of_entropy_and_a_critic_worse_than_the_mean_are_told():
     log = [entry | {"entropy": 2.0 * 0.5**number} for number, entry in enumerate(rewards([0.1] * 20))]
     assert "Entropy fell from 0.78 to 2.4e-05: completions hardly differ. Lower learning_rate" in warned(log)
+    learned = [
+        entry | {"entropy": 2.0 * 0.5**number} for number, entry in enumerate(rewards([n / 20 for n in range(20)]))
+    ]
+    assert "Entropy" not in warned(learned), "a policy that has learned is sure of its answers"
     log = [{"step": step, "objective/scores": 0.1 * step, "loss/value_avg": 1.0} for step in range(1, 5)]
     assert "explained variance ended at -0.50" in warned([e | {"ppo/explained_variance": -0.5} for e in log])
 

@@ -286,10 +286,13 @@ def _last_rewards(series: Mapping[str, Series]) -> list[float]:
 
 
 def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
-    """Warn if the entropy fell to a small share of its first values, or by much with one update."""
+    """Warn if the entropy fell to a small share of its first values without a better reward, or by much in an update.
+
+    A policy that has learned is sure of its answers: a slow fall to little entropy is then no fault.
+    """
     entropy, left = series.get("entropy", Series()), _last(series, "entropy")
     begin = statistics.fmean(entropy.values[: _window(entropy)] or [0.0])
-    # Late in a run little is left to fall: a task that is learned has a low entropy.
+    # Late in a run little is left to fall.
     floor = SUDDEN_FRAC * max(entropy.values[:1], default=0.0)
     logged = itertools.pairwise(zip(entropy.steps, entropy.values, strict=True))
     sudden = [
@@ -298,7 +301,8 @@ def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]
         for (step, before), (next_step, after) in logged
         if next_step == step + 1 and before > floor and 0 <= after < SUDDEN_FRAC * before
     ]
-    if left is not None and 0 <= left < ENTROPY_LEFT_FRAC * begin:
+    is_better = _learning(series, summary).mood == "better"
+    if left is not None and 0 <= left < ENTROPY_LEFT_FRAC * begin and not is_better:
         yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
     else:
         yield from sudden[:1]

@@ -81,6 +81,8 @@ def train(recipe: Mapping[str, Any], folder: Path, assets: Path, given: Sequence
     words += ["--output_dir", str(folder), "--overwrite", "true", *given]
     if not (folder / "report.html").is_file():
         subprocess.run([Path(sys.executable).with_name("trl-ext"), *words], check=True, stdout=sys.stderr)
+    elif given:
+        raise SystemExit(f"{folder} has a run, which {' '.join(given)} would not change. Give another --folder.")
     log, record = read_state(folder)["log_history"], read_record(folder)
     summary = summarize(log)
     assert record is not None and summary.train_s is not None, "The run has ended."

@@ -107,3 +107,10 @@ def test_story(run, monkeypatch, tmp_path):
     found = run("story", "--max_steps", "1", "--eval_steps", "1", "--bf16", "false")["runs"]
     assert [one["name"] for one in found] == [one.name for one in import_module("story").STORY]
     assert all(0 <= one["held_out_after"] <= 1 and one["headline"] and one["warnings"] for one in found)
+
+
+def test_the_story_refuses_words_for_a_run_that_is_there(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/report.html").touch()
+    with pytest.raises(SystemExit, match="has a run, which --seed 3 would not change"):
+        import_module("benchmarks.story").train({}, tmp_path / "0", tmp_path, ["--seed", "3"])

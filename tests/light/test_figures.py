@@ -308,7 +308,7 @@ ON_README = ("gpu_memory_h100", "gpu_speed_h100", "grpo_update_cpu", "learning_c
 ON_README += ("whole_step_cpu",)
 # Older than `MOST_COMMITS` when the test was written: they wait for `make bench` on an idle machine, or for a card.
 # A name whose figure is measured again fails here until it is taken out; none may be added.
-WAITING = {"gpu_memory_h100", "reward_cpu"}
+WAITING = {"gpu_memory_h100"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)

@@ -174,6 +174,9 @@ def decided(
     zero = (engine or {}).get("zero_optimization") or {}
     given = frozenset(DECIDED_BY.get(name, name) for name in args.given)
     given |= {name for name in SIZES if zero.get(name, "auto") != "auto"}
+    options = args.gradient_checkpointing_kwargs or {}
+    if options.get("use_reentrant") or "keep_attention" in options:  # reentrant checkpointing cannot keep it
+        given |= {"keep_attention"}
     if job.uses_lora:
         given |= {"method"}
     if has_value_model:

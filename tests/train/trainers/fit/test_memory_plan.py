@@ -154,6 +154,16 @@ def test_a_users_options_of_checkpointing_stay_in_a_planned_run(tmp_path):
     assert args.gradient_checkpointing_kwargs == options
 
 
+@pytest.mark.parametrize("options", [{"keep_attention": False}, {"use_reentrant": True}])
+def test_a_plan_keeps_no_attention_against_a_users_options(options, tmp_path):
+    tiny.model("llama").save_pretrained(tmp_path / "model")
+    plan = written(tmp_path / "plan", str(tmp_path / "model"), checkpoint_every=1, keep_attention=True)
+    settings = dict(memory=plan, gradient_checkpointing=True)
+    assert grpo_trainer(tmp_path, **settings).args.gradient_checkpointing_kwargs == {"keep_attention": True}
+    args = grpo_trainer(tmp_path, **settings, gradient_checkpointing_kwargs=dict(options)).args
+    assert args.gradient_checkpointing_kwargs == options
+
+
 def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
     tiny.model("llama").save_pretrained(tmp_path / "model")
     settings = dict(memory="1xA40-48GB", global_batch=8)

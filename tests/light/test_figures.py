@@ -167,6 +167,7 @@ def whole_step() -> dict:
 
 
 STORY = ROOT / "docs" / "running" / "story.md"
+CHINESE_STORY = ROOT / "docs" / "zh" / "running" / "story.md"
 
 
 def story() -> dict:
@@ -175,7 +176,9 @@ def story() -> dict:
     rows = {f"| {100 * run['held_out_after']:.0f} % | {run['seconds']:.0f} s |" for run in found["runs"]}
     last = found["runs"][-1]
     ends = f"from {100 * last['held_out_before']:.0f} % to {100 * last['held_out_after']:.0f} %"
-    return {STORY: {*rows, ends, f"{found['seconds'] / 60:.0f} minutes"}, EVIDENCE: {ends}}
+    minutes = f"{found['seconds'] / 60:.0f}"
+    in_chinese = {*rows, ends.replace("from ", "从 ").replace(" to ", " 升到 "), f"{minutes} 分钟"}
+    return {STORY: {*rows, ends, f"{minutes} minutes"}, CHINESE_STORY: in_chinese, EVIDENCE: {ends}}
 
 
 def card() -> dict:

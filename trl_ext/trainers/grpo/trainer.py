@@ -5,7 +5,6 @@ TRL computes the loss. This trainer changes how many tokens go through the model
 
 import math
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -55,14 +54,14 @@ from trl_ext.trainers.grpo.rewards import (
 )
 from trl_ext.trainers.record.trainer import REPORT_VARIABLE
 from trl_ext.trainers.reward.scorer import with_scorers
-from trl_ext.trainers.rows.images import KEYS, GivenImages, check_images, check_padded, image_rows
+from trl_ext.trainers.rows.images import KEYS, check_images, check_padded
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.step.forward import StepForward, running_forward
 from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merge_metrics
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
-from trl_ext.trainers.step.score import FlatBatch, LogProbs, flat_batch, score
+from trl_ext.trainers.step.score import LogProbs, score, score_batch
 from trl_ext.trainers.step.self_check import check_causal_model
 from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
@@ -292,8 +291,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         with self.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             known = KEYS if self._takes_images else ()
             if not self._packs or any(value is not None for name, value in multimodal.items() if name not in known):
-                if self.model.training:
-                    self.counts.add_forward(input_ids.numel(), attention_mask, of_update=forward is not None)
                 with self._critic_hooks.scoring(model, logits_to_keep):
                     logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
                         model,
@@ -309,53 +306,24 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             elif forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
             else:
-                flat = flat_batch(
+                result = score_batch(
+                    model,
                     input_ids,
                     attention_mask,
                     logits_to_keep,
                     self.step_settings,
                     self.accelerator,
+                    multimodal,
                     batch_size,
-                    keep_all=compute_aux_loss,
-                    images=self.given_images(multimodal, len(input_ids)),
+                    compute_entropy,
+                    compute_aux_loss,
                 )
-                result = self._scored_batch(model, flat, compute_entropy, compute_aux_loss)
-                if self.model.training:
-                    self.counts.add_forward(result.num_forwarded, attention_mask, of_update=False)
+            if self.model.training:
+                self.counts.add_forward(result.num_forwarded, attention_mask, of_update=forward is not None)
             for part in self._parts:
                 part.after_scoring(self, result)
             self._old_policy.add_ratios(result.logps)
         return result.logps, result.entropies, result.aux_loss
-
-    def given_images(self, given: Mapping[str, Any], num_rows: int) -> GivenImages | None:
-        """Return the images of a batch's rows from TRL's arguments or columns; None if the trainer reads none."""
-        reader = self.step_settings.reader
-        if reader is None:
-            return None
-        return GivenImages(image_rows(given, num_rows), reader)
-
-    def _scored_batch(
-        self, model: nn.Module, flat: FlatBatch, compute_entropy: bool, compute_aux_loss: bool
-    ) -> LogProbs:
-        """Return the log-probabilities of this process's rows, scored without a gradient. Collective.
-
-        Args:
-            model: As training calls it.
-            flat: The batch as flat rows.
-            compute_entropy, compute_aux_loss: As in TRL.
-        """
-        with self.accelerator.autocast():
-            result = score(
-                model,
-                flat.batch,
-                flat.rows,
-                self.accelerator.device,
-                num_forwards=flat.num_forwards,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-                group=self.step_settings.group,
-            )
-        return result.of_rows(flat.of_group.own)
 
     def _scored_forward(
         self, model: nn.Module, forward: StepForward, compute_entropy: bool, compute_aux_loss: bool
@@ -369,7 +337,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """
         rows = forward.calls()
         with self.accelerator.autocast():
-            result = score(
+            return score(
                 model,
                 forward.unpadded,
                 rows,
@@ -380,9 +348,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
                 group=self.step_settings.group,
                 cache=forward.cache,
             )
-        if self.model.training:
-            self.counts.add(result.num_forwarded, 0, 0)
-        return result
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training returns the forwards of the micro-step, planned over
@@ -444,7 +409,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         rows to generate for and the rollouts to train on."""
         for part in self._parts:
             inputs = part.before_generation(self, inputs)
-        self._row_checks.look_at_batch(inputs, self.accelerator)
+        self._row_checks.look_at_batch(inputs)
         metrics = self.running_metrics
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid(), self._passes.waiting():
             output = super()._generate_and_score_completions(inputs)
@@ -455,7 +420,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self.equal_groups.apply(output, metrics, self.logged_advantages, self.accelerator)
         if self._evaluated is not None:
             self._evaluated.end_batch(self.equal_groups.rewards)
-        check_images(output, self.step_settings.reader, self.accelerator)
+        check_images(output, self.step_settings.reader)
         for part in self._parts:
             output = part.after_generation(self, output)
         return output

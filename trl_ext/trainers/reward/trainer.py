@@ -428,7 +428,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-            pairs = gather_object(self._judged) if self.accelerator.num_processes > 1 else self._judged
+            pairs = gather_object(self._judged)
         metrics = evaluation_metrics(pairs)
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})

@@ -212,7 +212,7 @@ class UnscoredRules:
             return
         taken = {place: rule_set.take_tallies() for place, rule_set in _sets_of(trainer.reward_funcs)}
         own = {key: taken[key[0]].get(key[1], Tally()) for key in rules}
-        for part in gather_object([own]) if trainer.accelerator.num_processes > 1 else [own]:
+        for part in gather_object([own]):
             for key, tally in part.items():
                 self.tallies[key] = self.tallies.get(key, Tally()) + tally
         self.num_batches += 1
@@ -238,7 +238,7 @@ class UnscoredRules:
         function, dataset = trainer.reward_funcs[key[0]], trainer.train_dataset
         why = tally.why(rule)
         if is_first and tally.scored_nothing and function.on_unscored == "error":
-            if not _can_score(function, rule, dataset, tally, trainer.accelerator):
+            if not _can_score(function, rule, dataset, tally):
                 raise DataError(
                     f"Rule '{rule.name}' scored none of the {tally.num_rows} completions of the first step: {why}. "
                     "Only the other rewards would be learned. Mend the column or the rule, or give the rule `when`; "
@@ -257,7 +257,7 @@ class UnscoredRules:
             )
 
 
-def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerator: Any) -> bool:
+def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally) -> bool:
     """Return True if the rule can score other rows than the rows of this step. Collective.
 
     In a mixture of tasks, a small step may have no row for some rule. For a dataset the rule is tried on other rows.
@@ -268,13 +268,12 @@ def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerato
         rule: The rule.
         dataset: The rows that a run trains on.
         tally: The scores of the rule in this step, over all ranks.
-        accelerator: The trainer's.
     """
     if not isinstance(dataset, Dataset) or not set(rule.all_columns) <= set(dataset.column_names):
         return tally.num_covered == tally.num_rows
     verdicts = verdicts_on(function, rule, list(rows_tried(rule, dataset).values()))
     can = any(verdict.value is not None for verdict in verdicts)
-    return any(gather_object([can])) if accelerator.num_processes > 1 else can
+    return any(gather_object([can]))
 
 
 def _sets_of(functions: list[Any]) -> Iterator[tuple[int, RuleSet]]:

@@ -29,15 +29,27 @@ class GivenImages:
     reader: ImageReader
     runs_everywhere: bool = False  # as in `BatchImages`
 
-    def of_all(self, accelerator: Any) -> "GivenImages":
-        """Return a copy with `runs_everywhere` set: whether the vision tower runs in all forwards. Collective.
+    @classmethod
+    def of(
+        cls, given: Mapping[str, Any], num_rows: int, reader: ImageReader | None, accelerator: Any
+    ) -> "GivenImages | None":
+        """Return the images of a batch's rows; None if the model reads none. Collective if it reads some.
 
-        In one process, and under DDP while no rank has an image, it runs only on images, as in TRL: a tower without
-        gradients is not updated. DeepSpeed would apply the previous gradient again.
+        In one process, and under DDP while no rank has an image, the vision tower runs only on images, as in TRL: a
+        tower without gradients is not updated. DeepSpeed would apply the previous gradient again.
+
+        Args:
+            given: As in `image_rows`.
+            num_rows: Rows of the batch.
+            reader: Reads the images for the model; None if rows have none.
+            accelerator: The trainer's accelerator.
         """
+        if reader is None:
+            return None
+        rows = image_rows(given, num_rows)
         is_sharded = accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
         is_alone = accelerator.num_processes == 1
-        return replace(self, runs_everywhere=is_sharded or (not is_alone and any(gather_object([any(self.rows)]))))
+        return cls(rows, reader, is_sharded or (not is_alone and any(gather_object([any(rows)]))))
 
 
 def image_rows(given: Mapping[str, Any], num_rows: int) -> ImageRows:
@@ -74,7 +86,7 @@ def whole_rows(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     return ids, mask
 
 
-def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accelerator: Any) -> None:
+def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None) -> None:
     """Raise DataError on all ranks if the image tokens of a row do not match its images. Collective.
 
     If no row of any rank has an image, the image token is text, as in TRL. Without `reader`, nothing is checked.
@@ -85,7 +97,7 @@ def check_images(rollouts: Mapping[str, Any], reader: ImageReader | None, accele
     counts = ((ids == reader.token_id) & (mask > 0)).sum(dim=1).tolist()
     rows = image_rows(rollouts, len(counts))
     mine = any(rows), reader.problem(counts, rows)
-    found = gather_object([mine]) if accelerator.num_processes > 1 else [mine]
+    found = gather_object([mine])
     for rank, (_, problem) in enumerate(found):
         if problem and any(is_shown for is_shown, _ in found):
             raise DataError(f"On rank {rank}: {problem}" if len(found) > 1 else problem)

@@ -70,14 +70,11 @@ class PromptChecks:
             else:
                 self._check_rows(dataset, name)
 
-    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any) -> None:
+    def look_at_batch(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise DataError on all ranks if any of them has bad rows of a stream. Collective."""
         if not self.has_late_rows or self.options.get("rollout_func") is not None:
             return
-        found = [self._problem_of_batch(rows)]
-        if accelerator.num_processes > 1:
-            found = gather_object(found)
-        for rank, problem in enumerate(found):
+        for rank, problem in enumerate(gather_object([self._problem_of_batch(rows)])):
             if problem:
                 raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
 

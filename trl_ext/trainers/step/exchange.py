@@ -5,11 +5,15 @@ a rank, `P` columns of its prompts (padding on the left), `C` columns of its com
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, send_to_device
 from torch.nn.functional import pad
+
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.rows.images import whole_rows
 
 _MASKS = ("prompt_mask", "completion_mask")
 # Bytes of all ranks' rows that are gathered at once: a step of 32,768 rows of 8,192 columns has 2 GiB of ids alone.
@@ -62,6 +66,51 @@ def redistribute(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], 
             entries = gather_object(send_to_device(value, "cpu"))
             found[key] = send_to_device([entries[row] for row in mine], accelerator.device)
     return {key: found[key] for key in batch}
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBatch:
+    """A padded batch that goes through a model, and the part that belongs to this process."""
+
+    input_ids: torch.Tensor  # [N, P + C] rows of all processes of the group, in process order
+    attention_mask: torch.Tensor  # as `input_ids`
+    width: int  # C
+    first: int  # index of this process's first row
+    own_shape: tuple[int, int]  # B and the completion width of this process's rows
+
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this process's rows, [B, C] in their original width, of values [N, C] that are 0 on padding."""
+        rows, width = self.own_shape
+        if values.shape == self.own_shape:
+            return values
+        return pad(values[self.first : self.first + rows], (0, width - self.width))
+
+
+def gather_group(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, group: SequenceGroup | None, accelerator: Any
+) -> GroupBatch:
+    """Return the rows of all processes of the group as one batch. Collective; without a group, this process's rows.
+
+    Args:
+        input_ids, attention_mask: [B, P + C]; all processes have equally many rows.
+        width: C, the completion width.
+        group: Processes that share rows; None without sharing.
+        accelerator: The trainer's.
+    """
+    shape = len(input_ids), width
+    if group is None:
+        return GroupBatch(input_ids, attention_mask, width, 0, shape)
+    prompts = input_ids.size(1) - width
+    batch = {
+        "prompt_ids": input_ids[:, :prompts],
+        "prompt_mask": attention_mask[:, :prompts],
+        "completion_ids": input_ids[:, prompts:],
+        "completion_mask": attention_mask[:, prompts:],
+    }
+    in_group = len(input_ids) * group.size
+    firsts = [rank // group.size * in_group for rank in range(accelerator.num_processes)]
+    here = redistribute(batch, [range(first, first + in_group) for first in firsts], accelerator)
+    return GroupBatch(*whole_rows(here), here["completion_ids"].size(1), group.rank * len(input_ids), shape)
 
 
 def _sizes_everywhere(batch: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:

@@ -22,7 +22,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.packing.families.images import one_of_each
 from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.step_plan import PrefixGroup, RowSize, StepPlan, plan_step, tokens_of_rows
-from trl_ext.trainers.rows.images import GivenImages, by_rows, image_rows, redistribute_images
+from trl_ext.trainers.rows.images import GivenImages, by_rows, redistribute_images
 from trl_ext.trainers.step.exchange import redistribute
 from trl_ext.trainers.step.forward import Forward, PrefixBackward, StepForward
 from trl_ext.trainers.step.rows import (
@@ -258,10 +258,8 @@ class StepPlanner:
 
     def _images(self, rollouts: Rollouts) -> GivenImages | None:
         """Return the images of rows if the model reads images. Collective in that case."""
-        if (reader := self._settings.reader) is None:
-            return None
-        rows = image_rows(rollouts, len(rollouts["completion_ids"]))
-        return GivenImages(rows, reader).of_all(self._trainer.accelerator)
+        num_rows = len(rollouts["completion_ids"])
+        return GivenImages.of(rollouts, num_rows, self._settings.reader, self._trainer.accelerator)
 
     def _forwards(self, rows: StepRows, mine: Sequence[Sequence[int]], plan: StepPlan) -> list[Forward]:
         """Return this rank's forwards, and after each prefix group the backward of its cached prefix."""

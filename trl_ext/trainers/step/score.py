@@ -3,7 +3,7 @@
 Legend: B rows of the padded batch, P its prompt width, C its completion width, T tokens of a flat row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,12 @@ from trl_ext.errors import SupportError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.packing.prefix_cache import PrefixCache
-from trl_ext.packing.step_plan import num_tokens
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat, only_positions
 from trl_ext.trainers.rows.images import GivenImages
-from trl_ext.trainers.step.exchange import agreed_num_forwards
-from trl_ext.trainers.step.sequence_parallel import GroupBatch, gather_group
+from trl_ext.trainers.step.exchange import GroupBatch, agreed_num_forwards, gather_group
 from trl_ext.trainers.step.settings import StepSettings
-from trl_ext.trainers.step.unpadded import Unpadded, filler, plan, row_sizes, unpad
+from trl_ext.trainers.step.unpadded import Unpadded, filler, plan_forwards, unpad
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,9 @@ def flat_batch(
     width: int,
     settings: StepSettings,
     accelerator: Any,
+    images: Mapping[str, Any],
     batch_size: int | None = None,
     keep_all: bool = False,
-    images: GivenImages | None = None,
 ) -> FlatBatch:
     """Return a padded batch [B, P + C] as flat rows. Collective.
 
@@ -84,24 +82,62 @@ def flat_batch(
         input_ids, attention_mask, width: As in `unpad`.
         settings: The settings of the step.
         accelerator: The trainer's accelerator.
+        images: TRL's arguments or columns for the images of the rows.
         batch_size: Rows of a padded forward; None for all at once.
         keep_all: Keep every row, scored or not, with its own prompt: an auxiliary loss counts all tokens.
-        images: Images of the rows; None if the model takes none.
     """
-    given = gather_group(input_ids, attention_mask, width, settings.group, accelerator)
-    batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
-    batch = batch.with_images(None if images is None else images.of_all(accelerator))
-    rows = plan(batch, share, keep_all=keep_all)
-    budget = settings.max_tokens
-    if budget is None:
-        sizes, each = row_sizes(batch, share), batch_size or len(given.input_ids)
-        budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
-    if rows[0].num_tokens > budget:
-        multiple = None
-        if settings.caches_prefixes and share:
-            multiple = 1 if settings.group is None else settings.group.size
-        rows = plan(batch, share, budget, keep_all=keep_all, prefix_multiple=multiple)
+    group, share = settings.group, settings.share_prompt and not keep_all
+    given = gather_group(input_ids, attention_mask, width, group, accelerator)
+    shown = GivenImages.of(images, len(input_ids), settings.reader, accelerator)
+    batch = unpad(given.input_ids, given.attention_mask, given.width).with_images(shown)
+    multiple = None
+    if settings.caches_prefixes and share:
+        multiple = 1 if group is None else group.size
+    rows = plan_forwards(batch, share, settings.max_tokens, batch_size, keep_all, multiple)
     return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
+
+
+def score_batch(
+    model: Callable[..., Any],
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    width: int,
+    settings: StepSettings,
+    accelerator: Any,
+    images: Mapping[str, Any],
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+) -> LogProbs:
+    """Return the log-probabilities of a padded batch [B, P + C], scored on flat rows without a gradient. Collective.
+
+    Args:
+        model: As training calls it.
+        input_ids, attention_mask, width, settings, accelerator, images, batch_size: As in `flat_batch`.
+        compute_entropy, compute_aux_loss: As in TRL.
+    """
+    flat = flat_batch(
+        input_ids,
+        attention_mask,
+        width,
+        settings,
+        accelerator,
+        images,
+        batch_size,
+        keep_all=compute_aux_loss,
+    )
+    with accelerator.autocast():
+        result = score(
+            model,
+            flat.batch,
+            flat.rows,
+            accelerator.device,
+            num_forwards=flat.num_forwards,
+            compute_entropy=compute_entropy,
+            compute_aux_loss=compute_aux_loss,
+            group=settings.group,
+        )
+    return result.of_rows(flat.of_group.own)
 
 
 def score(
@@ -136,7 +172,8 @@ def score(
     num_forwarded = 0
     for row, packed in _lay_out(rows, num_forwards, batch, device, group, cache):
         num_forwarded += packed.num_tokens
-        outputs = forward(model, packed, compute_aux_loss)
+        with head_in_cache(device.type):
+            outputs = forward(model, packed, compute_aux_loss)
         if row.is_prefix:
             assert packed.table.cache is not None
             packed.table.cache.end(outputs.log_probs)
@@ -223,7 +260,7 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
     """
     options = {"output_router_logits": True} if compute_aux_loss else {}
     before = _before_scored(packed)
-    with only_positions(before), head_in_cache(before.device.type):
+    with only_positions(before):
         # The label of a position is the next token; a row without scored tokens has one position without a label.
         labels = packed.labels[None]
         if not labels.numel():

@@ -1,22 +1,12 @@
-"""The setting `sequence_parallel`: which runs can share rows between processes, and batches of such a group.
-
-Legend: B rows of a process, P prompt width, C completion width.
-"""
+"""The setting `sequence_parallel`: which runs can share rows between processes."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch.nn.functional import pad
 
 from trl_ext.errors import ConfigError
 from trl_ext.packing.families.rope import kinds_of
 from trl_ext.packing.families.state import carries_state
-from trl_ext.packing.ulysses import SequenceGroup
-from trl_ext.trainers.rows.images import whole_rows
-from trl_ext.trainers.step.exchange import redistribute
 
 
 def size_of_groups(args: Any) -> int:
@@ -62,48 +52,3 @@ def check_models(models: Sequence[Any], size: int) -> None:
                 f"{name} has positions of type {kind}, which depend on the length of the whole row. Leave "
                 f"sequence_parallel={size} out."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class GroupBatch:
-    """A padded batch that goes through a model, and the part that belongs to this process."""
-
-    input_ids: torch.Tensor  # [N, P + C] rows of all processes of the group, in process order
-    attention_mask: torch.Tensor  # as `input_ids`
-    width: int  # C
-    first: int  # index of this process's first row
-    own_shape: tuple[int, int]  # B and the completion width of this process's rows
-
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """Return this process's rows, [B, C] in their original width, of values [N, C] that are 0 on padding."""
-        rows, width = self.own_shape
-        if values.shape == self.own_shape:
-            return values
-        return pad(values[self.first : self.first + rows], (0, width - self.width))
-
-
-def gather_group(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, group: SequenceGroup | None, accelerator: Any
-) -> GroupBatch:
-    """Return the rows of all processes of the group as one batch. Collective; without a group, this process's rows.
-
-    Args:
-        input_ids, attention_mask: [B, P + C]; all processes have equally many rows.
-        width: C, the completion width.
-        group: Processes that share rows; None without sharing.
-        accelerator: The trainer's.
-    """
-    shape = len(input_ids), width
-    if group is None:
-        return GroupBatch(input_ids, attention_mask, width, 0, shape)
-    prompts = input_ids.size(1) - width
-    batch = {
-        "prompt_ids": input_ids[:, :prompts],
-        "prompt_mask": attention_mask[:, :prompts],
-        "completion_ids": input_ids[:, prompts:],
-        "completion_mask": attention_mask[:, prompts:],
-    }
-    in_group = len(input_ids) * group.size
-    firsts = [rank // group.size * in_group for rank in range(accelerator.num_processes)]
-    here = redistribute(batch, [range(first, first + in_group) for first in firsts], accelerator)
-    return GroupBatch(*whole_rows(here), here["completion_ids"].size(1), group.rank * len(input_ids), shape)

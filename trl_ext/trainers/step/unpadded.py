@@ -13,7 +13,7 @@ from trl_ext.errors import DataError
 from trl_ext.packing.families.images import BatchImages
 from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
-from trl_ext.packing.step_plan import RowSize
+from trl_ext.packing.step_plan import RowSize, num_tokens
 from trl_ext.trainers.rows.images import GivenImages
 from trl_ext.trainers.rows.sentence import named_with_verb
 
@@ -96,6 +96,31 @@ def plan(
     sizes = row_sizes(batch, share_prompt)
     in_common = [shareable(batch.sequences[i]) for i in kept] if share_prompt else None
     return renumbered(plan_rows([sizes[i] for i in kept], max_tokens, in_common, prefix_multiple), kept)
+
+
+def plan_forwards(
+    batch: Unpadded,
+    share_prompt: bool,
+    max_tokens: int | None,
+    batch_size: int | None,
+    keep_all: bool = False,
+    prefix_multiple: int | None = None,
+) -> list[PlannedRow]:
+    """Plan one flat row of the batch if it is small enough; else several.
+
+    Args:
+        batch, share_prompt, keep_all: As in `plan`.
+        max_tokens: Most tokens of a row; None: as many as `batch_size` rows packed together.
+        batch_size: Rows of a padded forward; None for all at once.
+        prefix_multiple: As in `plan_rows`.
+    """
+    if max_tokens is None:
+        sizes, each = row_sizes(batch, share_prompt), batch_size or len(batch.sequences)
+        max_tokens = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
+    rows = plan(batch, share_prompt, keep_all=keep_all)
+    if rows[0].num_tokens > max_tokens:
+        rows = plan(batch, share_prompt, max_tokens, keep_all, prefix_multiple)
+    return rows
 
 
 def shareable(tokens: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.log_probs import OLD
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
-from trl_ext.trainers.rows.images import KEYS, GivenImages, whole_rows
+from trl_ext.trainers.rows.images import KEYS, whole_rows
 from trl_ext.trainers.step.forward import running_forward
 from trl_ext.trainers.step.score import flat_batch, score_values
 
@@ -101,8 +101,7 @@ class CriticValues:
         ids, mask = whole_rows(rollouts)
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             if trainer.step_settings.packs:
-                images = trainer.given_images(rollouts, len(ids))
-                return self._pack(model, ids, mask, width, batch_size, images)
+                return self._pack(model, ids, mask, width, batch_size, rollouts)
             parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
             return torch.cat([self._pad(model, one, of_one, width) for one, of_one in parts])
 
@@ -128,7 +127,7 @@ class CriticValues:
         mask: torch.Tensor,
         width: int,
         batch_size: int | None,
-        images: GivenImages | None,
+        rollouts: Mapping[str, Any],
     ) -> torch.Tensor:
         """Return the values before each completion token, [B, C], by flat rows.
 
@@ -137,7 +136,7 @@ class CriticValues:
             input_ids, mask: [B, P + C] padded rows.
             width: C, the completion width.
             batch_size: Rows of a padded forward, which limits a flat row without a budget; None for all.
-            images: Of the rows; None if the model takes none.
+            rollouts: TRL's columns, for the images of the rows.
         """
         trainer, settings, forward = self._trainer, self._trainer.step_settings, running_forward()
         with trainer.accelerator.autocast():
@@ -152,7 +151,7 @@ class CriticValues:
                     role=CRITIC,
                 )
             else:
-                flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size, images=images)
+                flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, rollouts, batch_size)
                 values, num = score_values(
                     model,
                     flat.batch,

@@ -133,6 +133,8 @@ def test_an_entropy_that_one_update_takes_is_told_and_a_slow_fall_is_not():
     )
     sentence = "Entropy fell from 2.12 to 0.18 by one update, in step 1: completions hardly differed from there on."
     assert f"{sentence} Lower learning_rate." in first and "Entropy" not in second
+    rose = judged([one | {"entropy": value} for one, value in zip(rewards(collapsed[::-1]), collapsed, strict=True)])
+    assert rose.headline.startswith("The policy collapsed, though reward rose from 0.") and rose.mood == "worse"
     rare = [
         entry | {"step": 10 * entry["step"], "entropy": value}
         for entry, value in zip(rewards([0.1] * 6), collapsed, strict=True)

@@ -28,6 +28,7 @@ MOST_CHARS = 500  # of an error in the headline
 # A smaller change, as a share of the larger value, does not count.
 _SMALL = 0.02
 _RULES = Curve("rewards/*/mean", "*")
+_LEARNED = "It learned: "
 # What to do after a run that ended badly without another warning.
 _WORSE = "Read the samples. Lower learning_rate; if grad_norm is 0, change prompts or reward, or allow more tokens."
 _WITHOUT_VALUE = {
@@ -115,6 +116,8 @@ def _headline(
         return _Headline(f"It failed after step {error['step']}: {cut(error[ERROR], MOST_CHARS)}", "worse")
     learned = _learning(series, summary)
     untrained = _without_gradient(log_history, learned.mood)
+    if learned.mood == "better" and _collapses(series):
+        learned = _Headline(f"The policy collapsed, though {learned.text.removeprefix(_LEARNED)}", "worse")
     return _Headline(untrained, "worse") if untrained else learned
 
 
@@ -190,7 +193,7 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> _Headline:
     if abs(after - before) <= noise:
         return _Headline(f"No change to speak of: {curve.name} went {words}", "same")
     if after > before:
-        return _Headline(f"It learned: {curve.name} rose {words}", "better")
+        return _Headline(f"{_LEARNED}{curve.name} rose {words}", "better")
     return _Headline(f"It got worse: {curve.name} fell {words}", "worse")
 
 
@@ -292,20 +295,25 @@ def _entropy(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]
     """
     entropy, left = series.get("entropy", Series()), _last(series, "entropy")
     begin = statistics.fmean(entropy.values[: _window(entropy)] or [0.0])
+    is_better = _learning(series, summary).mood == "better"
+    if left is not None and 0 <= left < ENTROPY_LEFT_FRAC * begin and not is_better:
+        yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
+    else:
+        yield from _collapses(series)[:1]
+
+
+def _collapses(series: Mapping[str, Series]) -> list[str]:
+    """Return a sentence on each update that took most of the entropy."""
+    entropy = series.get("entropy", Series())
     # Late in a run little is left to fall.
     floor = SUDDEN_FRAC * max(entropy.values[:1], default=0.0)
     logged = itertools.pairwise(zip(entropy.steps, entropy.values, strict=True))
-    sudden = [
+    return [
         f"Entropy fell from {short(before)} to {short(after)} by one update, in step {step:,}: completions hardly "
         "differed from there on. Lower learning_rate."
         for (step, before), (next_step, after) in logged
         if next_step == step + 1 and before > floor and 0 <= after < SUDDEN_FRAC * before
     ]
-    is_better = _learning(series, summary).mood == "better"
-    if left is not None and 0 <= left < ENTROPY_LEFT_FRAC * begin and not is_better:
-        yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ. Lower learning_rate."
-    else:
-        yield from sudden[:1]
 
 
 def _critic(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:

@@ -33,7 +33,7 @@ def scored(value):
     for given in (value, [value, 0.5]):
         reward = guard(lambda completions, given=given, **_: [given, 1.0], "odd", takes_turns=True)
         first, second = reward(completions=["a", "b"])
-        raise_together([reward], num_processes=1, rank=0)
+        raise_together([reward], rank=0)
         assert second == 1.0
         assert reward.turns[1] is None and (first is None or torch.tensor(float(first)).isfinite())
         assert (reward.turns[0] is None) == (first is None or given is value)

@@ -51,7 +51,7 @@ def outcome(returned, *, is_async, takes_turns):
     guarded = guard(scores_later if is_async else scores, "mine", takes_turns)
     found = guarded(completions=["a", "b"])
     found = asyncio.run(found) if is_async else found
-    raise_together([guarded], num_processes=1, rank=0)
+    raise_together([guarded], rank=0)
     return found
 
 

@@ -87,13 +87,13 @@ def read_deepspeed(file: str) -> Engine:
 
 def zero_stage(engine: Mapping[str, Any] | None) -> int:
     """Return the stage in DeepSpeed's settings; 0 without DeepSpeed."""
-    return int(_zero(engine).get("stage", 0))
+    return int(zero_optimization(engine).get("stage", 0))
 
 
 def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[str, Any]:
     """Return `Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements. The
     Trainer fills "auto" from the hidden size."""
-    zero = _zero(engine)
+    zero = zero_optimization(engine)
     if engine and "fsdp" in engine:
         return {"zero_stage": 3, "fsdp": True, **engine["fsdp"]}
     if not zero:
@@ -112,7 +112,8 @@ def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[s
     return {"zero_stage": zero_stage(engine), "offload": offload, "overlap_comm": overlaps, **sizes}
 
 
-def _zero(engine: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def zero_optimization(engine: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return DeepSpeed's settings of ZeRO; empty without DeepSpeed."""
     return (engine or {}).get("zero_optimization") or {}
 
 

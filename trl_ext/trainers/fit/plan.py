@@ -17,7 +17,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.files import settings
-from trl_ext.memory.files.launch import fsdp_engine
+from trl_ext.memory.files.launch import fsdp_engine, zero_optimization
 from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
@@ -171,7 +171,7 @@ def decided(
         has_value_model: Whether a value model is given.
     """
     # Sizes that the file gives as numbers; the plan decides "auto" and missing sizes.
-    zero = (engine or {}).get("zero_optimization") or {}
+    zero = zero_optimization(engine)
     given = frozenset(DECIDED_BY.get(name, name) for name in args.given)
     given |= {name for name in SIZES if zero.get(name, "auto") != "auto"}
     options = args.gradient_checkpointing_kwargs or {}

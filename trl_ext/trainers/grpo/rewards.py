@@ -168,7 +168,7 @@ class RewardCalls(RolloutPart):
         )
         with guarded, trainer.clock.phase("score"):
             yield
-        raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
+        raise_together(self.guarded, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
         self._unscored.look(trainer)
 
@@ -269,7 +269,7 @@ def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
     return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name, takes_turns)
 
 
-def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
+def raise_together(rewards: list[Any], rank: int) -> None:
     """Raise RuleError on every rank if a reward function raised on any, with name, rank and traceback. Collective."""
     errors = [(r.name, r.error) for r in rewards if getattr(r, "error", None) is not None]
     messages, cause = [], None
@@ -279,10 +279,8 @@ def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
         cause = cause or (None if is_plain else error)
         text = str(error) if is_plain else "".join(traceback.format_exception(error)).rstrip()
         messages.append(f"On rank {rank} the reward '{name}' raised:\n{text}")
-    if num_processes > 1:
-        messages = gather_object(messages)
-    if messages:
-        raise RuleError("\n".join(messages)) from cause
+    if everyones := gather_object(messages):
+        raise RuleError("\n".join(everyones)) from cause
 
 
 def start_scoring(

@@ -88,7 +88,7 @@ class Episodes(RolloutPart):
                 moved = change if moved is None else moved + change
             except RuleError as error:
                 reward.error = error
-        raise_together(guarded, accelerator.num_processes, accelerator.process_index)
+        raise_together(guarded, accelerator.process_index)
         return moved
 
     def _add_targets(

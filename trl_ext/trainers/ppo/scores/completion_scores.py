@@ -47,7 +47,7 @@ class CompletionScores(RolloutPart):
             asked = self._scoring.ask_models(prompts, completions, own, weights)
             # accelerate cannot view [n, 0] again after NCCL's gather.
             of_models = accelerator.gather(asked.contiguous()) if asked.size(1) else rewards[:, :0]
-        raise_together(self._models, accelerator.num_processes, accelerator.process_index)
+        raise_together(self._models, accelerator.process_index)
         per_function = within_bounds(torch.cat([rewards, of_models], dim=1), weights, trainer.reward_func_names)
         trainer.equal_groups.read(trainer, per_function)
         self.scores = self._scoring.scores(per_function, weights, is_training=trainer.model.training)

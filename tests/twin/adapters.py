@@ -171,7 +171,7 @@ def rollouts_without_padding(group: int = 1) -> AbstractContextManager[None]:
     return replaced(
         (f"{where}.step.plan:sizes_of", sizes_of),
         (f"{where}.step.plan:redistribute", redistribute),
-        (f"{where}.step.sequence_parallel:redistribute", redistribute),
+        (f"{where}.step.exchange:redistribute", redistribute),
         (f"{where}.step.score:unpad", unpad),
         (f"{where}.step.rows:unpad", unpad),
     )

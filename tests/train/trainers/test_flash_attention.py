@@ -16,6 +16,8 @@ from trl_ext.monitor.pages.report import write_report
 from trl_ext.monitor.summary import summarize, token_rows
 from trl_ext.trainers.base import packing
 
+pytestmark = pytest.mark.own_self_check
+
 # Its rows are longer than its window.
 FAMILY = "mistral_window"
 FROM_HUB = "kernels-community/flash-attn3"

@@ -17,6 +17,8 @@ from tests.nightly import daily
 from tests.ppo_replay import Settings, check
 from trl_ext.packing import kernels
 
+pytestmark = pytest.mark.own_self_check
+
 
 @pytest.fixture(autouse=True)
 def merged(monkeypatch) -> Iterator[list[int]]:

@@ -16,6 +16,8 @@ from trl_ext.monitor.summary import summarize, token_rows
 from trl_ext.trainers.base import packing
 from trl_ext.trainers.base.packing import PackingSwitch
 
+pytestmark = pytest.mark.own_self_check
+
 ROPE = modeling_llama.apply_rotary_pos_emb
 TRAINERS = {
     "grpo": grpo_trainers.trainer,

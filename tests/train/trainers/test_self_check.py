@@ -24,6 +24,7 @@ from trl_ext.trainers.forward import pooled_head
 from trl_ext.trainers.step import score, self_check
 from trl_ext.trainers.step.self_check import check_causal_model
 
+pytestmark = pytest.mark.own_self_check
 CPU = torch.device("cpu")
 # Wide enough that the numbers of half precision are not hidden below the check's floor.
 WIDE = dict(hidden_size=256, intermediate_size=384, num_hidden_layers=8, head_dim=64)

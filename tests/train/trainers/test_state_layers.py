@@ -14,6 +14,8 @@ from tests.nightly import daily, nightly
 from tests.train.trainers.grpo.test_grpo_exactness import LOGP_TOLERANCE, check_exact, trainer
 from trl_ext.errors import PackingError
 
+pytestmark = pytest.mark.own_self_check
+
 IDS = torch.arange(3, 40)[None]
 # A recurrence rounds by the sizes of its chunks.
 WEIGHT_TOLERANCE = 1e-5

@@ -15,6 +15,8 @@ from tests.ppo_replay import Settings, check
 from tests.preferences import reward_model
 from trl_ext.trainers.reward.scorer import RewardModel
 
+pytestmark = pytest.mark.own_self_check
+
 LENGTHS = ((40, 20, 3), (9, 60, 45), (55, 1, 2), (5, 4, 9))  # of prompt, chosen and rejected: from 9 to 69 tokens
 
 

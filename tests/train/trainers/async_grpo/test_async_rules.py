@@ -9,16 +9,13 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from tests import async_server, tiny
 from tests.chat_server import ChatServer
+from tests.rule_functions import mentions_exit
 from trl_ext import AsyncGRPOTrainer, RuleSet
 from trl_ext.rewards import Answer, Call, Code, Judge, Keywords
 
 RIGHT = "The answer is 18.\n```python\nprint(18)\n```"
 WRONG = "The answer is 17.\n```python\nimport os; os._exit(0)\n```"
 TESTS = [{"input": "", "output": "18"}]
-
-
-def mentions_exit(row) -> float:
-    return float("os._exit" in row.text)
 
 
 @pytest.fixture

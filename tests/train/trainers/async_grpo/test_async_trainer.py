@@ -15,6 +15,7 @@ import trl_ext
 from tests import async_rollouts, tiny, trained
 from tests.async_rollouts import Server, trainer
 from tests.grpo_trainers import weights
+from tests.nightly import nightly
 from trl_ext.compat import trl as compat_trl
 from trl_ext.compat.torch import cpu_attention_shares_keys
 from trl_ext.errors import ConfigError, SamplerError, SupportError
@@ -176,8 +177,10 @@ def test_pushes_that_are_lost_end_the_run(dtype, tmp_path):
     assert run.state.global_step <= 20
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sync", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "sync"),
+    [(torch.float32, 1), (torch.bfloat16, 3), nightly(torch.float32, 3), nightly(torch.bfloat16, 1)],
+)
 def test_pushes_that_arrive_end_no_run(dtype, sync, tmp_path):
     server = Server(tiny.model("llama").to(dtype))
     run = trainer(tmp_path, server=server, dtype=dtype, max_steps=25, weight_sync_steps=sync, learning_rate=SMALL)

@@ -100,6 +100,7 @@ def test_the_vision_tower_sees_an_image_once_where_a_group_takes_several_forward
     assert sum(calls) == 16 + 24 + 24 + 16 + 16
 
 
+@pytest.mark.own_self_check
 def test_the_self_check_notices_positions_that_count_tokens(tmp_path, monkeypatch):
     def counted(sequences, *_):
         return [np.arange(length)[None].repeat(3, axis=0) for length in sequences.lengths]
@@ -109,6 +110,7 @@ def test_the_self_check_notices_positions_that_count_tokens(tmp_path, monkeypatc
         run(tmp_path, packing=True)
 
 
+@pytest.mark.own_self_check
 def test_the_self_check_notices_features_at_places_of_others(tmp_path, monkeypatch):
     shown = BatchImages._shown
     monkeypatch.setattr(BatchImages, "_shown", lambda self, names: shown(self, names)[::-1])

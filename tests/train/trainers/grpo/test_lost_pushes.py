@@ -51,8 +51,18 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "taken"), [*((kind, ALWAYS) for kind in KINDS), ("grpo", 5), ("ppo", 5)])
+LOST = [*((kind, ALWAYS) for kind in KINDS), ("grpo", 5), ("ppo", 5)]
+
+
+def in_turns(cases):
+    """Each case in one type of numbers by day, the types in turn, and in the other by night."""
+    types = [torch.float32, torch.bfloat16]
+    for number, case in enumerate(cases):
+        yield (*case, types[number % 2])
+        yield nightly(*case, types[1 - number % 2])
+
+
+@pytest.mark.parametrize(("kind", "taken", "dtype"), in_turns(LOST))
 def test_lost_pushes_end_the_run_within_few_steps(kind, taken, dtype, tmp_path, monkeypatch):
     run = made(kind, tmp_path, monkeypatch, taken, dtype, max_steps=40, **KINDS[kind])
     with pytest.raises(SamplerError, match=r"In the last 3 optimizer steps its logits differ from the trainer's by"):
@@ -60,8 +70,7 @@ def test_lost_pushes_end_the_run_within_few_steps(kind, taken, dtype, tmp_path, 
     assert run.state.global_step <= taken + (25 if kind == "ahead" else 10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), in_turns((kind,) for kind in KINDS))
 @pytest.mark.parametrize("seed", [0, *map(nightly, range(1, 20))])
 def test_pushes_that_arrive_end_no_run(kind, dtype, seed, tmp_path, monkeypatch):
     run = made(kind, tmp_path, monkeypatch, NEVER, dtype, seed=seed, max_steps=12, **KINDS[kind])

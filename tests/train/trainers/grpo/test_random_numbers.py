@@ -36,6 +36,7 @@ def test_the_first_completions_are_trls_where_forwards_draw_random_numbers(way, 
     assert first(trl_ext) == first(trl)
 
 
+@pytest.mark.own_self_check
 def test_checks_leave_the_random_numbers_of_a_run_alone(tmp_path):
     model = tiny.model("llama")
     calls = []

@@ -56,9 +56,9 @@ def compiled(folder, lengths=LENGTHS, library=trl_ext, **changes):
     "changes",
     [
         {},
-        {"bf16": True, "gradient_checkpointing": True},
+        nightly({"bf16": True, "gradient_checkpointing": True}),
         {"gradient_checkpointing": True, "peft_config": LoraConfig(target_modules="all-linear")},
-        {"model": "qwen3_moe"},
+        nightly({"model": "qwen3_moe"}),
         {"model": "longrope"},  # frequencies by the length of a sequence
         {"model": "lfm2"},  # layers with state
         nightly({"model": "qwen3_5"}),

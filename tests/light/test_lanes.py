@@ -166,6 +166,8 @@ def test_lanes_that_fail_do_not_stop_the_others_and_only_rows_of_the_asked_chang
         monkeypatch.setattr(run_all, name, value)
     monkeypatch.setattr(run_all, "commit", lambda: "1234abcd")
     monkeypatch.setattr(run_all, "versions_of", lambda lane: {"trl": "1.16.0"})
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("BASE", "5678abcd")  # another lane's
     assert run_all.main("fsdp2", "vllm") == 1
     fsdp2 = json.loads(run_all.RESULTS.read_text())["fsdp2"]
     assert (fsdp2["exit"], fsdp2["counts"], fsdp2["commit"]) == (2, {"failed": 2}, "1234abcd")

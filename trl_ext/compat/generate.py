@@ -46,8 +46,9 @@ def known_rows_skipped(model: Any) -> AbstractContextManager[None]:
     generate = model.generate
 
     def without_known_rows(input_ids: Any, attention_mask: Any, generation_config: Any, **others: Any) -> Any:
-        if not others and _is_plain(generation_config, model.generation_config):
-            others = _cache_of_prompts(model, input_ids, attention_mask)
+        merged = _with_defaults(generation_config, model.generation_config)
+        if not others and _is_plain(merged):
+            others = _cache_of_prompts(model, input_ids, attention_mask, merged.prefill_chunk_size)
             others["custom_generate"] = _sample_living_rows
         return generate(
             input_ids=input_ids, attention_mask=attention_mask, generation_config=generation_config, **others
@@ -74,28 +75,38 @@ def weights_cast_once(model: Any, autocast: Callable[[], AbstractContextManager[
     return swapped(model, generate=casting_once)
 
 
-def _is_plain(config: GenerationConfig, defaults: GenerationConfig) -> bool:
-    """Return True if settings give tokens alone, one at a time, and leave the cache to the model."""
+def _with_defaults(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:
+    """Return a copy whose settings that were left open are the model's."""
     merged = deepcopy(config)
     merged.update(**defaults.to_dict(), defaults_only=True)
-    is_sampled = merged.get_generation_mode() in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-    has_cache_of_model = merged.cache_implementation is None and merged.use_cache is not False
-    return is_sampled and has_cache_of_model and not merged.return_dict_in_generate
+    return merged
+
+
+def _is_plain(config: GenerationConfig) -> bool:
+    """Return True if settings give tokens alone, one at a time, and leave the cache to the model."""
+    is_sampled = config.get_generation_mode() in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+    has_cache_of_model = config.cache_implementation is None and config.use_cache is not False
+    return is_sampled and has_cache_of_model and not config.return_dict_in_generate
 
 
 # Equal prompts -----------------------------------------------------------------------------------------------------
 
 
-def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+def _cache_of_prompts(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, chunk_size: int | None
+) -> dict[str, Any]:
     """Return the cache of the prompts without their last token, by the name of its argument; {} if there is none.
 
     Args:
+        model: The policy.
         input_ids, attention_mask: [B, T], padded on the left.
+        chunk_size: Tokens that a forward may read at once; None: all. transformers up to 5.17 reads all chunks again
+            after a cache, so with a size there is none.
     """
     length = input_ids.shape[1]
     prompts, prompt_of_row = torch.unique(torch.cat((input_ids, attention_mask), 1), dim=0, return_inverse=True)
     plain = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if len(prompts) == len(input_ids) or length < 2 or not _holds_all_tokens(plain):
+    if chunk_size is not None or len(prompts) == len(input_ids) or length < 2 or not _holds_all_tokens(plain):
         return {}
     ids, mask = prompts[:, : length - 1], prompts[:, length:-1]
     positions = (mask.cumsum(1) - 1).clamp(min=0)

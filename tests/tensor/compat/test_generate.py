@@ -161,6 +161,16 @@ def test_rows_that_have_ended_are_not_forwarded_and_tokens_stay(name, rows):
         check_dropped(completions, ids, rows_before, rows_now)
 
 
+def test_a_prompt_is_read_in_chunks_where_they_are_asked_for():
+    """A chunk's size is a bound on memory; the prompts of a group are then read for each completion."""
+    model, (ids, mask) = tiny.model("llama").eval(), batch()
+    tokens = []
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, _: tokens.append(inputs[0].shape[1]))
+    with known_rows_skipped(model):
+        generated(model, ids, mask, prefill_chunk_size=4)
+    assert tokens[:4] == [4, 4, 1, 1]
+
+
 def drawn(seed):
     """Settings and a batch of any kind."""
     draw = random.Random(seed)
@@ -269,8 +279,11 @@ def test_ways_of_decoding_of_generation_config_json_are_heeded(setting):
     model = tiny.model("llama").eval()
     model.generation_config.update(**setting)
     settings = dict(do_sample=None) | dict.fromkeys(("top_k", "top_p", "temperature"))
-    assert generate._is_plain(GenerationConfig(do_sample=True), model.generation_config) == ("top_k" in setting)
-    assert not generate._is_plain(GenerationConfig(**settings), model.generation_config)
+    sampling, given = (
+        generate._with_defaults(GenerationConfig(**one), model.generation_config)
+        for one in (dict(do_sample=True), settings)
+    )
+    assert generate._is_plain(sampling) == ("top_k" in setting) and not generate._is_plain(given)
 
 
 @pytest.mark.parametrize("rows", [(0, 0, 1, 1), (0, 1, 2, 3)], ids=["groups", "prompts"])

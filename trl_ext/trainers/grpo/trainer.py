@@ -61,7 +61,7 @@ from trl_ext.trainers.step.forward import StepForward, running_forward
 from trl_ext.trainers.step.metrics import MetricSample, capture_metrics, merge_metrics
 from trl_ext.trainers.step.plan import StepPlanner, check_update
 from trl_ext.trainers.step.rows import WEIGHT
-from trl_ext.trainers.step.score import LogProbs, score, score_batch
+from trl_ext.trainers.step.score import LogProbs, PaddedBatch, score, score_batch
 from trl_ext.trainers.step.self_check import check_causal_model
 from trl_ext.trainers.step.settings import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 
@@ -306,18 +306,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             elif forward is not None:
                 result = self._scored_forward(model, forward, compute_entropy, compute_aux_loss)
             else:
-                result = score_batch(
-                    model,
-                    input_ids,
-                    attention_mask,
-                    logits_to_keep,
-                    self.step_settings,
-                    self.accelerator,
-                    multimodal,
-                    batch_size,
-                    compute_entropy,
-                    compute_aux_loss,
-                )
+                padded = PaddedBatch(input_ids, attention_mask, logits_to_keep, multimodal, batch_size)
+                settings = self.step_settings
+                result = score_batch(model, padded, settings, self.accelerator, compute_entropy, compute_aux_loss)
             if self.model.training:
                 self.counts.add_forward(result.num_forwarded, attention_mask, of_update=forward is not None)
             for part in self._parts:

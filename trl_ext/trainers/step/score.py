@@ -64,68 +64,61 @@ class FlatBatch:
     num_forwards: int
 
 
-def flat_batch(
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    width: int,
-    settings: StepSettings,
-    accelerator: Any,
-    images: Mapping[str, Any],
-    batch_size: int | None = None,
-    keep_all: bool = False,
-) -> FlatBatch:
-    """Return a padded batch [B, P + C] as flat rows. Collective.
+@dataclass(frozen=True, eq=False)
+class PaddedBatch:
+    """A padded batch as TRL forwards it.
+
+    Args:
+        input_ids, attention_mask, width: As in `unpad`.
+        images: TRL's arguments or columns for the images of the rows.
+        batch_size: Rows of a padded forward; None for all at once.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    width: int
+    images: Mapping[str, Any]
+    batch_size: int | None = None
+
+
+def flat_batch(padded: PaddedBatch, settings: StepSettings, accelerator: Any, keep_all: bool = False) -> FlatBatch:
+    """Return a padded batch as flat rows. Collective.
 
     A flat row holds at most the budget, or, without a budget, the tokens of `batch_size` rows packed together.
 
     Args:
-        input_ids, attention_mask, width: As in `unpad`.
+        padded: The batch.
         settings: The settings of the step.
         accelerator: The trainer's accelerator.
-        images: TRL's arguments or columns for the images of the rows.
-        batch_size: Rows of a padded forward; None for all at once.
         keep_all: Keep every row, scored or not, with its own prompt: an auxiliary loss counts all tokens.
     """
     group, share = settings.group, settings.share_prompt and not keep_all
-    given = gather_group(input_ids, attention_mask, width, group, accelerator)
-    shown = GivenImages.of(images, len(input_ids), settings.reader, accelerator)
+    given = gather_group(padded.input_ids, padded.attention_mask, padded.width, group, accelerator)
+    shown = GivenImages.of(padded.images, len(padded.input_ids), settings.reader, accelerator)
     batch = unpad(given.input_ids, given.attention_mask, given.width).with_images(shown)
     multiple = None
     if settings.caches_prefixes and share:
         multiple = 1 if group is None else group.size
-    rows = plan_forwards(batch, share, settings.max_tokens, batch_size, keep_all, multiple)
+    rows = plan_forwards(batch, share, settings.max_tokens, padded.batch_size, keep_all, multiple)
     return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
 
 
 def score_batch(
     model: Callable[..., Any],
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    width: int,
+    padded: PaddedBatch,
     settings: StepSettings,
     accelerator: Any,
-    images: Mapping[str, Any],
-    batch_size: int | None = None,
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
 ) -> LogProbs:
-    """Return the log-probabilities of a padded batch [B, P + C], scored on flat rows without a gradient. Collective.
+    """Return the log-probabilities of a padded batch, scored on flat rows without a gradient. Collective.
 
     Args:
         model: As training calls it.
-        input_ids, attention_mask, width, settings, accelerator, images, batch_size: As in `flat_batch`.
+        padded, settings, accelerator: As in `flat_batch`.
         compute_entropy, compute_aux_loss: As in TRL.
     """
-    flat = flat_batch(
-        input_ids,
-        attention_mask,
-        width,
-        settings,
-        accelerator,
-        images,
-        batch_size,
-        keep_all=compute_aux_loss,
-    )
+    flat = flat_batch(padded, settings, accelerator, keep_all=compute_aux_loss)
     with accelerator.autocast():
         result = score(
             model,

@@ -16,7 +16,7 @@ from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
 from trl_ext.trainers.rows.images import KEYS, whole_rows
 from trl_ext.trainers.step.forward import running_forward
-from trl_ext.trainers.step.score import flat_batch, score_values
+from trl_ext.trainers.step.score import PaddedBatch, flat_batch, score_values
 
 # The column of rollouts with the critic's outputs before an update.
 OUTPUTS = "value_outputs"
@@ -101,7 +101,7 @@ class CriticValues:
         ids, mask = whole_rows(rollouts)
         with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
             if trainer.step_settings.packs:
-                return self._pack(model, ids, mask, width, batch_size, rollouts)
+                return self._pack(model, PaddedBatch(ids, mask, width, rollouts, batch_size))
             parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
             return torch.cat([self._pad(model, one, of_one, width) for one, of_one in parts])
 
@@ -120,24 +120,8 @@ class CriticValues:
             outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
         return outputs.token_values[:, -width - 1 : -1]
 
-    def _pack(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        mask: torch.Tensor,
-        width: int,
-        batch_size: int | None,
-        rollouts: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Return the values before each completion token, [B, C], by flat rows.
-
-        Args:
-            model: The critic, as training calls it.
-            input_ids, mask: [B, P + C] padded rows.
-            width: C, the completion width.
-            batch_size: Rows of a padded forward, which limits a flat row without a budget; None for all.
-            rollouts: TRL's columns, for the images of the rows.
-        """
+    def _pack(self, model: Any, padded: PaddedBatch) -> torch.Tensor:
+        """Return the values before each completion token, [B, C], by flat rows; `model` is the critic in training."""
         trainer, settings, forward = self._trainer, self._trainer.step_settings, running_forward()
         with trainer.accelerator.autocast():
             if forward is not None:
@@ -145,23 +129,23 @@ class CriticValues:
                     model,
                     forward.unpadded,
                     [forward.flat],
-                    input_ids.device,
+                    padded.input_ids.device,
                     num_forwards=1,
                     group=settings.group,
                     role=CRITIC,
                 )
             else:
-                flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, rollouts, batch_size)
+                flat = flat_batch(padded, settings, trainer.accelerator)
                 values, num = score_values(
                     model,
                     flat.batch,
                     flat.rows,
-                    input_ids.device,
+                    padded.input_ids.device,
                     num_forwards=flat.num_forwards,
                     group=settings.group,
                     role=CRITIC,
                 )
                 values = flat.of_group.own(values)
         if trainer.model.training:
-            trainer.counts.add_forward(num, mask, of_update=forward is not None)
+            trainer.counts.add_forward(num, padded.attention_mask, of_update=forward is not None)
         return values

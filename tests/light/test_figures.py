@@ -343,12 +343,13 @@ def test_a_figure_on_readme_is_at_most_100_commits_of_its_folders_old(name):
 
 
 def test_the_site_prints_how_many_commits_ago_a_figure_was_measured(monkeypatch):
-    line = "| a | 2026-11-27, measured at `ec6af43`<!-- learning_cpu --> |"
+    commit = ages.measured_commit("learning_cpu")
+    line = f"| a | 2026-11-27, measured at `{commit}`<!-- learning_cpu --> |"
     for commits, words in ((12, "measured 12 commits ago"), (1, "measured 1 commit ago")):
         monkeypatch.setattr(ages, "age", lambda name, commits=commits: commits)
         assert ages.on_page_markdown(line, page=None) == f"| a | 2026-11-27, {words} |"
     monkeypatch.setattr(ages, "age", lambda name: None)
-    assert ages.on_page_markdown(line) == "| a | 2026-11-27, measured at `ec6af43` |"
+    assert ages.on_page_markdown(line) == f"| a | 2026-11-27, measured at `{commit}` |"
     assert "hooks: [benchmarks/ages.py]" in (ROOT / "mkdocs.yml").read_text()
 
 

@@ -27,6 +27,7 @@ from trl_ext.scripts.recipe import (
 )
 
 _CONFIG_FLAG = "--config"
+_FLAG = re.compile(r"^--(\w[\w-]*)")
 # A flag that is false removes the recipe's keys with this prefix, which would have no effect.
 _PARTS = {"use_vllm": "vllm_"}
 
@@ -138,9 +139,13 @@ class StrictParser(TrlParser):
 
 
 def split_config_flag(argv: Sequence[str]) -> list[str]:
-    """Write `--config=file` as two words, as TRL's parser needs, and a shipped recipe's name as its path."""
+    """Write `--config=file` as two words, as TRL's parser needs, and a shipped recipe's name as its path.
+
+    Flags with hyphens (`--max-steps`) become the fields' names, by which given flags are compared with the recipe.
+    """
     words: list[str] = []
     for word in argv:
+        word = _FLAG.sub(lambda flag: f"--{flag[1].replace('-', '_')}", word)
         flag, equals, path = word.partition("=")
         words += [flag, path] if flag == _CONFIG_FLAG and equals else [word]
     if words.count(_CONFIG_FLAG) > 1:

@@ -72,6 +72,24 @@ def message(function, *args):
     return str(error.value)
 
 
+def test_flags_with_hyphens_are_given_as_those_with_underscores_are():
+    words = ["--dataset-name", "my-data", "--learning-rate=1e-5", "--eval-steps", "-1", "--packing", "false"]
+    parser = StrictParser((Data, Training))
+    data, training = parser.parse(words)
+    assert (data.dataset_name, training.learning_rate, training.eval_steps, training.packing) == (
+        "my-data",
+        1e-5,
+        -1,
+        False,
+    )
+    assert parser.given_values(words) == {
+        "dataset_name": "my-data",
+        "learning_rate": 1e-5,
+        "eval_steps": -1,
+        "packing": False,
+    }
+
+
 def test_the_command_line_beats_the_recipe_and_the_recipe_beats_the_defaults(recipe):
     data, training = recipe("learning_rate: 3e-5\nmax_steps: 20\nrules: [{answer: {}}]\n", "--max_steps", "3")
     assert (training.learning_rate, training.max_steps, training.eval_steps) == (3e-5, 3, None)
@@ -160,7 +178,7 @@ def test_a_broken_or_missing_recipe_is_a_sentence_and_all_slips_are_reported_tog
         (["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
         (["--max_step=1"], "Unknown flag --max_step. Did you mean --max_steps?"),
         (["--no_cuda"], "Unknown flag --no_cuda. It is 'use_cpu' now."),
-        (["--dataset-id-or-path=x"], "Unknown flag --dataset-id-or-path. It is 'dataset_name' now."),
+        (["--dataset-id-or-path=x"], "Unknown flag --dataset_id_or_path. It is 'dataset_name' now."),
         (["--zzz"], "Unknown flag --zzz. List them with --help."),
         (["stray"], "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."),
         (["--max_steps", "ten"], "--max_steps must be a whole number, not 'ten'."),

@@ -347,7 +347,7 @@ def test_ties_are_counted(caplog):
 
 
 def test_a_value_that_names_no_side_is_refused_with_its_row():
-    for winners in ((0, None), ("a", "neither"), (1, float("nan"))):
+    for winners in ((0, None), ("a", "neither"), (1, float("nan")), (1, 2, 1), (0, 4)):  # numbers from 1, ratings
         with pytest.raises(DataError, match=r"row 1 has .* as 'winner', which names neither side"):
             mapped(sides(*winners), kind=DataArguments, **SIDES)
 

@@ -32,7 +32,7 @@ class Composed:
     values: tuple[float | None, ...]  # of each rule, scaled and clipped
     states: tuple[str, ...]  # of each rule's gate: "open", "shut" or "unknown"
     contributions: tuple[float | None, ...]  # of each rule; None if the rule is left out
-    total: float | None  # the clipped sum; None if no rule has a value
+    total: float | None  # the clipped sum; None if no rule with a weight has a value
 
 
 class Composition:
@@ -40,13 +40,16 @@ class Composition:
 
     def __init__(self, rules: Sequence[Rule], clip: tuple[float, float] | None):
         self.rules, self.chains, self.clip = rules, gate_chains(rules), clip
+        # Rules of weight 0 are measured only: by themselves they give no total.
+        self.weighted = [place for place, rule in enumerate(rules) if rule.weight] or range(len(rules))
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
         """Combine the verdicts of one row, one per rule."""
         values = tuple(map(shaped_value, self.rules, verdicts))
         states = tuple(gate_state(values, verdicts, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, (rule.weight for rule in self.rules), values, states))
-        known = [part for part in contributions if part is not None]
+        weighted = map(contributions.__getitem__, self.weighted)
+        known = [part for part in weighted if part is not None]
         total = sum(known, 0.0) if known else None
         if total is not None and self.clip is not None:
             total = min(max(total, self.clip[0]), self.clip[1])

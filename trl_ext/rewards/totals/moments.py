@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 
-_LEAST_STD = 1e-4  # A total that hardly varies is not enlarged.
+_LEAST_STD = 1e-4  # Values that hardly vary are not enlarged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the sample; 1 for fewer than two values."""
-        return sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
+        """Standard deviation of the sample; 1 for values that do not vary, and for fewer than two."""
+        std = sqrt(self.squares / max(self.count - 1, 1))
+        return std if std > _LEAST_STD else 1.0
 
     def normalised(self, value: float) -> float:
         """Return the value's distance from the mean in standard deviations; unchanged for fewer than two values."""
-        return (value - self.mean) / max(self.std, _LEAST_STD) if self.count > 1 else value
+        return (value - self.mean) / self.std if self.count > 1 else value

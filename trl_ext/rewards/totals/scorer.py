@@ -116,6 +116,7 @@ class Scorer:
         self.on_error = on_error
         self.cache = VerdictCache()
         self._breakers: dict[str, Breaker] = {}
+        self._counting = Lock()  # of the breakers: a server scores in several threads
         self._started: tuple[Sequence[Rule], list[Row], list[Pending | None]] | None = None
         self._early: dict[str, list[Column]] = {}  # columns of rows judged early, by rule
 
@@ -308,7 +309,9 @@ class Scorer:
         return self._collect(rule, rows, part)
 
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
-        future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
+        with self._counting:
+            bearable = self._breaker(rule).bearable(len(rows))
+        future = rule.submit(rows, bearable)
         part.answers, part.cancel = future.result, future.cancel
 
     def _pending(self, rule: Rule, rows: list[Row], gates: Sequence[str] = ()) -> Pending:
@@ -370,7 +373,8 @@ class Scorer:
         raised = [a.verdict.detail for a in answers if a.verdict.status == "error"]
         replies = [answer.verdict for answer in answers if answer.verdict.status in ("ok", "no_score")]
         if rule.is_async:
-            self._breaker(rule).record_replies([reply.detail * (reply.status == "no_score") for reply in replies])
+            with self._counting:
+                self._breaker(rule).record_replies([reply.detail * (reply.status == "no_score") for reply in replies])
         self._record(rule, len(part.sent), failed, late, raised)
         column.verdicts = [part.known[key] for key in part.keys]
         return column
@@ -392,9 +396,10 @@ class Scorer:
             late: Details of rows without a verdict in time.
             raised: Messages of rows in which the rule raised.
         """
-        self._breaker(rule).record(num_rows, len(failed), ["", *late, *failed][-1], len(late))
-        if num_rows and self.on_error == "stop" and is_shipped(rule):
-            self._breaker(rule).record_mistakes(num_rows, len(raised), ["", *raised][-1])
+        with self._counting:
+            self._breaker(rule).record(num_rows, len(failed), ["", *late, *failed][-1], len(late))
+            if num_rows and self.on_error == "stop" and is_shipped(rule):
+                self._breaker(rule).record_mistakes(num_rows, len(raised), ["", *raised][-1])
         self._stop_if_tripped([rule])
 
     def _stop_if_tripped(self, rules: Iterable[Rule]) -> None:

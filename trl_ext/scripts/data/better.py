@@ -1,9 +1,7 @@
 """Pairs whose better side is named by a column: `columns: {chosen: a, rejected: b, better: winner}`.
 
-The numbers 0 and 1 mean the first side (`chosen`) and the second (`rejected`). Where other numbers occur, a negative
-number means the first side, a positive number the second, 0 a tie. Text is the name of a side's column, or ends in a
-or b, or begins with tie.
-"""
+The numbers 0 and 1 mean the first side (`chosen`) and the second (`rejected`). Where a negative number occurs,
+negative X"""
 
 import re
 from typing import Any
@@ -36,12 +34,15 @@ def put_better_first(dataset: Any, names: tuple[str, str], theirs: str, role: st
     if not isinstance(dataset, Dataset):
         raise ConfigError("columns: {better: ...} reads the whole column: set dataset_streaming to false.")
     values = dataset[BETTER][:]
-    is_signed = not {value for value in values if isinstance(value, int | float)} <= {0, 1}
+    is_signed = min((value for value in values if isinstance(value, int | float)), default=0) < 0
     better = [_better_side(value, names, is_signed) for value in values]
     if _UNREAD in better:
         rows = [row for row, side in enumerate(better) if side == _UNREAD]
         problem = f"{values[rows[0]]!r} as '{theirs}', which names neither side"
-        advice = f"Read are 0 and 1, negative and positive numbers, a and b, and the names {names[0]} and {names[1]}."
+        advice = (
+            "Read are 0 and 1, or numbers of which the negative ones mean the first side, a and b, and the names "
+            f"{names[0]} and {names[1]}."
+        )
         refuse({problem: rows}, role, advice)
     ties = [row for row, side in enumerate(better) if side == _TIE]
     if len(ties) == len(better):
@@ -73,7 +74,7 @@ def _better_side(value: Any, names: tuple[str, str], is_signed: bool) -> str:
         return _UNREAD
     if is_signed:
         return _TIE if value == 0 else _FIRST if value < 0 else _SECOND
-    return _SECOND if value else _FIRST
+    return {0: _FIRST, 1: _SECOND}.get(value, _UNREAD)
 
 
 def _swap(row: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,13 @@ def test_a_row_that_a_rule_is_not_for_is_not_scored_nor_what_it_gates():
         totals(Given(when={"task": "math"}), 1.0)
 
 
+def test_a_measure_of_weight_0_gives_no_total_to_a_row_that_nothing_else_scores():
+    measure = Length(high=8, unit="chars", weight=0)
+    rules = RuleSet([Given(), measure])
+    assert rules(completions=["x"] * 3, given=[1.0, None, 0.5]) == [1.0, None, 0.5]
+    assert RuleSet([measure])(completions=["x"]) == [0.0]  # a set of measures alone scores what it measures
+
+
 def test_settings_that_cannot_work_are_refused(subtests):
     for sentence, settings in {
         "Give the lower bound first": [dict(scale=(1, 1))],
@@ -89,6 +96,12 @@ def test_normalised_totals_are_measured_against_all_totals_before():
     resumed = set_of(rules.state_dict())
     for one in (rules, resumed):
         assert one(completions=["x", "x"], given=[5.0, None]) == [pytest.approx(expected), None]
+
+
+def test_the_first_right_answer_after_a_batch_of_wrong_ones_is_not_enlarged():
+    rules = set_of()
+    assert rules(completions=["x"] * 64, given=[0.3] * 64) == [0.3] * 64
+    assert rules(completions=["x"] * 2, given=[1.3, 0.3]) == pytest.approx([1.0, 0.0])
 
 
 BATCHES = (([1.0, 2.0], [6.0, 7.0]), ([5.0, None], [0.5, 3.0]), ([2.0, 2.0], [None, None]), ([9.0, 4.0], [1.0, 8.0]))

@@ -37,7 +37,7 @@ class SmallDisk(TrainerCallback):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100 if fails else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def trainer(folder, *callbacks, **changes) -> GRPOTrainer:
+def trainer(folder, *callbacks, num_prompts=32, **changes) -> GRPOTrainer:
     settings = dict(
         **tiny.QUIET_ON_CPU,
         max_steps=STEPS,
@@ -50,7 +50,7 @@ def trainer(folder, *callbacks, **changes) -> GRPOTrainer:
         learning_rate=1e-3,
     )
     args = GRPOConfig(str(folder), **settings | changes)
-    prompts = Dataset.from_dict({"prompt": [tiny.words(5 + i, 6) for i in range(32)]})
+    prompts = Dataset.from_dict({"prompt": [tiny.words(5 + i, 6) for i in range(num_prompts)]})
     rules = RuleSet([Call(length_of_text, isolate=False)], normalise=True)
     model = tiny.model("llama")
     return GRPOTrainer(model, rules, args, prompts, processing_class=tiny.tokenizer(), callbacks=list(callbacks))
@@ -102,6 +102,11 @@ def train(folder: Path, of_one_process: str) -> dict:
     for step in (1, 2):
         resumed = trained(folder / f"resumed-{step}", point=str(folder / "run" / f"checkpoint-{step}"))
         facts[f"resumed from {step}"] = torch.equal(weights(resumed), whole)
+
+    # An epoch has four steps, of two generations: step 6 is in the middle of the second epoch.
+    epochs = weights(trained(folder / "epochs", num_prompts=4, max_steps=8))
+    resumed = trained(folder / "resumed-6", point=str(folder / "epochs" / "checkpoint-6"), num_prompts=4, max_steps=8)
+    facts["resumed in the second epoch"] = torch.equal(weights(resumed), epochs)
 
     if rank == 0:
         shutil.copytree(folder / "run", folder / "damaged")

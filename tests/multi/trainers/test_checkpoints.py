@@ -37,6 +37,10 @@ def test_the_resumed_run_is_the_uninterrupted_one(step, ranks):
     assert both(ranks, f"resumed from {step}")
 
 
+def test_a_run_resumed_within_a_later_epoch_deals_the_rest_of_that_epoch(ranks):
+    assert both(ranks, "resumed in the second epoch")
+
+
 def test_a_file_of_rank_1_that_is_damaged_is_named_on_both(ranks):
     said = both(ranks, "damaged")
     assert "checkpoint-3: rollouts_1.pt is damaged." in said

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -43,6 +44,16 @@ class EpochSampler(Sampler):
 
     def __len__(self) -> int:
         return len(self.sampler)
+
+
+def let_epochs_through(loader: Any) -> None:
+    """Let `set_epoch` of accelerate's loader reach the sampler behind the batches that a resumed run skips.
+
+    accelerate looks for the sampler in two wrappers; skipped batches of several processes stand in three.
+    """
+    batches = loader.batch_sampler
+    if isinstance(batches, BatchSamplerShard):
+        batches.sampler = batches.batch_sampler.sampler
 
 
 def save(

@@ -441,9 +441,11 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: loads as many prompts as are sampled."""
+        """Overrides trl.GRPOTrainer.get_train_dataloader: as many prompts as are sampled, in each epoch's order."""
         with swapped(self.args, **self._oversampling.as_sampled):
-            return super().get_train_dataloader()
+            loader = super().get_train_dataloader()
+        rollout_state.let_epochs_through(loader)
+        return loader
 
     def _get_dataloader(
         self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any

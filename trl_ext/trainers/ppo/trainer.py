@@ -115,7 +115,11 @@ class PPOTrainer(GRPOTrainer):
         check_here(model)  # before its tokenizer loads
         rules, models, adapters = listed(reward_funcs), listed(reward_model), listed(reward_adapter)
         rollout_func = grpo_options.get("rollout_func")
-        check_arguments(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func, data_collator)
+        # An environment may score its completions itself (`get_reward`).
+        sources = [*rules, *listed(grpo_options.get("environment_factory"))]
+        check_arguments(
+            args, model, ref_model, value_model, [*models, *adapters], sources, rollout_func, data_collator
+        )
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
         settle_memory(
             "ppo",
@@ -171,6 +175,7 @@ class PPOTrainer(GRPOTrainer):
             self.add_callback(CriticStarts(self._critic))
         if self.args.critic_warmup_steps:
             self.add_callback(ActorWaits(self.args.critic_warmup_steps))
+        self._put_reward_models_last()
         self._reward_calls.num_called = self._scoring.num_rules
         self._set_stop_tokens()
         if self.use_vllm:
@@ -192,6 +197,15 @@ class PPOTrainer(GRPOTrainer):
         # Episodes come first, since ReMax generates for the rows before the other parts see them.
         others = [self._completion_scores, self._kl_term, self._critic_in_step, statistics]
         self._parts = [self._episodes, *self._parts, *others]
+
+    def _put_reward_models_last(self) -> None:
+        """Move rewards of environments, which TRL puts behind the reward models, to the rules, which TRL calls."""
+        first, last = self._scoring.num_rules, self._scoring.num_rules + len(self._ppo_models.rewards)
+        for values in (self.reward_funcs, self.reward_func_names, self.reward_processing_classes):
+            values[first:] = values[last:] + values[first:last]
+        weights = self.reward_weights
+        self.reward_weights = torch.cat([weights[:first], weights[last:], weights[first:last]])
+        self._scoring.num_rules += len(weights) - last
 
     def _set_stop_tokens(self) -> None:
         """Use TRL 1.12's `stop_token` and `stop_token_id`, if given, instead of the model's EOS tokens."""

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from datasets import Dataset
 
 import trl_ext
 from tests import ppo_trainers, tiny, tool_task
@@ -126,3 +127,65 @@ def test_the_end_of_an_earlier_turn_is_no_end_of_the_completion(tmp_path):
     trainer.model.train()
     inputs = ppo_trainers.completed(trainer, [trainer.train_dataset[i] for i in range(8)])
     assert trainer._targets.missing_eos_penalty(inputs).tolist() == [1.0] * len(inputs["completion_ids"])
+
+
+class Hundred:
+    """An environment with a tool, which scores its completions itself."""
+
+    def reset(self, **_) -> str:
+        return "1 + 2 ="
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        return a + b
+
+    def get_reward(self) -> float:
+        return 100.0
+
+
+def by_length(completion_ids, **_):
+    return [len(ids) / 64 for ids in completion_ids]
+
+
+def by_first_token(completion_ids, **_):
+    return [ids[0] / 64 for ids in completion_ids]
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("rules", [[], [by_length], [by_length, by_first_token]])
+def test_an_environment_scores_its_completions_next_to_rules_and_reward_models(rules, with_model, tmp_path):
+    models = {}
+    if with_model:
+        model = ppo_trainers.classifier(1, vocab_size=len(tool_task.WORDS))
+        models = dict(reward_model=model, reward_processing_classes=tool_task.tokenizer())
+    args = trl_ext.PPOConfig(
+        str(tmp_path),
+        **tiny.QUIET_ON_CPU,
+        critic="head",
+        max_steps=1,
+        per_device_train_batch_size=8,
+        response_length=64,
+        save_strategy="no",
+        **(dict(score_normalisation="none") if with_model else {}),
+    )
+    trainer = trl_ext.PPOTrainer(
+        args,
+        tool_task.tokenizer(),
+        tiny.model("llama", vocab_size=len(tool_task.WORDS)),
+        reward_funcs=rules,
+        train_dataset=Dataset.from_dict({"level": list(range(16))}),
+        environment_factory=Hundred,
+        **models,
+    )
+    trainer._generate_single_turn = tool_task.Script()
+    trainer.train()
+    log = trainer.state.log_history[0]
+    parts = [log[f"rewards/{name}/mean"] for name in trainer.reward_func_names]
+    assert len(parts) == len(rules) + 1 + with_model and log["rewards/Hundred/mean"] == 100
+    assert log["objective/scores"] == pytest.approx(sum(parts), abs=1e-4)

@@ -31,11 +31,13 @@ class MetricSample:
         name: TRL's key or ours.
         value: [].
         weight: In the mean over forwards and ranks; None: the forwards' values are summed, then averaged over ranks.
+        by_row: Whether the weight counts rows; else it counts tokens.
     """
 
     name: str
     value: Any
     weight: Any
+    by_row: bool = False
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def capture_metrics(trainer: StepTrainer, rollouts: dict[str, Any]) -> Iterator[
     is_by_row = trainer.importance_sampling_level == "sequence" and rollouts["advantages"].ndim == 1
     for name, (value,) in logged["train"].items():
         by_row = name == "vespo/phi_seq_mean" or (is_by_row and name.startswith(_CLIPPED))
-        trainer.counts.samples.append(MetricSample(name, value, num_rows if by_row else num_tokens))
+        trainer.counts.samples.append(MetricSample(name, value, num_rows if by_row else num_tokens, by_row))
 
 
 def merge_metrics(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
@@ -67,13 +69,13 @@ def merge_metrics(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> di
         copies: Number of ranks that record the same value of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
-    tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
+    not_forwarded = sum((one.not_forwarded for one in skipped), start=torch.zeros(2, device=accelerator.device))
     result = _skipped_metrics(skipped)
     by_name: dict[str, list[MetricSample]] = defaultdict(list)
     for one in stats:
         if isinstance(one, MetricSample):
             by_name[one.name].append(one)
-    metrics = [_Metric(name, by_name[name], tokens_skipped) for name in sorted(by_name)]
+    metrics = [_Metric(name, by_name[name], not_forwarded) for name in sorted(by_name)]
     if not metrics:
         return result
     sums = torch.stack([one.sum_and_weight(accelerator, copies) for one in metrics])
@@ -105,12 +107,17 @@ class _Metric:
     Args:
         name: TRL's key or ours.
         samples: At least one.
-        tokens_skipped: [] tokens that were not forwarded: rows that were left out count as 0 in `_CLIPPED`.
+        not_forwarded: [2] tokens and rows that were not forwarded: what was left out counts as 0 in `_CLIPPED`.
     """
 
     name: str
     samples: Sequence[MetricSample]
-    tokens_skipped: torch.Tensor
+    not_forwarded: torch.Tensor
+
+    @property
+    def left_out(self) -> torch.Tensor:
+        """[] tokens that were not forwarded, or rows if the samples' weights count rows."""
+        return self.not_forwarded[int(self.samples[0].by_row)]
 
     @property
     def sign(self) -> int:
@@ -132,13 +139,13 @@ class _Metric:
             weight = copies
         both = torch.stack([_number(total, accelerator), _number(weight, accelerator)]) / copies
         if self.is_mean and self.name.startswith(_CLIPPED):
-            both[1] += self.tokens_skipped
+            both[1] += self.left_out
         return both
 
     def extreme(self) -> float:
         """Return the largest value, of a smallest value the largest negative; `NO_VALUE` if none is a number."""
         values = [float(one.value) for one in self._counted()]
-        if self.name.startswith(_CLIPPED) and float(self.tokens_skipped) > 0:
+        if self.name.startswith(_CLIPPED) and float(self.left_out) > 0:
             values.append(0.0)
         known = [value for value in values if not math.isnan(value)]
         return max(((self.sign or 1) * value for value in known), default=NO_VALUE)

@@ -76,7 +76,7 @@ class SkippedRows:
     num_rows: int  # left out, over all ranks
     num_all: int  # all rows, over all ranks
     num_tokens: int  # of the left-out rows over all ranks, prompts included
-    tokens: torch.Tensor  # [] completion tokens of this rank that were not forwarded
+    not_forwarded: torch.Tensor  # [2] completion tokens of this rank, and its rows
 
 
 class NumTokens(NamedTuple):
@@ -348,7 +348,9 @@ def _skipped(
     here = [i - first for i in forwarded if 0 <= i - first < len(tokens)]
     trained = forwarded if num_trained else ()
     num_tokens = sum(size.length for size in sizes) - sum(sizes[i].length for i in trained)
-    return SkippedRows(len(sizes) - len(trained), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
+    rows = tokens.new_tensor(len(tokens) - len(here))
+    not_forwarded = torch.stack([tokens.sum() - tokens[here].sum(), rows])
+    return SkippedRows(len(sizes) - len(trained), len(sizes), num_tokens, not_forwarded)
 
 
 def _num_tokens(micro_batches: Sequence[Rollouts], sizes: Sequence[RolloutSize], *, skips: bool | None) -> NumTokens:

@@ -232,8 +232,10 @@ def test_the_metrics_of_a_step_in_one_micro_batch_are_trls(changes, tmp_path):
     assert any(value > 0 for one in ours for key, value in one.items() if "clip_ratio" in key)
 
 
-def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):
-    with_all, without = (entries(tmp_path, skip_zero_advantage=skips, **CLIPPED) for skips in (False, None))
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_clipped_shares_count_the_rows_that_were_left_out(level, tmp_path):
+    clipped = CLIPPED | dict(importance_sampling_level=level)
+    with_all, without = (entries(tmp_path, skip_zero_advantage=skips, **clipped) for skips in (False, None))
     for one, other in zip(with_all, without, strict=True):
         for key in (key for key in one if key.startswith("clip_ratio")):
             assert one[key] == pytest.approx(other[key], abs=2e-6), key

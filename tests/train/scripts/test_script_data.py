@@ -13,6 +13,7 @@ from tests.nightly import nightly
 from tests.preferences import reward_model
 from tests.recipes import PROMPTS
 from tests.reward_trainers import chat_tokenizer
+from trl_ext.cli.score.rows import read_data
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts import grpo, ppo, reward
 from trl_ext.scripts.data.dataset import DatasetSource, bad_line, leave_if_unreachable
@@ -54,6 +55,20 @@ def test_a_file_that_datasets_reads_has_no_bad_line(tmp_path):
         file.write_text(content)
         assert len(load_dataset("json", data_files=str(file), split="train")) > 0
         assert bad_line(file) == ""
+
+
+def test_a_name_is_no_pattern(tmp_path):
+    for name, answer in (("rows1.jsonl", "wrong"), ("rows[1].jsonl", "right"), ("r?ws*.jsonl", "right")):
+        (tmp_path / name).write_text(json.dumps({"prompt": "w5", "answer": answer}) + "\n")
+        for streaming in (False, True):
+            rows = list(DatasetSource(str(tmp_path / name), streaming=streaming).load().train)
+            assert [row["answer"] for row in rows] == [answer]
+        assert read_data(str(tmp_path / name))["answer"][:] == [answer]
+    folder = tmp_path / "rows [v1]"
+    folder.mkdir()
+    (folder / "part.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        DatasetSource(str(folder)).load()
 
 
 # The scripts ------------------------------------------------------------------------------------------------------

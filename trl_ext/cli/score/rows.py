@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from glob import escape
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def _load(source: Path, split: str) -> Any:
     datasets.disable_progress_bars()  # of the conversion; the commands show other bars
     try:
         if source.is_file():
-            return datasets.load_dataset(READERS[source.suffix], data_files=str(source), split="train")
+            return datasets.load_dataset(READERS[source.suffix], data_files=escape(str(source)), split="train")
         saved = any((source / name).is_file() for name in ("state.json", "dataset_dict.json"))
         found = datasets.load_from_disk(str(source)) if saved else datasets.load_dataset(str(source))
     except (DatasetsError, OSError, ValueError, StopIteration) as error:

@@ -74,7 +74,7 @@ def _better_side(value: Any, names: tuple[str, str], is_signed: bool) -> str:
         return _UNREAD
     if is_signed:
         return _TIE if value == 0 else _FIRST if value < 0 else _SECOND
-    return {0: _FIRST, 1: _SECOND}.get(value, _UNREAD)
+    return {0.0: _FIRST, 1.0: _SECOND}.get(value, _UNREAD)
 
 
 def _swap(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,12 +118,13 @@ class DatasetSource:
                 return get_dataset(self.mixture)
             if files := self._files():
                 reader = READERS[files[self.train_split].suffix]
-                return load_dataset(reader, data_files={s: str(f) for s, f in files.items()}, streaming=self.streaming)
+                exactly = {split: escape(str(file)) for split, file in files.items()}  # a name is no pattern
+                return load_dataset(reader, data_files=exactly, streaming=self.streaming)
             return load_dataset(self.name, name=self.config or None, streaming=self.streaming)
         except ConnectionError as error:
             quoted = re.search("'([^']+)'", str(error))  # the dataset's name in a mixture
             raise DataError(unreachable(self.name or (quoted[1] if quoted else "of the mixture"))) from error
-        except (DatasetsError, OSError, ValueError) as error:
+        except (DatasetsError, OSError, ValueError, StopIteration) as error:
             what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
             reason = self._reason(error)
             advice = " Choose a configuration by dataset_config." if "onfig" in reason else ""
@@ -133,7 +135,7 @@ class DatasetSource:
         for file in self._files().values():
             if file.suffix == ".jsonl" and (found := bad_line(file)):
                 return f"{file.name}, {found}"
-        if "corresponds to no data" in str(error):
+        if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
             return "it has no rows"
         return one_line(error)
 

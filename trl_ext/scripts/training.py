@@ -109,17 +109,15 @@ def check_folder(name: str, flag: str) -> None:
     check_here(name)
 
 
-def check_output_dir(name: str) -> None:
-    """Raise ConfigError for an output_dir that is no folder or cannot be written, before anything is loaded."""
-    check_text("output_dir", name)
+def check_output_dir(name: str, flag: str = "output_dir") -> None:
+    """Raise ConfigError for a folder of `flag` that cannot be made or written, before anything is loaded."""
+    check_text(flag, name)
     path = Path(name).absolute()
     there = next(part for part in (path, *path.parents) if part.exists())
     if not there.is_dir():
-        raise ConfigError(f"output_dir {name} cannot be a folder: {there} is a file. Give another --output_dir.")
+        raise ConfigError(f"{flag} {name} cannot be a folder: {there} is a file. Give another --{flag}.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"output_dir {name} cannot be written: {there} is read-only for you. Give another --output_dir."
-        )
+        raise ConfigError(f"{flag} {name} cannot be written: {there} is read-only for you. Give another --{flag}.")
 
 
 def resume_point(training_args: Any) -> str | bool | None:

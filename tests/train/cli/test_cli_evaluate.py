@@ -136,3 +136,21 @@ def test_a_folder_without_record_needs_rules_and_data(base, run, tmp_path, capsy
     asked = ["--rules", run / "rules.yaml", "--dataset", tmp_path / "bare.jsonl"]
     assert "The rules read the column 'gold'" in stopped(capsys, evaluate, base, *asked)
     assert "columns names 'question'" in stopped(capsys, evaluate, run, "--dataset", tmp_path / "bare.jsonl")
+
+
+def test_completions_stay_where_a_rule_cannot_score_and_a_folder_is_checked_before_the_model(run, monkeypatch, capsys):
+    fake_vllm.install(monkeypatch, answer)
+    command = ["evaluate", str(run), "--num_generations", "4", "--backend", "vllm"]
+    error = stopped(capsys, main, [*command, "--output", str(run / "rules.yaml" / "results")])
+    assert "cannot be a folder" in error and "Give another --output." in error
+
+    monkeypatch.setattr("trl_ext.rewards.ruleset.RuleSet.explain_all", failing)
+    with pytest.raises(RuntimeError, match="the judge is away"):
+        main([*command, "--output", str(run / "kept")])
+    lines = (run / "kept" / "completions.jsonl").read_text().splitlines()
+    assert len(lines) == 20 and json.loads(lines[0])["gold"] == "w90"
+    assert f"Completions: {run / 'kept' / 'completions.jsonl'}" in capsys.readouterr().out
+
+
+def failing(*_, **__):
+    raise RuntimeError("the judge is away")

@@ -119,7 +119,7 @@ def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Itera
 
 def json_line(row: Any) -> str:
     """Return a row as one line of JSON, with unprintable characters escaped."""
-    text = json.dumps(row, ensure_ascii=False)
+    text = json.dumps(row, ensure_ascii=False, default=str)  # such as a date of the data
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
@@ -131,10 +131,11 @@ def evaluate(argv: Sequence[str]) -> int:
     arguments = _evaluate_parser().parse_args(list(argv))
     from rich.console import Console
 
-    from trl_ext.cli.after.evaluation import Evaluation, judged, pass_rule
+    from trl_ext.cli.after.evaluation import Evaluation, answered, judged, pass_rule
     from trl_ext.cli.after.finished import find_run
     from trl_ext.cli.after.prompts import prompt_ids, tell_unknown
     from trl_ext.scripts.exit import refusals
+    from trl_ext.scripts.training import check_output_dir
     from trl_ext.trainers.grpo.rewards import show_prompt_end
 
     run = find_run(arguments.run)
@@ -156,9 +157,15 @@ def evaluate(argv: Sequence[str]) -> int:
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
     show_prompt_end([rules], tokenizer, run.recipe.get("chat_template_kwargs"))
     folder = _free_folder(Path(arguments.output or _results_folder(run, name, arguments.split, sampling)))
+    check_output_dir(str(folder), "output")
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
     answers = list(shown_progress(engine(ids, sampling), len(ids)))
-    rows = judged(rules, problems, answers, passing, arguments.threshold)
+    rows = answered(problems, answers, rules.columns)
+    folder.mkdir(parents=True)
+    file = folder / "completions.jsonl"
+    _write_lines(file, rows)  # they stay if a rule fails
+    print(f"Completions: {file}", flush=True)
+    rows = judged(rules, rows, passing, arguments.threshold)
     rules.close()
     result = Evaluation.of(
         rows,
@@ -179,13 +186,16 @@ def evaluate(argv: Sequence[str]) -> int:
             "backend": arguments.backend,
         },
     )
-    folder.mkdir(parents=True)
-    (folder / "completions.jsonl").write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
+    _write_lines(file, rows)
     (folder / "evaluation.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
     console = Console()
     for part in (result.title(), result.table(), f"Results: {folder}"):
         console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     return 0
+
+
+def _write_lines(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    file.write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _check_columns(needed: Sequence[str], problem: Mapping[str, Any], name: str) -> None:

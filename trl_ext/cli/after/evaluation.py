@@ -132,49 +132,50 @@ def pass_rule(rules: RuleSet, name: str | None) -> str:
     return name or next((rule.name for rule in rules.rules if rule.judges_correctness), names[0])
 
 
-def judged(
-    rules: RuleSet,
-    problems: Sequence[Mapping[str, Any]],
-    answers: Sequence[Sequence[Completion]],
-    passing: str,
-    threshold: float,
+def answered(
+    problems: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[Completion]], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Score completions; return a row for each, for completions.jsonl, which `trl-ext score explain` reads.
+    """Return a row for each completion, not judged yet, for completions.jsonl.
 
     Args:
         problems: Rows with a prompt, and the columns that the rules read.
         answers: The completions of each problem.
+        columns: Names of the columns that the rules read.
+    """
+    rows = []
+    for number, (problem, completions) in enumerate(zip(problems, answers, strict=True)):
+        prompt, own = problem["prompt"], {name: problem[name] for name in columns}
+        for one in completions:
+            said = one.text if isinstance(prompt, str) else [{"role": "assistant", "content": one.text}]
+            row = {"problem": number, "prompt": prompt, "completion": said, "completion_ids": list(one.token_ids)}
+            rows.append(row | {"finish_reason": one.finish_reason} | own)
+    return rows
+
+
+def judged(rules: RuleSet, rows: Sequence[dict[str, Any]], passing: str, threshold: float) -> list[dict[str, Any]]:
+    """Score the rows of `answered`; return them with their verdicts, as `trl-ext score explain` reads them.
+
+    Args:
+        rules: The rules.
+        rows: One for each completion.
         passing: Name of the deciding rule.
         threshold: Least value of that rule with which a completion passes.
     """
-    flat = [(number, problems[number], one) for number, group in enumerate(answers) for one in group]
-    prompts = [problem["prompt"] for _, problem, _ in flat]
-    said = [
-        one.text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": one.text}]
-        for _, problem, one in flat
-    ]
-    ids = [list(one.token_ids) for _, _, one in flat]
-    columns: dict[str, Any] = as_columns([problem for _, problem, _ in flat], rules.columns)
-    explained = rules.explain_all(prompts, said, ids, **columns)
-    rows = []
-    for (number, problem, one), completion, found in zip(flat, said, explained, strict=True):
-        values = {part.rule: part.value for part in found.parts}
+    given = as_columns(rows, ("prompt", "completion", "completion_ids"))
+    columns: dict[str, Any] = as_columns(rows, rules.columns)
+    explained = rules.explain_all(given["prompt"], given["completion"], given["completion_ids"], **columns)
+    found = []
+    for row, explanation in zip(rows, explained, strict=True):
+        values = {part.rule: part.value for part in explanation.parts}
         value = values[passing]
-        rows.append(
-            {
-                "problem": number,
-                "prompt": problem["prompt"],
-                "prompt_end": rules.prompt_end,
-                "completion": completion,
-                "completion_ids": list(one.token_ids),
-                "finish_reason": one.finish_reason,
-                "passed": None if value is None else value >= threshold,
-                "total": found.total,
-                "values": values,
-                **{name: problem[name] for name in rules.columns},
-            }
-        )
-    return rows
+        verdict = {
+            "prompt_end": rules.prompt_end,
+            "passed": None if value is None else value >= threshold,
+            "total": explanation.total,
+            "values": values,
+        }
+        found.append(row | verdict)
+    return found
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

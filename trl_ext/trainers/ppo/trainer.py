@@ -201,7 +201,8 @@ class PPOTrainer(GRPOTrainer):
     def _put_reward_models_last(self) -> None:
         """Move rewards of environments, which TRL puts behind the reward models, to the rules, which TRL calls."""
         first, last = self._scoring.num_rules, self._scoring.num_rules + len(self._ppo_models.rewards)
-        for values in (self.reward_funcs, self.reward_func_names, self.reward_processing_classes):
+        lists: list[list[Any]] = [self.reward_funcs, self.reward_func_names, self.reward_processing_classes]
+        for values in lists:
             values[first:] = values[last:] + values[first:last]
         weights = self.reward_weights
         self.reward_weights = torch.cat([weights[:first], weights[last:], weights[first:last]])

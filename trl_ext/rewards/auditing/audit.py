@@ -109,9 +109,9 @@ class RuleAudit:
 
     @property
     def ok(self) -> bool:
-        """True if every audited gold can be read, is right on its row, and can be compared with other answers."""
+        """True if every audited gold, of one row or more, can be read, is right there, and can be compared."""
         all_right = self.num_right + self.num_not_asked == self.num_rows
-        all_right = all_right and not self.num_own_text and not self.num_blank
+        all_right = all_right and self.num_rows > 0 and not self.num_own_text and not self.num_blank
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
     def cells(self) -> tuple[str, ...]:
@@ -155,6 +155,8 @@ class AuditReport:
     def __str__(self) -> str:
         remarks: list[str] = []
         for rule in self.rules:
+            if not rule.num_rows:
+                remarks.append(f"{rule.rule}: its `when` fits no row.")
             if rule.num_not_asked:
                 tested = "only that they can be judged, and that doing nothing is not right, was tested"
                 remarks.append(f"{rule.rule}, {rule.num_not_asked} rows name no right completion: {tested}.")

@@ -39,10 +39,14 @@ logger = logging.get_logger(__name__)
 
 
 def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None:
-    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn if in some."""
+    """Raise DataError for a rule that fits no row, or whose column is null, NaN or unreadable in all of its rows.
+
+    Warn of a column that is so in some rows, and of a rule that fits no held-out row.
+    """
     for rules in reward_funcs:
         for rule in _rules_of(rules):
             check_utf8(dataset, role, sorted(set(rule.all_columns) & set(dataset.column_names)))
+            _check_when(dataset, rule, role, is_fatal=_is_fatal(rules) and role == "train_dataset")
             for column in rule.columns:
                 _check_column(dataset, rule, column, role, is_fatal=_is_fatal(rules))
             rows = rows_tried(rule, dataset) if rule.columns else {}
@@ -61,6 +65,28 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
                     f"it was tried on ({named(unread)}): {next(filter(None, said))}. There it scores nothing. Mend or "
                     "drop such rows; trl-ext score audit names all of them."
                 )
+
+
+def _check_when(dataset: Dataset, rule: Rule, role: str, is_fatal: bool) -> None:
+    """Raise DataError, or warn, if no row has a value that the rule's `when` names.
+
+    Args:
+        dataset: The rows.
+        rule: Judges rows with these values only.
+        role: The dataset in messages: "train_dataset".
+        is_fatal: Whether it stops the run.
+    """
+    for column, wanted in (rule.when or {}).items():
+        values = dataset.with_format(None)[column][:]
+        if not any(value in wanted for value in values):
+            there = ", ".join(list(dict.fromkeys(map(repr, values)))[:4])
+            problem = f"{role}: rule '{rule.name}' is for rows whose '{column}' is {' or '.join(map(repr, wanted))}"
+            if is_fatal:
+                raise DataError(
+                    f"{problem}, and no row is; the column holds {there}. The rule would score nothing. Mend `when`, "
+                    "or leave the rule out; where this is meant, set on_unscored='warn' for the RuleSet."
+                )
+            logger.warning(f"{problem}, and no row is; the column holds {there}. Here the rule scores nothing.")
 
 
 def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal: bool) -> None:

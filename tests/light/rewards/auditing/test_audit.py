@@ -119,6 +119,11 @@ def test_a_rule_is_audited_on_the_rows_that_it_is_for():
     assert report.ok and [found.num_rows for found in report.rules] == [1, 2]
 
 
+def test_a_rule_that_is_for_no_row_is_a_fault():
+    report = audit(RuleSet([Answer(), Answer(name="level", when={"level": 5})]), [{"answer": "18", "level": "5"}])
+    assert not report.ok and "level: its `when` fits no row." in str(report)
+
+
 def test_weights_gates_and_style_do_not_enter():
     rules = RuleSet([Answer(weight=0.1), Length(low=900, high=999, unit="words")])
     assert audit(rules, GOLDS).ok

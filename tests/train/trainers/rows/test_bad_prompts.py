@@ -14,7 +14,7 @@ from tests.nightly import nightly
 from tests.rollouts import rollout
 from trl_ext import RuleSet
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Answer, Call, Code, Math
+from trl_ext.rewards import Answer, Call, Code, Length, Math
 
 TEMPLATE = "{% for m in messages %}<bos> {{ m['role'] }} {{ m['content'] }} {% endfor %}"
 STRICT = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
@@ -129,6 +129,11 @@ BESIDE = [
     ),
     (rows(values=[float("nan")] * 8), {"rewards": ANSWER}, "in all 8 of its rows"),
     (NULL_IN_A, {"rewards": [RuleSet([Answer(when={"kind": "a"})])]}, "in all 4 of its rows"),
+    (
+        NULL_IN_A,
+        {"rewards": [RuleSet([Length(), Answer(when={"kind": ["B", "c"]})])]},
+        "rule 'answer' is for rows whose 'kind' is 'B' or 'c', and no row is; the column holds 'a', 'b'.",
+    ),
     (
         texts(),
         {"rewards": [needs_solution]},

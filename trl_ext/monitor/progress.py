@@ -27,17 +27,21 @@ class ProgressLine(ProgressCallback, PrinterCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bar: tqdm | None = None
+        self._bar = tqdm(disable=True)  # shows nothing
         self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
         self._num_steps = 0
         self._train_begin_s = self._step_begin_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._train_begin_s = time.perf_counter()
-        if state.is_world_process_zero and not args.disable_tqdm and sys.stderr.isatty():
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            bar_format=_BAR,
             # tqdm's measure hides the bar in a container whose terminal reports a width of 0.
-            columns = shutil.get_terminal_size().columns
-            self._bar = tqdm(total=state.max_steps, initial=state.global_step, bar_format=_BAR, ncols=columns)
+            ncols=shutil.get_terminal_size().columns,
+            disable=not state.is_world_process_zero or args.disable_tqdm or not sys.stderr.isatty(),
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step_begin_s = time.perf_counter()
@@ -53,8 +57,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
                 total_s += num_evaluations * (self._step_begin_s - self._train_begin_s)
             if total_s >= 60:
                 self._print(f"about {duration(total_s)} for the whole run, judged by its first step")
-        if self._bar is not None:
-            self._bar.update(state.global_step - self._bar.n)
+        self._bar.update(state.global_step - self._bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Overrides transformers.ProgressCallback.on_log: show the latest numbers after the bar, or print them."""
@@ -65,15 +68,14 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         elif log_keys.kind_of_entry(logs):
             text = _plot(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
-            if self._bar is not None:
-                self._bar.set_description_str(f"left {duration(left_s)}  {text}")
-            else:
+            if self._bar.disable:
                 self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}")
+            else:
+                self._bar.set_description_str(f"left {duration(left_s)}  {text}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
+        self._bar.close()
+        self._bar = tqdm(disable=True)
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
@@ -81,10 +83,7 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         """Overrides transformers.ProgressCallback.on_prediction_step: show no separate bar for an evaluation."""
 
     def _print(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self._bar.write(line, file=sys.stderr)
 
 
 def _plot(logs: Entry, prefix: str = "") -> str:

@@ -155,9 +155,7 @@ class VllmEngine:
             from vllm.lora.request import LoRARequest
         except ModuleNotFoundError as error:
             raise SupportError("vLLM is not installed. Run: pip install 'trl_ext[vllm]'") from error
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        if run.revision is not None:
-            options["revision"] = run.revision
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": run.revision}
         self._lora = None
         if run.adapter is not None:
             rank = max([run.adapter["r"], *(run.adapter.get("rank_pattern") or {}).values()])

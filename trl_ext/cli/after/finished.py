@@ -67,10 +67,8 @@ class FinishedRun:
         from trl_ext.scripts.process import quiet_libraries
 
         quiet_libraries()
-        options: dict[str, Any] = {"dtype": "auto", "trust_remote_code": trust_remote_code}
-        if self.revision is not None:
-            options["revision"] = self.revision
-        model = create_model_from_path(self.weights, **options).eval()
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": self.revision}
+        model = create_model_from_path(self.weights, dtype="auto", **options).eval()
         if self.adapter is None:
             return model
         from peft import PeftModel

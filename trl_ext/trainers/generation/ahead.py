@@ -257,7 +257,7 @@ class GenerationAhead(RolloutPart):
             if not self._client.pending.has_failed:
                 (Path(folder) / FILE).write_text(json.dumps(self._client.pending.state_dict()), encoding="utf-8")
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def begin(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
         """Note where a run begins, and take the answers of its next block out of the checkpoint."""
         self.blocks.begin(is_restored=has_rollouts)
         path = Path(checkpoint or "") / FILE

@@ -147,17 +147,15 @@ class Curriculum(RolloutPart):
             state: Any = {name: np.array(getattr(self, f"_{name}")) for name in self._STATE}
             np.savez(Path(folder, FILE), **state)
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str) -> None:
         """Load the state of a checkpoint; raise ConfigError if it has another number of rows."""
-        if (folder := checkpoint) is None:
+        if not Path(checkpoint, FILE).is_file():
+            logger.warning(f"{checkpoint} was saved without a curriculum: it begins here, with all rows unseen.")
             return
-        if not Path(folder, FILE).is_file():
-            logger.warning(f"{folder} was saved without a curriculum: it begins here, with all rows unseen.")
-            return
-        with np.load(Path(folder, FILE)) as saved:
+        with np.load(Path(checkpoint, FILE)) as saved:
             if len(saved["tried"]) != len(self._tried):
                 raise ConfigError(
-                    f"The curriculum of {folder} knows {len(saved['tried'])} rows by number, and the dataset has "
+                    f"The curriculum of {checkpoint} knows {len(saved['tried'])} rows by number, and the dataset has "
                     f"{len(self._tried)}. Train on the same rows, or leave curriculum out."
                 )
             self._passed, self._tried = saved["passed"], saved["tried"]

@@ -63,5 +63,8 @@ class RolloutPart:
     def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the part's state into a checkpoint."""
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
-        """Start a run, or resume it from a checkpoint; `has_rollouts`: unused rollouts were restored from it."""
+    def load(self, trainer: RolloutTrainer, checkpoint: str) -> None:
+        """Read the part's state from the checkpoint of a run that is resumed."""
+
+    def begin(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+        """Begin a run after `load`; `has_rollouts`: unused rollouts were restored from the checkpoint."""

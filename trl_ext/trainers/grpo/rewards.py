@@ -148,10 +148,9 @@ class RewardCalls(RolloutPart):
         self.rows = without_nulls(rows)
         return self.rows
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str) -> None:
         """Go on with the series that were logged."""
-        if checkpoint is not None:
-            self.shares.resume(trainer.state.log_history)
+        self.shares.resume(trainer.state.log_history)
 
     @contextmanager
     def guarding(self, trainer: RolloutTrainer) -> Iterator[None]:

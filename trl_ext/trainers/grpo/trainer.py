@@ -489,10 +489,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if checkpoint is not None:
             device, reference = self.accelerator.device, self._moving_reference()
             state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
+            for part in self._parts:
+                part.load(self, checkpoint)
         if state is not None:
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
         for part in self._parts:
-            part.load(self, checkpoint, has_rollouts=state is not None)
+            part.begin(self, checkpoint, has_rollouts=state is not None)
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 

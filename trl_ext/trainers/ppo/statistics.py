@@ -35,10 +35,8 @@ class RunningStatistics(RolloutPart):
             state |= {"values": self.scale.state_dict(), "rate_ratio": self.critic.rate_ratio}
             write_state(folder, state)
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str) -> None:
         """Go on with the numbers of a checkpoint; ConfigError if it has none."""
-        if checkpoint is None:
-            return
         state = read_state(checkpoint)
         self.kl.load_state_dict(state["kl"])
         self.scoring.load_state_dict(state["scores"])

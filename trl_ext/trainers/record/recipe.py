@@ -196,9 +196,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         # Convert instances of subclasses to the base class.
         return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), None)
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, torch.dtype):
+    if isinstance(value, (Path, torch.dtype)):
         return str(value).removeprefix("torch.")
     if isinstance(value, Mapping):
         return _all_plain({str(key): _plain(item) for key, item in value.items()})

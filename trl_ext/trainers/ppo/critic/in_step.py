@@ -168,7 +168,6 @@ class CriticInStep(CriticHooks):
         """Write the optimizer of a separate critic."""
         self._critic.save_training_state(folder)
 
-    def load(self, trainer: RolloutTrainer, checkpoint: str | None, *, has_rollouts: bool) -> None:
+    def load(self, trainer: RolloutTrainer, checkpoint: str) -> None:
         """Let a separate critic load its optimizer when training begins."""
-        if checkpoint is not None:
-            self._critic.resume_from(checkpoint)
+        self._critic.resume_from(checkpoint)

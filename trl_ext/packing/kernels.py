@@ -136,6 +136,11 @@ def sdpa_attention(
         window: Keys that a query sees, itself the last; None for all.
         dropout: Of attention's weights.
     """
+    shares_keys = query.shape[1] != key.shape[1]
+    if shares_keys and query.device.type != "cpu":
+        # On cards only flash-attention reads shared key heads, which takes no mask; else scores of [T, K] are stored.
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        shares_keys = False
     # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
     queries = query.split(segments.query_lengths, dim=2)
     keys, values = (x.split(segments.lengths, dim=2) for x in (key, value))
@@ -146,7 +151,6 @@ def sdpa_attention(
         # A root within its window is simply causal: it needs no mask, and gets the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
         mask = None if plain else segments.mask(segment, window)
-        shares_keys = query.shape[1] != key.shape[1]
         is_half = q.device.type == "cpu" and backward_type(segment.length, v.dtype) != v.dtype
         if is_half and not dropout and (cpu_attention_shares_keys() or not shares_keys):
             outputs.append(_ShortRun.apply(q.to(v.dtype), k.to(v.dtype), v, mask, scale))

@@ -274,6 +274,21 @@ def test_flash_attention_of_each_version_merges_and_copies_as_sdpa_does(flash, h
                 assert (one - other).norm() <= TOLERANCE * other.norm()
 
 
+def test_off_the_cpu_each_query_head_gets_keys_of_its_own(monkeypatch):
+    """On cards only flash-attention reads shared key heads, and it takes no mask."""
+    row, calls, plain = row_of(0), [], torch.nn.functional.scaled_dot_product_attention
+
+    def seen(q, k, v, **how):
+        calls.append((q.shape[1], k.shape[1], v.shape[1], how["enable_gqa"], how["attn_mask"] is None))
+        return plain(q, k, v, **how)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    query, key = (torch.zeros(1, heads, row.num_tokens, 8, device="meta") for heads in (4, 2))
+    out = sdpa_attention(query, key, key, SegmentTable(row.segments, torch.device("meta")), scale=None, window=None)
+    assert out.shape == (1, row.num_tokens, 4, 8)
+    assert {call[:4] for call in calls} == {(4, 4, 4, False)} and {call[4] for call in calls} == {True, False}
+
+
 @pytest.fixture
 def on_card(monkeypatch):
     """Chooses kernels as on a card in half precision, and tries them here in float32; returns what is warned of."""

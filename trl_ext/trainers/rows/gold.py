@@ -46,6 +46,8 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
     for rules in reward_funcs:
         for rule in _rules_of(rules):
             check_utf8(dataset, role, sorted(set(rule.all_columns) & set(dataset.column_names)))
+            if not set(rule.all_columns) <= set(dataset.column_names):
+                continue  # a rollout_func adds the others
             _check_when(dataset, rule, role, is_fatal=_is_fatal(rules) and role == "train_dataset")
             for column in rule.columns:
                 _check_column(dataset, rule, column, role, is_fatal=_is_fatal(rules))

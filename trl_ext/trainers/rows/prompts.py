@@ -112,7 +112,8 @@ class PromptChecks:
                 f"{role} has no column 'prompt', only {listed(columns)}. Name the column that holds the prompts: in a "
                 f"recipe columns: {{prompt: {columns[0]}}}, else dataset.rename_column('{columns[0]}', 'prompt')."
             )
-        for rules in self.reward_funcs:
+        # A rollout_func may add columns; rules without theirs then end the first step.
+        for rules in self.reward_funcs if self.options.get("rollout_func") is None else ():
             if missing := sorted(set(getattr(rules, "columns", ())) - set(columns)):
                 raise DataError(
                     f"{role} has no column {listed(missing)}, which {getattr(rules, '__name__', rules)} scores "

@@ -12,6 +12,7 @@ from datasets import Dataset
 import trl_ext
 from tests import ppo_trainers, tiny
 from tests.grpo_trainers import trainer
+from tests.rollouts import rollout
 from tests.rules import rule_class
 from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, RuleError
@@ -293,3 +294,34 @@ def test_what_only_a_sum_has_is_refused(tmp_path):
 def test_the_usual_aggregation_sums_the_set_itself(tmp_path):
     made = by_rule(tmp_path, rules(), multi_objective_aggregation="sum_then_normalize")
     assert made.reward_func_names == ["rules"]
+
+
+@pytest.mark.parametrize("given", [None, "w3"])
+def test_a_rule_reads_a_column_that_a_rollout_func_adds_or_replaces(given, tmp_path):
+    """Alone in the data it would be refused; what the data holds is not what counts."""
+
+    def with_answers(prompts, trainer):
+        return rollout(prompts, trainer) | {"answer": ["w4 w5"] * len(prompts)}
+
+    def without(prompts, trainer):
+        return rollout(prompts, trainer)
+
+    data = prompts(PROMPTS) if given is None else prompts(PROMPTS).add_column("answer", [given] * PROMPTS)
+    rules = RuleSet([OfTheRollout()])
+    subject = trainer(tmp_path, rewards=rules, data=data, rollout_func=with_answers, max_steps=1)
+    subject.train()
+    assert subject.state.log_history[0]["rewards/of_the_rollout/mean"] == 1
+    if given is None:
+        with pytest.raises(RuleError, match="reads the column 'answer', which the dataset lacks"):
+            trainer(tmp_path, rewards=rules, data=data, rollout_func=without, max_steps=1).train()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTheRollout(Rule):
+    """Pays where the answer is the rollout function's."""
+
+    tier = "inline"
+    columns = ("answer",)
+
+    def score(self, row: Row) -> float:
+        return float(row.columns["answer"] == "w4 w5")

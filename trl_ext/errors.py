@@ -19,7 +19,7 @@ Trainers end a process themselves with two exit codes: LOST_PROCESS, and SAVED_O
 `did_you_mean` is the hint of a message about an unknown name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 LOST_PROCESS = 6
@@ -97,6 +97,13 @@ class LostProcessError(TrlExtError, RuntimeError):
     def __init__(self, message: str, says: bool = True, has_ended: bool = False):
         super().__init__(message)
         self.says, self.has_ended = says, has_ended
+
+
+def refuse_first(problems: Mapping[str, object]) -> None:
+    """Raise ConfigError with the first sentence whose condition is true: `{sentence: condition}`."""
+    for sentence, is_so in problems.items():
+        if is_so:
+            raise ConfigError(sentence)
 
 
 def did_you_mean(word: object, choices: Iterable[str]) -> str:

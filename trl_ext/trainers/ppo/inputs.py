@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.compat.versions import is_older
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, refuse_first
 from trl_ext.memory.contradictions import OF_FSDP, check
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.refusals import WITHOUT_REWARD_MODELS
@@ -75,19 +75,18 @@ def _check_models(args: PPOConfig, model: Any, ref_model: Any, value_model: Any)
         model: The actor as given.
         ref_model, value_model: As given, or None.
     """
-    if model is None:
-        raise ConfigError("PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).")
-    if _is_one_object(ref_model, model):
-        raise ConfigError(
+    is_reference, is_critic = _is_one_object(ref_model, model), _is_one_object(value_model, model)
+    refuse_first(
+        {
+            "PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).": model is None,
             "ref_model is the model itself: the KL between them would be 0 and the reference would be trained. Give "
-            "None (a copy is made, or the adapters are switched off), or a separate model."
-        )
-    if ref_model is not None and args.beta == 0:
-        raise ConfigError(
-            "ref_model has no use with kl_coef=0, which measures no KL. Leave ref_model out, or set kl_coef."
-        )
-    if _is_one_object(value_model, model):
-        raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
+            "None (a copy is made, or the adapters are switched off), or a separate model.": is_reference,
+            "ref_model has no use with kl_coef=0, which measures no KL. Leave ref_model out, or set kl_coef.": (
+                ref_model is not None and args.beta == 0
+            ),
+            "value_model is the actor itself. Take critic='head' to share its weights.": is_critic,
+        }
+    )
 
 
 def _check_rewards(
@@ -101,12 +100,18 @@ def _check_rewards(
         reward_models: Reward models and adapters as given.
         reward_funcs: Rules and other reward functions.
     """
-    if any(_is_one_object(reward, value_model) for reward in reward_models):
-        raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
-    if not reward_models and not reward_funcs:
-        raise ConfigError("Nothing scores the completions. Give reward_funcs, such as a RuleSet, or a reward_model.")
-    if args.score_mode == "gate" and not (reward_models and reward_funcs):
-        raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
+    is_reward = any(_is_one_object(reward, value_model) for reward in reward_models)
+    refuse_first(
+        {
+            "value_model is the reward model itself, which must not be trained. Load it twice.": is_reward,
+            "Nothing scores the completions. Give reward_funcs, such as a RuleSet, or a reward_model.": (
+                not reward_models and not reward_funcs
+            ),
+            "score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.": (
+                args.score_mode == "gate" and not (reward_models and reward_funcs)
+            ),
+        }
+    )
     if not reward_models:
         check_effects(args, WITHOUT_REWARD_MODELS)
 
@@ -130,10 +135,12 @@ def choose_critic(
     """
     if args.advantage_estimator != "gae":
         no_use = f"has no use with advantage_estimator='{args.advantage_estimator}', which has no critic."
-        if value_model is not None:
-            raise ConfigError(f"value_model {no_use} Drop it.")
-        if reward_adapters:
-            raise ConfigError(f"reward_adapter {no_use} Give the reward model as reward_model.")
+        refuse_first(
+            {
+                f"value_model {no_use} Drop it.": value_model is not None,
+                f"reward_adapter {no_use} Give the reward model as reward_model.": reward_adapters,
+            }
+        )
         return "none"
     critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
     _check_start(args, critic, is_peft, value_model, reward_adapters, reward_models)

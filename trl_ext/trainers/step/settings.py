@@ -25,17 +25,15 @@ def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bo
         has_entropy_bonus: Whether the loss rewards entropy.
         has_aux_loss: Whether the load-balancing loss of a mixture of experts is added.
     """
-    if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
-        return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
-    if takes_images:
-        return "rows may hold images, which padded batches do not count by rows"
-    if args.top_entropy_quantile < 1.0:
-        return f"top_entropy_quantile={args.top_entropy_quantile} is a quantile over all tokens of the micro-batch"
-    if has_entropy_bonus:
-        return "the entropy bonus is a mean over all tokens of the micro-batch"
-    if has_aux_loss:
-        return "the load-balancing loss counts all tokens of the micro-batch together"
-    return ""
+    known, quantile = MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS, args.top_entropy_quantile
+    reasons = {
+        f"loss_type='{args.loss_type}' is not known to be a sum over rows": args.loss_type not in known,
+        "rows may hold images, which padded batches do not count by rows": takes_images,
+        f"top_entropy_quantile={quantile} is a quantile over all tokens of the micro-batch": quantile < 1.0,
+        "the entropy bonus is a mean over all tokens of the micro-batch": has_entropy_bonus,
+        "the load-balancing loss counts all tokens of the micro-batch together": has_aux_loss,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def why_rows_stay(args: Any, why_whole: str) -> str:

@@ -81,6 +81,8 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
         ),
         ("separate", dict(learning_rate=0.0, value_learning_rate=1e-3), "has no effect with learning_rate=0, whose"),
         ("head", dict(model=model, ref_model=model), "ref_model is the model itself"),
+        ("separate", dict(model=model, value_model=model), "value_model is the actor itself"),
+        ("none", dict(advantage_estimator="reinforce_pp", reward_adapter=str(tmp_path)), "reward_adapter has no use"),
         ("head", dict(ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0), "ref_model has no use with kl_coef=0"),
         (
             "head",
@@ -113,6 +115,12 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
             assert words in refusal(tmp_path, critic, **changes)
 
 
+def test_a_trainer_without_a_model_and_a_collator_that_is_not_used(caplog):
+    with pytest.raises(ConfigError, match="PPOTrainer has no model"):
+        trl_ext.PPOTrainer(config(), tiny.tokenizer(), data_collator=list)
+    assert "data_collator is not used" in caplog.text
+
+
 def test_a_value_model_whose_tokenizer_has_other_words(tmp_path):
     tokenizer = tiny.tokenizer()
     tokenizer.add_tokens("<other>")
@@ -136,6 +144,13 @@ def test_an_adapter_critic_under_zero_3_with_a_deepspeed_that_cannot_recompute_i
         inputs.choose_critic(args, is_peft=True, value_model=None)
     args.gradient_checkpointing = False
     assert inputs.choose_critic(args, is_peft=True, value_model=None) == "adapter"
+
+
+def test_a_separate_critic_in_fp16():
+    args = config(critic="separate")
+    args.fp16 = True  # which a CPU does not train in
+    with pytest.raises(ConfigError, match="fp16's loss scaling does not know the optimizer of critic='separate'"):
+        inputs.choose_critic(args, is_peft=False, value_model=ppo_trainers.classifier())
 
 
 @pytest.mark.parametrize(("critic", "value"), [("adapter", math.nan), ("head", math.inf), ("separate", math.nan)])

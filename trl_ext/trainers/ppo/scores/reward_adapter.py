@@ -123,15 +123,15 @@ def _read_config(path: Path) -> PeftConfig:
 def _why_unfit(config: PeftConfig) -> str:
     if config.peft_type != PeftType.LORA or not isinstance(config, LoraConfig):
         return f"is of the type {PeftType(config.peft_type).value}, not LoRA"
-    others = set(config.modules_to_save or ()) - _HEAD_NAMES
-    if others:
-        return f"trains whole modules in addition to the score head: {', '.join(sorted(others))}"
-    if config.bias != "none":
-        return f"trains biases of the base model (bias={config.bias!r})"
-    init = config.init_lora_weights
-    if isinstance(init, str) and init not in _HARMLESS_INITS:
-        return f"has init_lora_weights={init!r}, which changes the base weights"
-    return ""
+    others, init = set(config.modules_to_save or ()) - _HEAD_NAMES, config.init_lora_weights
+    reasons = {
+        f"trains whole modules in addition to the score head: {', '.join(sorted(others))}": others,
+        f"trains biases of the base model (bias={config.bias!r})": config.bias != "none",
+        f"has init_lora_weights={init!r}, which changes the base weights": (
+            isinstance(init, str) and init not in _HARMLESS_INITS
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _take_head(weights: dict[str, torch.Tensor], path: Path) -> torch.nn.Linear:

@@ -27,6 +27,7 @@ from trl_ext.memory.units import gib
 PROBE_S = 60.0  # a first import of PyTorch from a slow disk takes half of it
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _CGROUP_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_CGROUP_STATS = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
 
 
 def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
@@ -106,21 +107,34 @@ def host_memory() -> HostMemory:
         return HostMemory()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    limit = _number(_CGROUP_LIMITS)
-    if limit and limit < total:
-        total, free = limit, min(free, limit - (_number(_CGROUP_USED) or 0))
+    limit = _number(_CGROUP_LIMITS, total)
+    if limit < total:
+        used = max(_number(_CGROUP_USED, 0) - _page_cache_bytes(), 0)
+        total, free = limit, min(free, limit - used)
     return HostMemory(round(gib(total), 1), round(gib(free), 1))
 
 
-def _number(files: tuple[str, ...]) -> int | None:
-    """Return the number in the first of these files that exists; None for "max"."""
+def _page_cache_bytes() -> int:
+    """Return bytes of files that the container holds in memory; the kernel drops them when memory is short."""
+    numbers: dict[str, str] = dict(re.findall(r"(\w+) (\d+)", _text_of(_CGROUP_STATS)))
+    # Version 1 has both names, and only total_ counts the groups below.
+    return sum(int(numbers.get(f"total_{name}", numbers.get(name, 0))) for name in ("active_file", "inactive_file"))
+
+
+def _number(files: tuple[str, ...], otherwise: int) -> int:
+    """Return the number in the first of these files that exists; `otherwise` for "max", or if none exists."""
+    text = _text_of(files)
+    return int(text) if text.isdigit() else otherwise
+
+
+def _text_of(files: tuple[str, ...]) -> str:
+    """Return the text of the first of these files that exists; "" if none does."""
     for file in files:
         try:
-            text = Path(file).read_text(encoding="ascii").strip()
+            return Path(file).read_text(encoding="ascii").strip()
         except OSError:
             continue
-        return int(text) if text.isdigit() else None
-    return None
+    return ""
 
 
 def _disks(output_dir: str) -> tuple[Disk, ...]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -350,6 +351,29 @@ def test_looking_works_on_this_machine_whatever_it_has(tmp_path):
     assert facts.versions["trl"] and bool(facts.gpus) != bool(facts.no_gpus)
     assert {disk.purpose for disk in facts.disks} >= {"output", "model cache"}
     assert examine(facts)
+
+
+@pytest.mark.parametrize(
+    ("stat", "free_gib"),
+    [
+        ({"active_file": 300, "anon": 100, "inactive_file": 200}, 0.9),
+        ({"active_file": 400, "inactive_file": 400}, 1.0),
+        ({"anon": 600}, 0.4),
+        # Of cgroup v1, where names without total_ leave out the groups below.
+        ({"active_file": 1, "inactive_file": 1, "total_active_file": 300, "total_inactive_file": 200}, 0.9),
+        (None, 0.4),
+    ],
+)
+def test_the_page_cache_of_a_container_counts_as_free(tmp_path, monkeypatch, stat, free_gib):
+    machine = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
+    files = {"LIMITS": "1000", "USED": "600"}
+    if stat is not None:
+        files["STATS"] = "\n".join(f"{name} {value}" for name, value in stat.items())
+    for name in ("LIMITS", "USED", "STATS"):
+        monkeypatch.setattr(machine, f"_CGROUP_{name}", (str(tmp_path / "v2"), str(tmp_path / name)), raising=False)
+    for name, text in files.items():  # thousandths of a GiB, so that any machine has more than the container
+        (tmp_path / name).write_text(re.sub(r"\b\d+\b", lambda found: str(int(found[0]) * 2**30 // 1000), text))
+    assert machine.host_memory() == (1.0, free_gib)
 
 
 def test_windows_are_those_of_the_packages_own_requirements_and_vllms_is_trls():

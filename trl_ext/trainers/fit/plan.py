@@ -225,14 +225,22 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     if not hasattr(lora, "r"):  # no adapters, or adapters that the formulas do not cover
         return keys
     targets = lora.target_modules
-    quantized = inputs.quantization_config or getattr(base_model(inputs.model), "quantization_method", None)
     return keys | {
         "use_peft": True,
-        "load_in_4bit": bool(quantized),
+        "load_in_4bit": _is_4bit(_loading(args), inputs),
         "lora_r": lora.r,
         "lora_dropout": lora.lora_dropout,
         "lora_target_modules": [targets] if isinstance(targets, str) else sorted(targets or ()),
     }
+
+
+def _is_4bit(loading: Mapping[str, Any], inputs: Inputs) -> bool:
+    """Return True if the policy's weights have 4 bits by bitsandbytes; other quantized weights are planned as bf16."""
+    quantized = inputs.quantization_config or loading.get("quantization_config")
+    if not isinstance(inputs.model, str):  # TRL then reads neither
+        quantized = getattr(base_model(inputs.model).config, "quantization_config", None)
+    to_dict = getattr(quantized, "to_dict", lambda: quantized or {})
+    return bool(to_dict().get("load_in_4bit"))
 
 
 def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:

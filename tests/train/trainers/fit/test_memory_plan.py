@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import BitsAndBytesConfig, QuantoConfig
 
 from tests import tiny
 from tests.preferences import pairs, reward_model
@@ -172,6 +173,30 @@ def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
     assert frozen == {torch.bfloat16}
     full = grpo_trainer(tmp_path, str(tmp_path / "model"), **settings)
     assert {p.dtype for p in full.model.parameters()} == {torch.float32}  # the only master copy
+
+
+BITS = {
+    "lora": [None, {"load_in_8bit": True}, BitsAndBytesConfig(load_in_8bit=True), QuantoConfig(weights="int4")],
+    "qlora": [{"load_in_4bit": True}, BitsAndBytesConfig(load_in_4bit=True)],
+}
+
+
+@pytest.mark.parametrize(("method", "quantized"), [(method, one) for method, all in BITS.items() for one in all])
+def test_only_weights_loaded_in_4_bits_are_planned_in_4_bits(method, quantized, tmp_path):
+    """Weights in 8 bits are planned as bf16, as by `trl-ext check`; they need less."""
+
+    def planned(model, init_kwargs=None, **given):
+        args = GRPOConfig(str(tmp_path), **QUIET, model_init_kwargs=init_kwargs)
+        inputs = memory_plan.Inputs(model, LORA, tokenizer=tiny.tokenizer(), dataset=PROMPTS, **given)
+        return memory_plan.describe_run("grpo", args, inputs).job.method
+
+    name, loaded = only_config(tmp_path / "model"), tiny.model("llama")
+    assert planned(name, quantization_config=quantized) == method
+    assert planned(name, init_kwargs={"quantization_config": quantized}) == method
+    assert planned(loaded, quantization_config=quantized) == "lora", "TRL ignores it for a model that is loaded"
+    if quantized is not None:  # what transformers leaves at a model that it has quantized
+        loaded.config.quantization_config, loaded.quantization_method = quantized, "bitsandbytes"
+    assert planned(loaded) == method
 
 
 def test_ppo_is_planned_before_its_critic(tmp_path):

@@ -103,10 +103,10 @@ def gradient_bytes(engine: Engine) -> float:
     """Bytes of all gradients at the end of a micro-batch.
 
     DDP and ZeRO-1 keep all (DDP in its buckets), ZeRO-2 and FSDP2 a share, ZeRO-3 a flat share that always exists. If
-    the optimizer is offloaded, gradients leave as they come.
+    the optimizer is offloaded, gradients leave as they come, under ZeRO-1 after the last micro-batch of a step.
     """
     job = engine.job
-    if _live_in_buckets(engine) or (job.zero_stage and job.offload != "none"):
+    if _live_in_buckets(engine) or (job.zero_stage > 1 and job.offload != "none"):
         return 0.0
     if job.fsdp:
         return split_bytes(job) * engine.trained / engine.num_gpus
@@ -219,11 +219,13 @@ def reduction_bytes(engine: Engine) -> float:
     """Bytes of gradients while ZeRO-1 and 2 reduce the last gradient, without the gradients of earlier micro-batches.
 
     ZeRO-1 holds all gradients and rank 0's share, ZeRO-2 the table's and the share. A table that fits into the bucket
-    is gone. A larger table is sent in slices of one rank each, flattened together until they exceed a bucket.
+    is gone. A larger table is sent in slices of one rank each, flattened together until they exceed a bucket. With the
+    optimizer in host memory the table's gradient has a copy, and nobody holds a share.
     """
     job, table = engine.job, embedding_params(engine.shape)
+    whole = 2.0 * engine.trained if is_kept(engine) else 0.0  # of ZeRO-1
     if job.offload != "none":
-        return 0.0 if engine.frozen else 2.0 * table
+        return whole + (0.0 if engine.frozen else 2.0 * table)
     # ZeRO-2 adds this micro-batch's share to the earlier ones after all of it has come.
     share = share_gradient_bytes(engine)
     is_large = not engine.frozen and table > job.reduce_bucket_size
@@ -231,7 +233,7 @@ def reduction_bytes(engine: Engine) -> float:
     num_slices = int(job.reduce_bucket_size // each) + 1
     copy = 2.0 * min(num_slices * each, table) if is_large and num_slices > 1 and table > each else 0.0
     if job.zero_stage == 1:  # the table comes first; the share's buffer is made for its reduced gradient
-        return max(share, copy) + (2.0 * engine.trained if is_kept(engine) else 0.0)
+        return max(share, copy) + whole
     return share + copy + (2.0 * table if is_large else 0.0)
 
 

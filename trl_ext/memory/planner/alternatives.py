@@ -117,8 +117,7 @@ def _need_gib(estimate: Estimate, phase: str) -> float:
 
 def _later_stages(search: Search) -> list[Job]:
     """Return the job under each later ZeRO stage and offload."""
-    here = (search.job.zero_stage, search.job.offload)
-    place = TECHNIQUES.index(here) if here in TECHNIQUES else len(TECHNIQUES)
+    place = TECHNIQUES.index((search.job.zero_stage, search.job.offload))
     return [one for one in techniques(search) if TECHNIQUES.index((one.zero_stage, one.offload)) > place]
 
 

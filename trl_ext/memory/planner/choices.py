@@ -28,7 +28,13 @@ FREE = frozenset(
     "vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode ds3_gather_for_generation".split()
 ).union(option.name for option in OPTIONS)
 # ZeRO stage and offload, by their cost on a machine without NVLink.
-TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
+TECHNIQUES = (
+    *((0, "none"), (1, "none"), (2, "none"), (3, "none")),
+    *((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")),
+)
+# Stages that are tried under each offload. ZeRO-1 with its optimizer in host memory must be given: its gradients stay
+# on the card, and ZeRO-2's do not.
+TRIED = {"none": (0, 1, 2, 3), "optimizer": (2, 3), "all": (3,)}
 ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
 # Pairs: every n-th layer is checkpointed, and checkpoints wait in host memory.
 CHECKPOINTING = ((0, False), (4, False), (2, False), (1, False), (1, True))
@@ -40,7 +46,7 @@ def techniques(search: Search) -> Iterator[Job]:
     # One GPU has nothing to shard, but a launch with a given stage is planned as it runs.
     shards = search.num_gpus > 1 or not search.may("zero_stage")
     for zero_stage, offload in TECHNIQUES if shards else ON_ONE_GPU:
-        if zero_stage not in search.choices("zero_stage", (zero_stage,)):
+        if zero_stage not in search.choices("zero_stage", TRIED[offload]):
             continue
         if offload not in search.choices("offload", (offload,)):
             continue

@@ -137,6 +137,19 @@ def test_adam_keeps_two_bytes_instead_of_eight_in_8_bits_and_18_in_host_memory()
     assert states.host_bytes(policy) == 18_000
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_zero_1_holds_all_gradients_wherever_its_optimizer_is(micro_batches):
+    """It sends them after the last micro-batch of a step: only the optimizer and the share's gradients leave."""
+    job = Job("reward", zero_stage=1, max_length=64, global_batch=8 * micro_batches)
+    cards = parse_gpus("8xA100-80GB")
+    here, away = (estimate(replace(job, offload=where), LLAMA3, cards) for where in ("none", "optimizer"))
+    policy = away.setup.engines[0]
+    assert states.optimizer_bytes(policy) == 0 and states.gradient_bytes(policy) == 2 * policy.trained
+    left = here.worst["update"].num_bytes - away.worst["update"].num_bytes
+    assert 12 * policy.trained / 8 <= left <= 14.1 * policy.trained / 8
+    assert away.worst["update"].num_bytes > 4 * policy.trained
+
+
 def test_a_4_bit_base_takes_five_and_a_half_gib_and_is_read_a_file_at_a_time():
     (policy,) = engines(LLAMA3, Job("grpo", method="qlora", lora_r=1), 1)
     assert states.weight_bytes(policy) / GIB == pytest.approx(5.3, abs=0.05)

@@ -7,7 +7,7 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Hardware, find_card, parse_gpus
-from trl_ext.memory.files.settings import recipe
+from trl_ext.memory.files.settings import deepspeed, recipe
 from trl_ext.memory.formulas.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
@@ -128,6 +128,16 @@ def test_what_the_user_set_stays_and_micro_batch_and_accumulation_fix_the_global
         assert plans and {getattr(one.job, name) for one in plans} == {value}
     search = plan("grpo", "3B", "4xA100-80GB", per_device_train_batch_size=2, gradient_accumulation_steps=6).search
     assert search.job.global_batch == 48
+
+
+def test_zero_1_with_its_optimizer_in_host_memory_is_planned_where_it_is_given_alone():
+    given = {"offload": "optimizer"}
+    best = plan("grpo", "7B", "4xA100-80GB", zero_stage=1, **given).best
+    assert (best.job.zero_stage, best.job.offload) == (1, "optimizer")
+    assert deepspeed(best.job)["zero_optimization"].keys() >= {"stage", "offload_optimizer"}
+    assert {one.job.zero_stage for one in plan("grpo", "7B", "4xA100-80GB", **given).plans} <= {2, 3}
+    too_small = plan("grpo", "7B", "4x4090", zero_stage=1, **given)
+    assert "ZeRO-1 + optimizer in host memory, all weights: " in too_small.reasons
 
 
 def test_a_word_is_used_only_if_it_was_said():

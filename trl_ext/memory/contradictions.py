@@ -52,6 +52,8 @@ def check(settings: Any, table: Iterable[Row]) -> None:
 SHARED: tuple[Row, ...] = (  # for runs and for the planner's jobs
     (lambda sequence_parallel, packing: sequence_parallel > 1 and packing is False,
      "GPUs share packed rows alone. Set packing, or leave sequence_parallel out."),
+    (lambda max_tokens_per_forward, packing: max_tokens_per_forward and packing is False,
+     "padded batches have no such bound. Remove one of the two."),
     (lambda generation_ahead: generation_ahead not in (0, 1),
      "samples are at most one block older than the policy. Set 0 or 1."),
     (lambda generation_ahead, vllm_mode, use_vllm: generation_ahead and not (use_vllm and vllm_mode == "server"),

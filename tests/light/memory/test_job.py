@@ -10,6 +10,7 @@ PPO = dict(trainer="ppo", method="lora")
 # For each row of the table, in its order, settings of which it is the first that holds.
 EXAMPLES = [
     dict(sequence_parallel=2, packing=False),
+    dict(max_tokens_per_forward=4096, packing=False),
     dict(generation_ahead=2, use_vllm=True, vllm_mode="server"),
     dict(generation_ahead=1),
     dict(PPO, critic="head", reward_model="adapter"),

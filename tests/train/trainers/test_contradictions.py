@@ -20,10 +20,10 @@ GROUPS = dict(advantage_estimator="rloo", num_generations=4)
 # For each row of the tables, in their order, settings of which it is the first that holds.
 OF_A_RUN = [
     dict(sequence_parallel=2, packing=False),
+    dict(max_tokens_per_forward=4096, packing=False),
     dict(generation_ahead=2),
     dict(generation_ahead=1),
     dict(max_tokens_per_forward=1),
-    dict(max_tokens_per_forward=4096, packing=False),
     dict(layer_kernels=True, packing=False),
     dict(use_liger_kernel=True, layer_kernels=False),
     dict(use_liger_kernel=True, liger_kernel_config={"cross_entropy": True}),

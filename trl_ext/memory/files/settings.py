@@ -35,6 +35,8 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
         "gradient_accumulation_steps": job.accumulation(num_gpus),
         "gradient_checkpointing": job.checkpoint_every > 0,
     }
+    # What a run does unless it is switched off.
+    keys |= {name: False for name in ("packing", "layer_kernels") if not getattr(job, name)}
     if job.max_tokens_per_forward:
         keys["max_tokens_per_forward"] = job.max_tokens_per_forward
     if job.sequence_parallel > 1:

@@ -153,8 +153,6 @@ RUN: tuple[Row, ...] = (
     *SHARED,
     (lambda max_tokens_per_forward: max_tokens_per_forward is not None and max_tokens_per_forward < 2,
      "a forward cannot hold a row. Set it to the tokens that fit, such as 8192."),
-    (lambda max_tokens_per_forward, packing: max_tokens_per_forward is not None and packing is False,
-     "padded batches have no such bound. Remove one of the two."),
     (lambda layer_kernels, packing: layer_kernels and packing is False,
      "the kernels are used where rows are packed. Remove one of the two."),
     (lambda use_liger_kernel, layer_kernels: use_liger_kernel and layer_kernels is False,

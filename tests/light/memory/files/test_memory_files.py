@@ -87,6 +87,15 @@ def test_qlora_asks_for_4_bits_a_reward_models_adapter_is_for_classification_and
     assert (launch["distributed_type"], launch["num_processes"]) == ("MULTI_GPU", 1)
 
 
+def test_a_recipe_switches_off_what_a_run_does_by_default_and_the_plan_does_not_count():
+    names = ("packing", "layer_kernels")
+    for name in names:
+        best = plan("grpo", "7B", "4xA100-80GB", **{name: False}).best
+        recipe = settings.recipe(best.job, "7B", 4)
+        assert {key: recipe[key] for key in names if key in recipe} == {name: False}
+    assert not {*names} & settings.recipe(plan("grpo", "7B", "4xA100-80GB").best.job, "7B", 4).keys()
+
+
 def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Give another folder"):

@@ -27,6 +27,7 @@ JOBS = [
     ),
     ("vllm", Job("ppo", zero_stage=3, offload="all", max_tokens_per_forward=8192, **VLLM)),
     ("server", Job("grpo", use_vllm=True, vllm_mode="server", vllm_servers=1, vllm_tensor_parallel_size=2)),
+    ("padded", Job("reward", packing=False, layer_kernels=False)),
     ("pairs", Job("reward", max_tokens_per_forward=8192, activation_offloading=True)),
 ]
 

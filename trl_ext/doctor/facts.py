@@ -10,13 +10,13 @@ from trl_ext.memory.cards import CONTEXT_GIB
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card as the driver reports it.
+    """A card as the driver reports it, or the part of a card that MIG splits.
 
     Args:
-        name: The driver's name for it, such as "NVIDIA A40".
-        total_gib: Memory of the card without the driver's reserve.
-        free_gib: The part of it that is free now.
-        uuid: "GPU-...", by which CUDA_VISIBLE_DEVICES may name it.
+        name: The driver's name for the card, such as "NVIDIA A40".
+        total_gib: Memory of the card or part without the driver's reserve.
+        free_gib: Memory of it that is free now.
+        uuid: "GPU-...", or "MIG-..." of a part, by which CUDA_VISIBLE_DEVICES may name it.
         is_split: True if MIG divides the card.
     """
 

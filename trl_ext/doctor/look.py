@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, NamedTuple
@@ -183,8 +184,13 @@ def read_cards(nvml: Any, visible: str | None) -> Facts:
 
 def _cards(nvml: Any, visible: str | None) -> Facts:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    parts_of = partial(_parts, nvml)
+    if str(visible).startswith("MIG-"):
+        handles = [*chain(*map(parts_of, handles))]
     shown = shown_by(visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
     handles = [handles[index] for index in shown]
+    # Of split cards CUDA shows a single part, the first, and no whole card with it.
+    handles = [*chain(*map(parts_of, handles))][:1] or handles
     nothing = "the driver has no card"
     if visible is not None:
         nothing = f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
@@ -208,28 +214,38 @@ def shown_by(visible: str | None, uuids: Sequence[str]) -> list[int]:
         return list(range(len(uuids)))
     shown: list[int] = []
     for word in map(str.strip, visible.split(",")):
-        found = [at for at, uuid in enumerate(uuids) if word and (word == str(at) or uuid.startswith(word))]
+        # At least one character: an empty word names no card.
+        found = [at for at, uuid in enumerate(uuids) if word in (str(at), uuid[: max(len(word), 1)])]
         if len(found) != 1 or found[0] in shown:
             break
         shown += found
     return shown
 
 
+def _parts(nvml: Any, handle: Any) -> list[Any]:
+    """Return the parts into which MIG splits a card; [] for a whole card, and for a part."""
+    count = _or(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, handle), 0)
+    parts = [_or(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at), None) for at in range(count)]
+    return [*filter(None, parts)]  # places may be empty
+
+
 def _gpu(nvml: Any, handle: Any) -> Gpu:
+    """Read a card, or a part of it, which has its own memory and the name of its card."""
+    card = _or(nvml, lambda: nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), handle)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     kept = _or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved, 0)
-    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(card)
     return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=_text(nvml.nvmlDeviceGetName(card)),
         total_gib=round(gib(memory.total - kept), 2),
         free_gib=round(gib(memory.free), 2),
         capability=(capability[0], capability[1]),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        is_split=_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0) == 1,
+        is_split=_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(card)[0], 0) == 1,
     )
 
 
-def _or(nvml: Any, ask: Callable[[], int], otherwise: int) -> int:
+def _or(nvml: Any, ask: Callable[[], Any], otherwise: Any) -> Any:
     """Return the result, or `otherwise` if this card or driver does not support the query."""
     try:
         return ask()

@@ -269,6 +269,8 @@ class Driver(SimpleNamespace):
             "nvmlDeviceGetMemoryInfo": self._memory,
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 6),
             "nvmlDeviceGetMigMode": self._refuse,
+            "nvmlDeviceGetMaxMigDeviceCount": self._refuse,
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self._refuse,
         }
         return answers[name]
 
@@ -291,6 +293,59 @@ def test_what_the_driver_lists_is_read_and_one_card_has_no_link_to_judge():
     assert levels(replace(HEALTHY, gpus=cards.gpus, has_nvlink=None), "links") == set()
 
 
+PARTS = {"a": 5, "b": 20}
+
+
+class SplitDriver(Driver):
+    """Two cards of 40 GiB. MIG splits the second into parts of 5 and 20 GiB, in places 1 and 2 of 7."""
+
+    def __getattr__(self, name):
+        whole = "NVIDIA A100-SXM4-40GB"
+        answers = {
+            "nvmlDeviceGetName": {0: whole, 1: whole},
+            "nvmlDeviceGetUUID": {0: "GPU-0f", 1: "GPU-1f", "a": "MIG-a", "b": "MIG-b"},
+            "nvmlDeviceGetMigMode": {0: (0, 0), 1: (1, 1)},
+            "nvmlDeviceGetMaxMigDeviceCount": {0: 0, 1: 7},
+            "nvmlDeviceGetMigDeviceHandleByIndex": {(1, 1): "a", (1, 2): "b"},
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": {"a": 1, "b": 1},
+            "nvmlDeviceGetCudaComputeCapability": {0: (8, 0), 1: (8, 0)},
+        }
+        if name not in answers:
+            return super().__getattr__(name)
+
+        def answer(*asked):
+            key = asked[0] if len(asked) == 1 else asked
+            return answers[name][key] if key in answers[name] else self._refuse(key)
+
+        return answer
+
+    @staticmethod
+    def _memory(handle, version=None):
+        total = PARTS.get(handle, 40) * 2**30
+        return SimpleNamespace(total=total, free=total, reserved=0)
+
+
+def test_of_a_card_that_mig_splits_the_part_is_read_that_cuda_shows():
+    cases = {
+        # CUDA shows the first part alone, and no whole card with it.
+        None: [("MIG-a", 5.0)],
+        "0,1": [("MIG-a", 5.0)],
+        "1": [("MIG-a", 5.0)],
+        "GPU-1f": [("MIG-a", 5.0)],
+        "0": [("GPU-0f", 40.0)],
+        "MIG-b": [("MIG-b", 20.0)],
+        "MIG-b,MIG-a": [("MIG-b", 20.0), ("MIG-a", 5.0)],
+        "MIG-c": [],
+    }
+    for visible, found in cases.items():
+        cards = read_cards(SplitDriver(), visible)
+        assert [(gpu.uuid, gpu.total_gib) for gpu in cards.gpus] == found, visible
+        assert [gpu.is_split for gpu in cards.gpus] == [uuid.startswith("MIG") for uuid, _ in found]
+        assert bool(cards.no_gpus) is not bool(found)
+    hardware = hardware_of(read_cards(SplitDriver(), "MIG-b").gpus, None, None)
+    assert (hardware.num_gpus, hardware.card.name, hardware.card.total_gib) == (1, "A100-40GB", 20.0)
+
+
 def test_a_driver_that_does_not_answer_is_told():
     class Absent(Driver):
         def __getattr__(self, name):
@@ -303,6 +358,7 @@ def test_a_driver_that_does_not_answer_is_told():
 def test_visible_devices_are_read_as_cuda_reads_them():
     cases = {None: [0, 1], "1": [1], "1,0": [1, 0], "": [], "-1": [], "0,7,1": [0], "GPU-b": [1], "GPU": []}
     assert {visible: shown_by(visible, ["GPU-a", "GPU-b"]) for visible in cases} == cases
+    assert [shown_by(visible, ["GPU-a"]) for visible in ("", ",0", "G", "GPU-ab")] == [[], [], [0], []]
 
 
 def test_pynvml_has_every_name_that_we_ask_for():

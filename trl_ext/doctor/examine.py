@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from trl_ext.compat.versions import RESOLVED_WITH_VLLM
-from trl_ext.doctor.facts import Disk, Facts
+from trl_ext.doctor.facts import BY_SPEED, Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.installed import holds, optional_windows, required_windows
 from trl_ext.memory.cards import BF16, CONTEXT_GIB, FASTER_ATTENTION
@@ -70,6 +70,8 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     else:
         first = facts.gpus[0]
         yield ok("cards", f"{len(facts.gpus)} x {first.name}, {first.usable_gib:.1f} GiB usable each.")
+    if facts.counts_by_speed:
+        yield note("cards", *BY_SPEED)
     for index, gpu in enumerate(facts.gpus):
         held = gpu.total_gib - gpu.free_gib
         if held > OTHERS_GIB:

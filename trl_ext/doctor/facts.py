@@ -7,6 +7,12 @@ from trl_ext.doctor.build_locks import BuildLock
 from trl_ext.doctor.finding import Finding
 from trl_ext.memory.cards import CONTEXT_GIB
 
+BY_SPEED = (  # what is wrong with `Facts.counts_by_speed`, and what to do
+    "The cards differ, and CUDA counts them by speed: a number in CUDA_VISIBLE_DEVICES may be another card than for "
+    "nvidia-smi.",
+    "Set CUDA_DEVICE_ORDER=PCI_BUS_ID.",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -77,6 +83,7 @@ class Facts:
         driver, driver_cuda: Version of the driver, and its newest CUDA version; "" without a driver.
         has_nvlink: All pairs of cards have NVLink; None if there are no pairs or the driver does not report it.
         has_peer_access: All pairs reach each other's memory.
+        counts_by_speed: True if CUDA may show other cards than `gpus`, because it numbers unequal cards by speed.
         versions: Installed version of a package, None if it is missing.
         untested: Findings about versions that are newer than the tested versions.
         vllm_window: Versions of vLLM that the installed TRL takes; "" for any.
@@ -98,6 +105,7 @@ class Facts:
     driver_cuda: str = ""
     has_nvlink: bool | None = None
     has_peer_access: bool | None = None
+    counts_by_speed: bool = False
     versions: Mapping[str, str | None] = field(default_factory=dict)
     untested: tuple[Finding, ...] = ()
     vllm_window: str = ""

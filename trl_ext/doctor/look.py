@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from trl_ext.doctor import installed
 from trl_ext.doctor.build_locks import build_locks
 from trl_ext.doctor.examine import WATCHED
-from trl_ext.doctor.facts import Disk, Facts, Gpu, Kernels
+from trl_ext.doctor.facts import BY_SPEED, Disk, Facts, Gpu, Kernels
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import NVLINK3, PCIE4, PCIE4_NO_P2P, Card, Hardware, find_card
 from trl_ext.memory.units import gib
@@ -73,14 +73,17 @@ def look_at_cards() -> Facts:
     except ImportError:
         why = "the package that reads the driver is missing: pip install nvidia-ml-py"
         return Facts(no_gpus=why if shutil.which("nvidia-smi") else "there is no NVIDIA driver")
-    return read_cards(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return read_cards(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
 
 
 def this_machine() -> Hardware | None:
-    """Return this machine's cards and host memory for the planner; None without cards."""
+    """Return this machine's cards and host memory for the planner; None without cards. Raises ConfigError if CUDA may
+    show other cards."""
     cards = look_at_cards()
     if not cards.gpus:
         return None
+    if cards.counts_by_speed:
+        raise ConfigError(" ".join(BY_SPEED))
     return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory().free_gib)
 
 
@@ -165,25 +168,25 @@ def look_at_sandbox() -> tuple[int, str]:
 # Cards --------------------------------------------------------------------------------------------------------------
 
 
-def read_cards(nvml: Any, visible: str | None) -> Facts:
+def read_cards(nvml: Any, visible: str | None, order: str | None = None) -> Facts:
     """Read all cards that CUDA would show, and the driver; other facts are left empty.
 
-    `nvml` is the module pynvml; `visible` is CUDA_VISIBLE_DEVICES, None if it is not set.
+    `nvml` is the module pynvml; `visible` is CUDA_VISIBLE_DEVICES and `order` CUDA_DEVICE_ORDER, None if not set.
     """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         return Facts(no_gpus=f"the NVIDIA driver does not answer ({error})")
     try:
-        return _cards(nvml, visible)
+        return _cards(nvml, visible, order)
     except nvml.NVMLError as error:
         return Facts(no_gpus=f"the NVIDIA driver answers with an error ({error})")
     finally:
         nvml.nvmlShutdown()
 
 
-def _cards(nvml: Any, visible: str | None) -> Facts:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _cards(nvml: Any, visible: str | None, order: str | None) -> Facts:
+    handles = every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     parts_of = partial(_parts, nvml)
     if str(visible).startswith("MIG-"):
         handles = [*chain(*map(parts_of, handles))]
@@ -191,6 +194,9 @@ def _cards(nvml: Any, visible: str | None) -> Facts:
     handles = [handles[index] for index in shown]
     # Of split cards CUDA shows a single part, the first, and no whole card with it.
     handles = [*chain(*map(parts_of, handles))][:1] or handles
+    # The driver counts by PCI bus. For equal cards, or all cards, the order does not matter.
+    are_numbers, kinds = bool(re.match(r"\s*\d", str(visible))), set(map(nvml.nvmlDeviceGetName, every))
+    counts_by_speed = are_numbers and order != "PCI_BUS_ID" and len(kinds) > 1 and len(shown) < len(every)
     nothing = "the driver has no card"
     if visible is not None:
         nothing = f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
@@ -202,6 +208,7 @@ def _cards(nvml: Any, visible: str | None) -> Facts:
         driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         has_nvlink=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
         has_peer_access=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_READ),
+        counts_by_speed=counts_by_speed,
     )
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -344,6 +345,35 @@ def test_of_a_card_that_mig_splits_the_part_is_read_that_cuda_shows():
         assert bool(cards.no_gpus) is not bool(found)
     hardware = hardware_of(read_cards(SplitDriver(), "MIG-b").gpus, None, None)
     assert (hardware.num_gpus, hardware.card.name, hardware.card.total_gib) == (1, "A100-40GB", 20.0)
+
+
+class UnequalDriver(Driver):
+    """A small card before a large card, by PCI bus."""
+
+    def __getattr__(self, name):
+        if name == "nvmlDeviceGetName":
+            return lambda handle: (b"NVIDIA GeForce RTX 3060", b"NVIDIA A40")[handle]
+        return super().__getattr__(name)
+
+
+def test_a_number_that_cuda_may_count_by_speed_is_refused_by_plans_and_noted(monkeypatch):
+    machine = import_module("trl_ext.doctor.look")
+    for visible, order, is_open in [
+        ("1", None, True),
+        ("1", "FASTEST_FIRST", True),
+        ("1", "PCI_BUS_ID", False),
+        ("1,0", None, False),  # all of them: the smallest bounds the plan
+        ("GPU-1", None, False),
+        (None, None, False),
+    ]:
+        cards = read_cards(UnequalDriver(), visible, order)
+        assert cards.counts_by_speed is is_open, (visible, order)
+        monkeypatch.setattr(machine, "look_at_cards", lambda cards=cards: cards)
+        with pytest.raises(ConfigError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID") if is_open else nullcontext():
+            machine.this_machine()
+        notes = words(replace(HEALTHY, gpus=cards.gpus, counts_by_speed=cards.counts_by_speed), "note")
+        assert ("Set CUDA_DEVICE_ORDER=PCI_BUS_ID" in notes) is is_open
+    assert not read_cards(Driver(), "1").counts_by_speed
 
 
 def test_a_driver_that_does_not_answer_is_told():

@@ -240,7 +240,8 @@ def check_values(job: Job) -> None:
 
 
 def check_model(job: Job, shape: ModelShape) -> None:
-    """Raise ConfigError if lengths exceed the model's positions, or LoRA targets projections that it lacks."""
+    """Raise ConfigError if lengths exceed the model's positions, LoRA targets projections that it lacks, or rows are
+    packed and its attention is eager."""
     if shape.max_positions and job.sequence_tokens > shape.max_positions:
         asked = (
             f"max_prompt_length {job.max_prompt_length} + max_completion_length {job.max_completion_length}"
@@ -250,6 +251,11 @@ def check_model(job: Job, shape: ModelShape) -> None:
         raise ConfigError(
             f"{asked} is more than the {shape.max_positions} positions of {shape.name}. Shorten it, or take a model "
             "made for longer texts."
+        )
+    if job.packing and shape.is_eager:
+        raise ConfigError(
+            f"packing=True: {shape.name} loads with eager attention, since packed attention computes neither "
+            "soft-capping nor sinks. Set packing=False."
         )
     if job.uses_lora:
         lora_linears(shape, job.lora_target_modules)

@@ -134,6 +134,12 @@ def test_what_is_assumed_of_an_unknown_card_is_said(capsys):
     assert "Assumed" not in printed(capsys, question.format("4090"))
 
 
+def test_eager_attention_is_named_with_what_it_takes(capsys):
+    question = "--trainer grpo --gpus 8xH200 --model"
+    assert "Rows are padded: this model's attention is eager" in printed(capsys, f"{question} google/gemma-2-9b")
+    assert "eager" not in printed(capsys, f"{question} 8B")
+
+
 def test_adapters_are_a_line_of_every_answer_that_trains_all_weights(capsys):
     question = "--trainer grpo --model Qwen/Qwen3-8B --gpus 1x4090"
     told = printed(capsys, question)

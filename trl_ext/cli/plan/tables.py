@@ -74,6 +74,8 @@ def _print_question(console: Console, search: Search) -> None:
     if stands_for := search.shape.stands_for:
         instead = f"A '{stands_for}' has no formula: activations and times use the nearest, {search.shape.family}'s."
         console.print(f"{instead} Parameters are counted.", soft_wrap=True)
+    if search.shape.is_eager:
+        console.print("Rows are padded: this model's attention is eager, with T x T matrices for each head.")
 
 
 def _print_best(console: Console, plans: Plans, roomier: Iterable[str], rows: int | None) -> None:

@@ -1,9 +1,10 @@
 """Bytes that a forward and its backward hold per token and layer, for the eager code of transformers.
 
 A norm saves its input in fp32 and its scaled output (6H + 2H); attention its queries, output, keys, values and
-log-sum-exp; the gated MLP four tensors of its width. Attention is of the flash type: no T x T matrix. Counted on fake
-tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma agree to 0.1 %, Gemma 3 at the widths of
-its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and agree within a few percent.
+log-sum-exp; the gated MLP four tensors of its width. Attention is of the flash type, without T x T matrices, except in
+the families of `SCORES`. Counted on fake tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma
+agree to 0.1 %, Gemma 3 at the widths of its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and
+agree within a few percent.
 
 There are four modes (`Mode`): bf16 weights (DeepSpeed, all weights), fp32 weights under autocast (DDP, all weights),
 bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
@@ -61,9 +62,9 @@ def _by_training(trained: float, frozen: float) -> dict[Mode, float]:
     return {mode: frozen if mode.name.startswith("LORA") else trained for mode in Mode}
 
 
-# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more norms in a layer, after the blocks. Phi-3
-# casts the input of a fused projection once, a Llama three times for attention and twice for the MLP; with adapters
-# its peak is where the fused projection of twice the width adds up.
+# Norms of Gemma and gpt-oss multiply in fp32 and keep it; Gemma 2 and 3 have two more norms in a layer, after the
+# blocks. Phi-3 casts the input of a fused projection once, a Llama three times for attention and twice for the MLP;
+# with adapters its peak is where the fused projection of twice the width adds up.
 EXTRAS = {
     "gemma": Extra(_by_training(4, 0)),
     "gemma2": Extra(_by_training(20, 8), _by_training(6, 6)),
@@ -71,18 +72,65 @@ EXTRAS = {
         _by_training(20, 8), {**_by_training(6, 6), Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 2.4}
     ),  # fitted at the widths of the 1B model, whose peak is in the norm after the MLP
     "olmo2": Extra(_by_training(4, 1), _by_training(4.5, 4.5)),
+    "gpt_oss": Extra(_by_training(4, 0)),
     "phi3": Extra({Mode.AUTOCAST: -6, Mode.LORA_AUTOCAST: -6}, {Mode.LORA_BF16: 4}),
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Bytes of the T x T matrices of eager attention for each pair of a query and a key.
+
+    Args:
+        saved: Per head, saved for backward.
+        backward: Per head, at the peak of a layer's recomputation and backward.
+        forward: Per head, at the peak of a forward without gradients.
+        masks: Of the masks, which layers and heads share.
+    """
+
+    saved: int = 0
+    backward: int = 0
+    forward: int = 0
+    masks: int = 1  # torch's sdpa takes booleans
+
+
+# With bf16 and with fp32 weights, counted in small layers in transformers 5.24. Gemma 2 saves the capped scores, the
+# float32 softmax and its bf16 copy; gpt-oss computes the softmax in the dtype of the mask. Both have a mask for the
+# layers with a window and another for the other layers.
+SCORES = {
+    "gemma2": (Scores(saved=8, backward=14, forward=10, masks=4), Scores(saved=8, backward=14, forward=8, masks=8)),
+    "gpt_oss": (Scores(saved=2, backward=6, forward=6, masks=4), Scores(saved=6, backward=14, forward=14, masks=8)),
+}
+
+
+def scores_of(shape: ModelShape, job: Job) -> Scores:
+    """Return the bytes of a family's T x T matrices, all 0 except for the mask if its attention is not eager."""
+    return SCORES.get(shape.family, (Scores(), Scores()))[has_fp32_weights(job)]
+
+
+def eager_work_bytes(shape: ModelShape, job: Job, per_head: int, num_keys: int) -> float:
+    """Bytes per token at a peak of eager attention: 16H + 8*nq*d next to the scores; 0 if attention is not eager.
+
+    Args:
+        shape: The model's sizes.
+        job: The settings.
+        per_head: Bytes of scores for each head and key, of `Scores`.
+        num_keys: Tokens of the sequence.
+    """
+    scores = (shape.num_heads * per_head + scores_of(shape, job).masks) * num_keys
+    return shape.is_eager * (16.0 * shape.hidden + 8.0 * shape.q_width + scores)
+
+
 def mlp_bytes(shape: ModelShape) -> float:
     """Bytes per token that the MLP saves, averaged over the layers: gate, its activation, up, product, 8I. In a
-    mixture: k experts per token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert."""
+    mixture: k experts per token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert. The
+    experts of gpt-oss, which clamp gate and up, save 14I + 4H + 44."""
     dense = 8.0 * shape.intermediate
     experts = shape.experts
     if experts is None:
         return dense
-    sparse = experts.per_token * (8 * experts.intermediate + 4 * shape.hidden + 34) + 4 * experts.num
+    each = (8 + 6 * experts.bias) * experts.intermediate + 4 * shape.hidden + 34 + 10 * experts.bias
+    sparse = experts.per_token * each + 4 * experts.num
     sparse += 8 * experts.shared_intermediate
     share = num_dense_layers(shape) / shape.num_layers
     return share * dense + (1 - share) * sparse
@@ -134,10 +182,17 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
     saved = 16 * hidden + attention_bytes(shape, job) + mlp_bytes(shape)
     saved += extra.saved.get(mode, 0.0) * hidden
     saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
-    # With a mask, keys and values are repeated for every query head, and torch's sdpa keeps the mask [B, 1, S, S] in
-    # the queries' dtype, 2S (estimated).
-    padding = 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width) + 2.0 * job.sequence_tokens
-    return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding
+    return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding_bytes(shape, job)
+
+
+def padding_bytes(shape: ModelShape, job: Job) -> float:
+    """Bytes per token that a layer saves beyond packed attention: keys and values repeated for every query head, and
+    torch's sdpa the mask [B, 1, S, S] in the queries' dtype, 2S (estimated), or eager attention its scores.
+    Gemma-2-9b at 4,096 tokens: 524,288 of scores."""
+    if job.packing:
+        return 0.0
+    kept = shape.num_heads * scores_of(shape, job).saved if shape.is_eager else 2
+    return 4.0 * (shape.q_width - shape.kv_width) + kept * job.sequence_tokens
 
 
 def lora_bytes(shape: ModelShape, job: Job) -> float:
@@ -160,9 +215,10 @@ def _drops(job: Job) -> bool:
     return bool(job.lora_dropout) and job.trainer == "grpo"
 
 
-def mask_bytes(job: Job) -> int:
-    """Bytes per token of the boolean mask that all layers of a padded batch share: S (estimated)."""
-    return 0 if job.packing else job.sequence_tokens
+def mask_bytes(shape: ModelShape, job: Job) -> int:
+    """Bytes per token of the mask that all layers of a padded batch share: S booleans (estimated), or eager
+    attention's."""
+    return 0 if job.packing else scores_of(shape, job).masks * job.sequence_tokens
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
@@ -187,8 +243,8 @@ def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def work_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes per token that a layer holds at the peak of its backward, in the MLP. Llama-3-8B: 266,904 in bf16, 300,184
-    under autocast, 345,616 with fp32 adapters of rank 64."""
+    """Bytes per token that a layer holds at the peak of its backward, in the MLP, or in eager attention. Llama-3-8B:
+    266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64."""
     hidden, width, head, mode = shape.hidden, mlp_width(shape), shape.head_dim, mode_of(job)
     above = {
         Mode.BF16: 2 * hidden + 4 * width + 4 * head + 16,
@@ -197,7 +253,9 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
     extra = EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
-    return saved_bytes(shape, job) + above + mask_bytes(job) + extra + layer_bytes("layer work", shape, job)
+    in_mlp = saved_bytes(shape, job) + above + mask_bytes(shape, job) + extra
+    in_attention = eager_work_bytes(shape, job, scores_of(shape, job).backward, job.sequence_tokens)
+    return max(in_mlp, in_attention) + layer_bytes("layer work", shape, job)
 
 
 class HeldBytes(NamedTuple):
@@ -222,9 +280,10 @@ def kept_bytes(shape: ModelShape, job: Job) -> float:
     return 8.0 * shape.num_layers * kv_copies(shape, job) * shape.kv_width * job.kept_tokens
 
 
-def no_grad_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes per token of a forward without gradients, one layer at a time: 6I + 8H + 4d with bf16 weights. A fused
-    gate and up projection stays together with its halves, 2I more; under LoRA its sum exists too, 4I more."""
+def no_grad_bytes(shape: ModelShape, job: Job, num_keys: int) -> float:
+    """Bytes per token of a forward without gradients of sequences of `num_keys` tokens, one layer at a time: 6I + 8H +
+    4d with bf16 weights, or eager attention's. A fused gate and up projection stays together with its halves, 2I more;
+    under LoRA its sum exists too, 4I more."""
     mlps = (8 if job.uses_lora else 6) + ((4 if job.uses_lora else 2) if shape.fused else 0)
     hiddens, heads = {
         Mode.BF16: (8, 4),
@@ -232,7 +291,8 @@ def no_grad_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_BF16: (8, 4),
         Mode.LORA_AUTOCAST: (12, 4),
     }[mode_of(job)]
-    return mlps * mlp_width(shape) + hiddens * shape.hidden + heads * shape.head_dim + 3 * mask_bytes(job)
+    in_mlp = mlps * mlp_width(shape) + hiddens * shape.hidden + heads * shape.head_dim + 3 * mask_bytes(shape, job)
+    return max(in_mlp, eager_work_bytes(shape, job, scores_of(shape, job).forward, num_keys))
 
 
 def cast_cache_bytes(shape: ModelShape, job: Job) -> float:

@@ -136,7 +136,8 @@ def _generate(setup: Setup) -> Places:
     cache = generation.cache_bytes(shape, job, num_gpus)
     prompts = job.generated_at_once(num_gpus) * job.max_prompt_length
     prefill = {"KV cache": cache * job.max_prompt_length / job.sequence_tokens}
-    yield "reading the prompts", {**gathered, **prefill, "layer work": prompts * act.no_grad_bytes(shape, job)}
+    work = prompts * act.no_grad_bytes(shape, job, job.max_prompt_length)
+    yield "reading the prompts", {**gathered, **prefill, "layer work": work}
     # Logits of the next token for every completion: bf16, fp32, and two fp32 copies while sampling.
     head = float(job.generated_at_once(num_gpus) * shape.vocab * 14)
     yield "the last token of all completions", {**gathered, "KV cache": cache, "head": head}
@@ -158,7 +159,8 @@ def _score(setup: Setup) -> Places:
 
 
 def _layer_forward(engine: Engine) -> Terms:
-    work = engine.job.forward_tokens * act.no_grad_bytes(engine.shape, engine.job)
+    shape, job = engine.shape, engine.job
+    work = job.forward_tokens * act.no_grad_bytes(shape, job, job.sequence_tokens)
     return {"layer work": work, "gathered weights": states.gathered_bytes(engine, "forward")}
 
 
@@ -273,7 +275,10 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
     yield what, plus(terms, gathered, {"gradients": gradients.kept})
     mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
     gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
-    less = {"layer work": -min(gone, terms["layer work"])}
+    # Eager attention comes after the MLP, with all of its gradients.
+    in_attention = act.eager_work_bytes(shape, job, act.scores_of(shape, job).backward, job.sequence_tokens)
+    above = job.forward_tokens * (act.work_bytes(shape, job) - in_attention)
+    less = {"layer work": -min(gone, above, terms["layer work"])}
     yield what, plus(terms, gathered, less, {"gradients": gradients.after_up})
 
 

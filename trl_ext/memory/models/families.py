@@ -24,6 +24,7 @@ class Family:
         qk_norm, num_norms, fused: See `ModelShape`.
         kv_heads_default: Heads of keys and values if the config has none; None for as many as queries.
         has_sinks: True if every head has an attention sink.
+        is_eager: True if transformers loads it with eager attention, because its sdpa lacks soft-capping or sinks.
         is_mixture: True if its layers hold experts.
         adapts_experts: True if PEFT's "all-linear" reaches the experts.
     """
@@ -36,6 +37,7 @@ class Family:
     fused: bool = False
     kv_heads_default: int | None = None
     has_sinks: bool = False
+    is_eager: bool = False
     is_mixture: bool = False
     adapts_experts: bool = False
 
@@ -81,6 +83,7 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
         num_norms=family.num_norms,
         fused=family.fused,
         num_sinks=num_heads if family.has_sinks else 0,
+        is_eager=family.is_eager,
         experts=_experts(config, values, family) if family.is_mixture else None,
         max_positions=values["max_position_embeddings"],
         extra_params=values.get("extra_params", 0),

@@ -63,6 +63,7 @@ class ModelShape:
         num_norms: Norms of width H in a layer.
         fused: One projection for q, k, v and one for gate and up (Phi-3).
         num_sinks: Attention sinks in a layer (gpt-oss).
+        is_eager: True if transformers loads it with eager attention, which saves T x T matrices.
         experts: The mixture, None for a dense model.
         max_positions: Tokens that the model was made for.
         extra_params: Parameters that the formulas do not count, such as an image tower; negative if the formulas of
@@ -87,6 +88,7 @@ class ModelShape:
     num_norms: int = 2
     fused: bool = False
     num_sinks: int = 0
+    is_eager: bool = False
     experts: Experts | None = None
     max_positions: int = 0
     extra_params: int = 0

@@ -53,7 +53,7 @@ def job_of_run(
         "global_batch": int(keys.get("global_batch") or micro * steps * num_processes),
         # fp32, which needs no bf16 either, counts as fp16.
         "fp16": bool(keys.get("fp16")) or (keys.get("bf16") is False and not keys.get("load_in_4bit")),
-        "packing": keys.get("packing") is not False,
+        "packing": False not in (keys.get("packing"), not shape.is_eager),  # runs with eager attention pad
         "layer_kernels": keys.get("layer_kernels") is not False,
         "max_tokens_per_forward": keys.get("max_tokens_per_forward") or 0,
         "sequence_parallel": keys.get("sequence_parallel") or 1,

@@ -126,6 +126,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     stage |= {"zero_stage": 2} if settings.get("overlap_comm") else {}
     stage |= {"zero_stage": 3} if settings.get("fsdp") or settings.get("zero_hpz_partition_size") else {}
     defaults = ppo_defaults(trainer, settings.get("method", "full"), given, settings.get("critic"))
+    defaults["packing"] = not shape.is_eager
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
     here = hardware.gpus_per_machine

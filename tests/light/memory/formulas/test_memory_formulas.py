@@ -11,6 +11,7 @@ from trl_ext.memory.formulas.engines import Engine, engines, frozen_copies, num_
 from trl_ext.memory.formulas.estimate import estimate
 from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
+from trl_ext.memory.models.families import FAMILIES
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
 from trl_ext.memory.units import GIB, gib
@@ -65,7 +66,14 @@ def test_a_padded_batch_repeats_keys_and_values_and_its_mask_grows_with_the_squa
     more = [act.held_bytes(LLAMA3, replace(long, packing=packing))[1] * 32768 for packing in (True, False)]
     repeated = 32 * 32768 * 4 * (4096 - 1024)
     assert more[1] - more[0] - repeated == 32 * 2 * 2**30
-    assert act.mask_bytes(replace(long, packing=False)) * 32768 == 2**30
+    assert act.mask_bytes(LLAMA3, replace(long, packing=False)) * 32768 == 2**30
+
+
+def test_every_family_with_eager_attention_has_the_bytes_of_its_scores():
+    assert {name for name, family in FAMILIES.items() if family.is_eager} == act.SCORES.keys()
+    gemma = find_shape("google/gemma-2-9b")
+    job = Job("grpo", packing=False, zero_stage=2, max_prompt_length=512, max_completion_length=3584)
+    assert act.padding_bytes(gemma, job) - 4 * (gemma.q_width - gemma.kv_width) == 524_288
 
 
 def test_the_fused_head_holds_one_tile_of_logits_and_sums_its_gradient_in_fp32():

@@ -378,6 +378,42 @@ def test_a_small_lora_run_fits_every_card():
         assert plan("grpo", "1.5B", Hardware(1, card), method="lora", fp16=not card.has_bf16).plans, card.name
 
 
+# Eager attention ---------------------------------------------------------------------------------------------------
+
+FOUR_K = {"max_prompt_length": 512, "max_completion_length": 3584}
+RUN = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "dtype": "bfloat16"}
+RUN |= {"max_completion_length": 256, "num_generations": 8, "beta": 0.0}
+
+
+@pytest.mark.parametrize("model", ["google/gemma-2-9b", "openai/gpt-oss-20b"])
+def test_eager_attention_is_planned_padded_and_keeps_no_attention(model):
+    plans = plan("grpo", model, "8xH200", **FOUR_K, zero_stage=3)
+    assert plans.plans
+    for one in (*plans.plans, *plans.refused):
+        assert (one.estimate.job.packing, one.estimate.job.keep_attention) == (False, False)
+    assert recipe(plans.best.job, model, 8)["packing"] is False
+    assert job_of_run("grpo", RUN, find_shape(model), 8).packing is False
+
+
+def test_the_square_of_the_tokens_is_counted_for_each_layer_of_gemma_2():
+    shape, job = find_shape("google/gemma-2-9b"), Job("grpo", packing=False, zero_stage=2, **FOUR_K)
+    scores = 4096**2 * 16 * 8  # bytes of a layer
+    held = {every: estimate(replace(job, checkpoint_every=every), shape, parse_gpus("8xH200")) for every in (0, 1)}
+    assert held[0].terms_gib("update")["saved layers"] > 42 * gib(scores)
+    assert held[1].terms_gib("update")["layer work"] > gib(scores) * 14 / 8
+    assert held[1].terms_gib("score")["layer work"] > gib(scores) * 10 / 8
+    assert held[1].terms_gib("score")["layer work"] < 2 * held[1].terms_gib("update")["layer work"]
+
+
+def test_gemma_2_at_four_thousand_tokens_does_not_fit_without_checkpointing():
+    assert all(one.job.checkpoint_every for one in plan("grpo", "google/gemma-2-9b", "8xA100-80GB", **FOUR_K).plans)
+
+
+def test_packing_of_eager_attention_is_a_sentence():
+    with pytest.raises(ConfigError, match=r"packing=True: google/gemma-2-9b loads with eager .* Set packing=False"):
+        plan("grpo", "google/gemma-2-9b", "8xA100-80GB", packing=True)
+
+
 # Slips -------------------------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,10 @@ def test_every_alias_and_typical_size_names_a_known_model_of_the_size_that_it_sa
         assert lm_params(shape_from_config({"model_type": family})) > 1e9, family
 
 
+def test_a_size_alone_means_no_model_that_cannot_be_packed():
+    assert not [size for size in TYPICAL if find_shape(size).is_eager]
+
+
 def test_worked_numbers_of_llama_3_8b():
     shape = find_shape(LLAMA3)
     assert lm_params(shape) == 8_030_261_248

@@ -96,12 +96,13 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
     use the nearest formula. Raises ConfigError if transformers does not know the family, or it resembles no Llama."""
     text = {**config, **(config.get("text_config") or {})}
     # The longest known name that begins this name; qwen3_next is a mixture, as qwen3_moe is.
-    has_experts, whole = "num_experts" in text or "num_local_experts" in text, str(text.get("model_type", kind))
+    has_experts = bool(text.get("num_experts") or text.get("num_local_experts"))  # dense models may have the keys, too
+    whole = str(text.get("model_type", kind))
     names = [known for known in FAMILIES if whole.startswith(known)]
     alike = [known for known in names if FAMILIES[known].is_mixture == has_experts]
     alike = alike or [f"{known}_moe" for known in names if has_experts and f"{known}_moe" in FAMILIES]
     near = max(alike, key=len, default=None)
-    if near is None or "n_routed_experts" in text:
+    if near is None or text.get("n_routed_experts"):
         _family(kind, name)  # raises
     from trl_ext.compat.transformers import count_params
 

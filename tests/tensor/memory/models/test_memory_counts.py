@@ -139,7 +139,12 @@ def test_a_model_without_a_formula_is_counted_as_published_by_transformers_own_c
 
 
 @pytest.mark.parametrize(
-    ("family", "nearest"), [("qwen3_5", "qwen3"), ("qwen3_5_moe", "qwen3_moe"), ("qwen3_next", "qwen3_moe")]
+    ("family", "nearest"),
+    [
+        ("qwen3_5", "qwen3"),
+        ("qwen3_5_moe", "qwen3_moe"),
+        ("qwen3_next", "qwen3_moe"),
+    ],
 )
 def test_the_default_of_a_family_without_a_formula_is_planned_by_the_nearest(family, nearest):
     config = CONFIG_MAPPING[family]()
@@ -148,6 +153,11 @@ def test_the_default_of_a_family_without_a_formula_is_planned_by_the_nearest(fam
     assert shape.family == nearest
     assert (shape.num_layers, shape.hidden) == (text.num_hidden_layers, text.hidden_size)
     assert lm_params(shape) == numel(on_meta(AutoModelForCausalLM, config))
+
+
+@pytest.mark.parametrize("absent", [{"num_experts": None}, {"num_local_experts": 0}, {"num_local_experts": None}])
+def test_a_number_of_experts_that_is_none_or_zero_is_no_mixture(absent):
+    assert shape_from_config({**CONFIG_MAPPING["qwen3_5_text"]().to_dict(), **absent}).family == "qwen3"
 
 
 def test_the_table_has_gemma_3_as_it_is_counted():

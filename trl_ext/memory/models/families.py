@@ -46,6 +46,9 @@ class Family:
 APART = {kind: "latent attention (MLA)" for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32")}
 # By `model_type`. To add a family, add a line to the table.
 FAMILIES: dict[str, Family] = {name: Family(**fields) for name, fields in read_table("families").items()}
+# Beginnings of names without a formula, and the nearest family where its own name does not begin them.
+NEAREST = {"gemma3": "gemma3_text", "gemma4": "gemma3_text"}
+_BEGINNINGS = {**dict(zip(FAMILIES, FAMILIES, strict=True)), **NEAREST}
 
 
 def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> ModelShape:
@@ -95,14 +98,14 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
     """Return the shape of a model without a formula: parameters are counted on the meta device, activations and time
     use the nearest formula. Raises ConfigError if transformers does not know the family, or it resembles no Llama."""
     text = {**config, **(config.get("text_config") or {})}
-    # The longest known name that begins this name; qwen3_next is a mixture, as qwen3_moe is.
+    # The longest known beginning of this name; qwen3_next is a mixture, as qwen3_moe is.
     has_experts = bool(text.get("num_experts") or text.get("num_local_experts"))  # dense models may have the keys, too
     whole = str(text.get("model_type", kind))
-    names = [known for known in FAMILIES if whole.startswith(known)]
-    alike = [known for known in names if FAMILIES[known].is_mixture == has_experts]
+    names = [known for known in _BEGINNINGS if whole.startswith(known)]
+    alike = [known for known in names if FAMILIES[_BEGINNINGS[known]].is_mixture == has_experts]
     alike = alike or [f"{known}_moe" for known in names if has_experts and f"{known}_moe" in FAMILIES]
-    near = max(alike, key=len, default=None)
-    if near is None or text.get("n_routed_experts"):
+    near = max(alike, key=len, default="")
+    if not near or text.get("n_routed_experts"):
         _family(kind, name)  # raises
     from trl_ext.compat.transformers import count_params
 
@@ -110,7 +113,7 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
         num_params, text = count_params(config)
     except SupportError as error:
         raise ConfigError(f"{name} is a '{kind}', which has no formula, and {error}") from error
-    shape = shape_from_config({**text, "model_type": near}, name)
+    shape = shape_from_config({**text, "model_type": _BEGINNINGS[near]}, name)
     return replace(shape, extra_params=num_params - lm_params(shape), stands_for=kind)
 
 

@@ -144,6 +144,9 @@ def test_a_model_without_a_formula_is_counted_as_published_by_transformers_own_c
         ("qwen3_5", "qwen3"),
         ("qwen3_5_moe", "qwen3_moe"),
         ("qwen3_next", "qwen3_moe"),
+        ("gemma4", "gemma3_text"),
+        ("gemma4_text", "gemma3_text"),
+        ("gemma4_unified", "gemma3_text"),
     ],
 )
 def test_the_default_of_a_family_without_a_formula_is_planned_by_the_nearest(family, nearest):

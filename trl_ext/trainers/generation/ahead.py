@@ -105,7 +105,7 @@ class Blocks:
 
     @property
     def number(self) -> int:
-        """Blocks of the whole run; the last one may be trained in part."""
+        """Blocks of the whole run; the last may be trained in part."""
         args, sampler = self._trainer.args, self._trainer.row_sampler().sampler
         if args.max_steps > 0:
             return -(-args.max_steps * args.gradient_accumulation_steps // self._micro_steps)
@@ -113,7 +113,7 @@ class Blocks:
 
     def rows(self, block: int) -> list[int]:
         """Return the numbers in the dataset of all processes' rows of a block, in order; with a curriculum, which
-        knows no other, of the next one. Collective."""
+        knows no other, of the next block. Collective."""
         reader, curriculum = self._trainer.row_sampler(), self._trainer.curriculum
         sampler = reader.sampler
         if curriculum is not None:
@@ -142,7 +142,7 @@ class GenerationAhead(RolloutPart):
 
     @property
     def _client(self) -> VLLMClients | None:
-        """The client on process 0, which alone has one."""
+        """The client on process 0, which alone has any."""
         return getattr(self._trainer.vllm_generation, "vllm_client", None)
 
     @contextmanager
@@ -164,7 +164,7 @@ class GenerationAhead(RolloutPart):
                 self._early.start()
 
     def _wait(self, client: VLLMClients) -> None:
-        """Wait for the answers of what was asked for, or until they are known not to come."""
+        """Wait for the servers' answers, or until they are known not to come."""
         asked, patience_s = client.pending, self._trainer.args.vllm_server_timeout
         if asked is None:
             return
@@ -220,7 +220,7 @@ class GenerationAhead(RolloutPart):
         rows, size, data = self.blocks.rows(following), trainer.num_generations, trainer.train_dataset
         assert size is not None, "GRPOConfig has filled it in."
         self._answers = [*self._answers, Answers(following, len(rows) // size)]
-        if len(self._answers) > 2:  # processes may still read those of the last block
+        if len(self._answers) > 2:  # processes may still read the last block
             self._answers.pop(0).forget()
         per_rank, rank = len(rows) // trainer.args.world_size, trainer.args.process_index
         places = range(rank * per_rank, per_rank * (rank + 1))

@@ -107,7 +107,7 @@ class _Metric:
     Args:
         name: TRL's key or ours.
         samples: At least one.
-        not_forwarded: [2] tokens and rows that were not forwarded: what was left out counts as 0 in `_CLIPPED`.
+        not_forwarded: [2] tokens and rows that were not forwarded: they count as 0 in `_CLIPPED`.
     """
 
     name: str

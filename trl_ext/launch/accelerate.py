@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import yaml
 
 from trl_ext import resources
-from trl_ext.errors import CANNOT_SAVE, LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
+from trl_ext.errors import CANNOT_SAVE, LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError, refuse_first
 from trl_ext.launch import servers
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
@@ -249,22 +249,19 @@ def check_machines(num_machines: int | None, rank: int | None, address: str | No
     """
     if num_machines is None or num_machines == 1:
         return
-    if num_machines < 1:
-        raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Start at least one.")
-    if rank is None:
-        raise ConfigError(
-            f"--num_machines is {num_machines}, but no --machine_rank gives the number of this machine. "
-            f"Give each machine a different number, from 0 to {num_machines - 1}."
-        )
-    if not 0 <= rank < num_machines:
-        raise ConfigError(
-            f"--machine_rank is {rank} of {num_machines} machines. They count from 0 to {num_machines - 1}."
-        )
-    if not address:
-        raise ConfigError(
-            f"--num_machines is {num_machines}, but no --main_process_ip gives the address of machine 0. "
-            "Give the address at which the other machines reach it."
-        )
+    last = num_machines - 1
+    refuse_first(
+        {
+            f"--num_machines is {num_machines}, fewer than one machine. Start at least one.": num_machines < 1,
+            f"--num_machines is {num_machines}, but no --machine_rank gives the number of this machine. Give each "
+            f"machine a different number, from 0 to {last}.": rank is None,
+            f"--machine_rank is {rank} of {num_machines} machines. They count from 0 to {last}.": (
+                rank not in range(num_machines)
+            ),
+            f"--num_machines is {num_machines}, but no --main_process_ip gives the address of machine 0. Give the "
+            "address at which the other machines reach it.": not address,
+        }
+    )
     if num_processes is not None and num_processes % num_machines:
         raise ConfigError(
             f"--num_processes is {num_processes}, which {num_machines} machines cannot share equally. "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from trl_ext.compat.trl import without_groups
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, refuse_first
 from trl_ext.memory.contradictions import Row, check
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.critic.schedule import check_warmup
@@ -213,19 +213,18 @@ class PPOConfig(GRPOConfig):
 
     def _check_batch(self) -> None:
         size = cast(int, self.num_generations)
-        if self.batch_size % size:
-            raise ConfigError(
-                f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
-                "Change per_device_train_batch_size or gradient_accumulation_steps."
-            )
         eval_batch = self.per_device_eval_batch_size * self.world_size
-        if self.eval_strategy != "no" and eval_batch % (self.num_generations_eval or size):
-            raise ConfigError(
+        refuse_first(
+            {
+                f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
+                "Change per_device_train_batch_size or gradient_accumulation_steps.": self.batch_size % size,
                 f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations={size}. "
-                "Change per_device_eval_batch_size, or set num_generations_eval=1."
-            )
-        if self.kl_target is not None and self.kl_horizon <= self.batch_size:
-            raise ConfigError(
+                "Change per_device_eval_batch_size, or set num_generations_eval=1.": (
+                    self.eval_strategy != "no" and eval_batch % (self.num_generations_eval or size)
+                ),
                 f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, and the KL "
-                "coefficient would jump. Use 10 times the episodes or more."
-            )
+                "coefficient would jump. Use 10 times the episodes or more.": (
+                    self.kl_target is not None and self.kl_horizon <= self.batch_size
+                ),
+            }
+        )

@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import refuse_first
 from trl_ext.packing.families.images import one_of_each
 from trl_ext.packing.prefix_cache import PrefixCache
 from trl_ext.packing.step_plan import PrefixGroup, RowSize, StepPlan, plan_step, tokens_of_rows
@@ -53,20 +53,18 @@ def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> N
         why_zero_advantage_counts: Why a row of zero advantage still has a gradient; "" if it has none.
     """
     max_tokens, size = getattr(args, "max_tokens_per_forward", None), size_of_groups(args)
-    if max_tokens is not None and why_whole:
-        raise ConfigError(
+    why_stays, skips = why_rows_stay(args, why_whole), getattr(args, "skip_zero_advantage", None)
+    refuse_first(
+        {
             f"max_tokens_per_forward={max_tokens} cannot cut a micro-batch: {why_whole}. Unset it and lower "
-            "per_device_train_batch_size instead."
-        )
-    if size > 1 and (why := why_rows_stay(args, why_whole)):
-        raise ConfigError(
-            f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
-            "Leave one of the two out."
-        )
-    if getattr(args, "skip_zero_advantage", None) and why_zero_advantage_counts:
-        raise ConfigError(
-            f"skip_zero_advantage=True would change the gradient: {why_zero_advantage_counts}. Remove it."
-        )
+            "per_device_train_batch_size instead.": max_tokens is not None and why_whole,
+            f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why_stays}. "
+            "Leave one of the two out.": size > 1 and why_stays,
+            f"skip_zero_advantage=True would change the gradient: {why_zero_advantage_counts}. Remove it.": (
+                skips and why_zero_advantage_counts
+            ),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

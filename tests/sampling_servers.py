@@ -64,6 +64,9 @@ class SamplingServers(vllm_servers.VLLMClients):
         self.events.append(("push", number))
 
     def _post(self, url, json):
+        if json["temperature"] < 1e-5 and json["n"] > 1:
+            raise RuntimeError(f"n must be 1 when using greedy sampling, got {json['n']}.")  # vLLM's words
+        self.last_request = json
         with self._lock:
             self.num_busy += 1
             self.events.append(("generate", len(json["prompt"])))

@@ -208,8 +208,10 @@ def _next_tokens(scores: torch.Tensor, rows: torch.Tensor, num_drawn: int) -> to
         return scores.argmax(-1)
     if num_drawn == len(rows):
         return torch.multinomial(scores.softmax(-1), 1)[:, 0]
-    noise = scores.new_empty(num_drawn, scores.shape[1]).exponential_()
-    return (scores.softmax(-1) / noise[rows]).argmax(-1)
+    noise, probabilities = scores.new_empty(num_drawn, scores.shape[1]).exponential_(), scores.softmax(-1)
+    if not probabilities.isfinite().all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")  # as `multinomial`
+    return (probabilities / noise[rows]).argmax(-1)
 
 
 # Other engines -----------------------------------------------------------------------------------------------------

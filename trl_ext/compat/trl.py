@@ -2,8 +2,9 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,15 +71,25 @@ class SamplingTrainer(Protocol):
 
 
 def sampling_temperature(trainer: SamplingTrainer, temperature: float) -> AbstractContextManager[None]:
-    """Let a TRL trainer generate at another temperature in the block; 0 is greedy."""
+    """Let a TRL trainer generate at another temperature in the block; 0 is greedy.
+
+    vLLM refuses several greedy completions of a prompt in a request: each copy of a prompt is a prompt then.
+    """
     if trainer.use_vllm:
-        return swapped(trainer.vllm_generation, temperature=temperature)
+        vllm = trainer.vllm_generation
+        generate = partial(_each_alone, vllm.generate) if temperature == 0 else vllm.generate
+        return swapped(vllm, temperature=temperature, generate=generate)
     changed = copy.deepcopy(trainer.generation_config)
     if temperature == 0:
         changed.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
     else:
         changed.update(do_sample=True, temperature=temperature)
     return swapped(trainer, generation_config=changed)
+
+
+def _each_alone(generate: Callable[..., Any], **call: Any) -> Any:
+    """Call TRL's `VLLMGeneration.generate` with each prompt in a group of its own."""
+    return generate(**{**call, "num_generations": 1})
 
 
 class _NoGroup(int):

@@ -207,6 +207,15 @@ def test_noise_of_some_rows_is_that_of_multinomial_on_all():
         assert torch.equal(found, wanted[rows]) and torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_scores_that_are_no_numbers_are_refused_as_multinomial_refuses_them(value):
+    """All of a row, after another row has ended: the likeliest of such scores would be token 0."""
+    scores = torch.randn(3, 7).index_fill(0, torch.tensor([1]), value)
+    for rows in ([0, 1, 2], [1, 2]):
+        with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan` or element < 0"):
+            generate._next_tokens(scores[rows], torch.tensor(rows), len(scores))
+
+
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3", "bamba", "lfm2"])
 def test_models_whose_caches_are_more_than_keys_of_all_tokens_keep_their_rows(name):
     _, rows_before, rows = compared(tiny.model(name).eval(), *batch())

@@ -31,6 +31,7 @@ OF_A_RUN = [
     dict(memory_prompt_length=64),
     dict(AHEAD, vllm_importance_sampling_correction=False),
     dict(use_transformers_continuous_batching=True, repetition_penalty=1.2),
+    dict(use_transformers_continuous_batching=True, generation_kwargs={"min_new_tokens": 6}),
     dict(max_tokens_per_forward=256, max_completion_length=256),
     dict(oversample=2.0, scale_rewards="batch"),
     dict(oversample=2.0, multi_objective_aggregation="normalize_then_sum"),

@@ -91,7 +91,7 @@ class PPOConfig(GRPOConfig):
     whiten_rewards: bool = setting(False, "Scale the rewards per token, KL penalty included, to variance 1.")
     vf_coef: float = setting(0.1, "Weight of the value loss.")
     cliprange_value: float | None = setting(
-        0.2, "Largest distance of a value from its old value before it is clipped. Unset: no clipping."
+        0.2, "Largest distance of a value from its old value before it is clipped. null: no clipping."
     )
     value_normalisation: bool = setting(
         True,
@@ -129,7 +129,7 @@ class PPOConfig(GRPOConfig):
         "Rules are never normalised here.",
     )
     score_clip: float | None = setting(
-        10.0, "Largest absolute value of a reward model's normalised score. Unset: no limit."
+        10.0, "Largest absolute value of a reward model's normalised score. null: no limit."
     )
     reward_tokens_per_forward: int | None = setting(
         None, "Most tokens in one forward of a reward model. Unset: 16,384."

@@ -218,7 +218,9 @@ class PPOTrainer(GRPOTrainer):
         self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
         if self.use_vllm:
             options = self.vllm_generation.generation_kwargs or {}
-            self.vllm_generation.generation_kwargs = options | {"stop_token_ids": self.eos_token_ids}
+            # Else vLLM also stops at the EOS tokens of tokenizer and generation config.
+            stops = {"stop_token_ids": self.eos_token_ids, "ignore_eos": True}
+            self.vllm_generation.generation_kwargs = options | stops
         else:
             self.generation_kwargs["eos_token_id"] = self.eos_token_ids
             self.generation_config.eos_token_id = self.eos_token_ids

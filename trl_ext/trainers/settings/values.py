@@ -108,9 +108,9 @@ RANGES = {
     "vllm_importance_sampling_cap": Range(1, ends="[]", advice="Ratios of an unmoved policy are 1."),
     "vllm_importance_sampling_clip_min": Range(0, 1, "[]", "Ratios of an unmoved policy are 1."),
     "oversample": Range(1, 100, "[]", "1 samples as many groups as an update takes."),
-    "cliprange_value": Range(0, ends="(]", advice="Unset, values are not clipped."),
+    "cliprange_value": Range(0, ends="(]", advice="null: values are not clipped."),
     "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
-    "score_clip": Range(0, ends="(]", advice="Unset, scores are not clipped."),
+    "score_clip": Range(0, ends="(]", advice="null: scores are not clipped."),
 }
 
 # The other setting, with its value, without which a setting has no effect.
@@ -147,6 +147,8 @@ _WHOLE: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
 }
 
+# Keys of generation_kwargs whose processors of logits know no continuous batching.
+_DROPPED_BY_CONTINUOUS = {"min_length", "min_new_tokens", "no_repeat_ngram_size"}
 # Contradictions between settings of a run, for all trainers.
 # fmt: off
 RUN: tuple[Row, ...] = (
@@ -170,6 +172,9 @@ RUN: tuple[Row, ...] = (
     (lambda use_transformers_continuous_batching, repetition_penalty:
         use_transformers_continuous_batching and repetition_penalty != 1,
      "transformers drops the penalty there. Remove one of the two."),
+    (lambda use_transformers_continuous_batching, generation_kwargs:
+        use_transformers_continuous_batching and not _DROPPED_BY_CONTINUOUS.isdisjoint(generation_kwargs or ()),
+     f"transformers drops {', '.join(sorted(_DROPPED_BY_CONTINUOUS))} there, or fails. Remove one of the two."),
     (lambda max_tokens_per_forward, max_completion_length:
         max_tokens_per_forward is not None and max_tokens_per_forward <= (max_completion_length or math.inf),
      "a forward cannot hold one completion and its prompt. Raise the first or lower the second."),

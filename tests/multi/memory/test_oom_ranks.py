@@ -66,6 +66,20 @@ def test_two_processes_with_unequal_pairs_split_together(out_of_memory, tiny_rew
     assert run.distance(reward) <= REWARD_TOLERANCE
 
 
+def test_two_processes_with_an_uneven_last_batch_split_together(out_of_memory, tiny_reward_model, tmp_path):
+    """Batches of 7 and 3 pairs, cut in four: an empty forward of one rank goes with a pair of the other."""
+    options = dict(per_device_train_batch_size=7, gradient_accumulation_steps=1, steps=2)
+    options |= dict(model=tiny_reward_model, accelerator_config={"even_batches": False})
+    whole = run_job("reward", "cpu", tmp_path / "whole", **options)
+    assert [rank["pairs_of_forwards"] for rank in whole.ranks] == [[7, 7], [7, 3]]
+    out_of_memory([0, 1])
+    run = run_job("reward", "cpu", tmp_path / "out", **options)
+    check_both_went_on(run, 2)
+    assert [rank["pairs_of_forwards"][-4:] for rank in run.ranks] == [[2, 2, 2, 1], [1, 1, 1, 0]]
+    assert run.facts["loss"] == pytest.approx(whole.facts["loss"], abs=1e-6)
+    assert run.distance(whole) <= REWARD_TOLERANCE
+
+
 @pytest.mark.parametrize("name", daily(["cpu", "zero2"], "cpu"))
 def test_a_separate_critic_splits_on_its_own(name, out_of_memory, tiny_model, tiny_reward_model, tmp_path):
     skip_what_cannot_run(name)

@@ -231,7 +231,7 @@ class PairForward:
 
     row: PairRow  # may be empty
     make_row: Callable[[Sequence[Mapping[str, Any]]], PairRow]
-    most_rows: int  # upper bound of the pairs in any rank's row of this forward
+    most_rows: int  # most pairs in any rank's row of this forward; ANY_NUMBER if ranks hold different numbers
     in_micro_batch: int  # pairs of the row before it was halved
     level: int = 0  # how often it was halved
 
@@ -248,8 +248,14 @@ class PairForward:
             return [replace(self, level=self.level + 1)]
         pairs = self.row.examples
         middle = (len(pairs) + 1) // 2
+        are_equal = self.most_rows != ANY_NUMBER  # the numbers of pairs of all ranks
         return [
-            replace(self, row=self.make_row(part), most_rows=self.most_rows - 1, level=self.level + 1)
+            replace(
+                self,
+                row=self.make_row(part),
+                most_rows=len(part) if are_equal else ANY_NUMBER,
+                level=self.level + 1,
+            )
             for part in (pairs[:middle], pairs[middle:])
         ]
 

@@ -309,8 +309,9 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self.check_packing(model)
         if return_outputs or not torch.is_grad_enabled():
             return self._loss_of_rows(model, inputs, return_outputs, num_items_in_batch)
-        # Under a budget ranks may hold different numbers of pairs.
-        are_equal = self._max_tokens is None or self.accelerator.num_processes == 1
+        # Under a budget, or without even batches, ranks may hold different numbers of pairs.
+        is_even = self._max_tokens is None and self.accelerator.even_batches
+        are_equal = is_even or self.accelerator.num_processes == 1
         forwards = [
             PairForward(row, self._collator.row, row.num_pairs if are_equal else ANY_NUMBER, row.num_pairs)
             for row in inputs["rows"]
@@ -379,7 +380,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             sizes = [example[IN_MICRO_BATCH] for row in rows for example in row.examples]
             loss = (losses / losses.new_tensor(sizes)).sum()
         else:
-            loss = losses.mean()
+            loss = losses.sum() / max(len(losses), 1)  # without pairs 0, in the graph
         return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
 
     # Rehearsal ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH
-from trl_ext.trainers.reward.data import PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.forward.pairs import IN_MICRO_BATCH, pair_row
+from trl_ext.trainers.reward.data import ANY_NUMBER, PairForward, PairSizes, RowsOfPairs, StepSampler
 
 BATCH_SIZE = 3
 MAX_TOKENS = 120
@@ -178,3 +178,29 @@ def test_ranks_of_a_group_get_the_same_rows_of_the_same_step():
     for step, others in zip(shared, alone, strict=True):
         assert step[0] == step[1] != step[2] == step[3]
         assert sorted(pairs_of([step[0], step[2]])) == sorted(pairs_of(others))
+
+
+def halved(num_pairs: int, times: int, most_rows: int) -> list[int]:
+    """Pairs of each forward after `times` halvings of a row of `num_pairs`."""
+
+    def make_row(pairs):
+        return pair_row(pairs, True, None)
+
+    row = make_row([{"chosen_ids": [1, 2], "rejected_ids": [1, 3]}] * num_pairs)
+    forwards = [PairForward(row, make_row, most_rows, num_pairs)]
+    for _ in range(times):
+        forwards = [half for forward in forwards for half in forward.halves()]
+    return [forward.num_rows for forward in forwards]
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "times", "expected"),
+    [(1, 3, [1]), (3, 1, [2, 1]), (3, 2, [1, 1, 1]), (3, 3, [1, 1, 1]), (7, 2, [2, 2, 2, 1]), (7, 3, [1] * 7)],
+)
+def test_ranks_of_equally_many_pairs_never_halve_into_an_empty_forward(num_pairs, times, expected):
+    assert halved(num_pairs, times, most_rows=num_pairs) == expected
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_ranks_of_different_numbers_of_pairs_halve_into_equally_many_forwards(times):
+    assert {len(halved(num_pairs, times, ANY_NUMBER)) for num_pairs in range(8)} == {2**times}

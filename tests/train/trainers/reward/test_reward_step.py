@@ -14,7 +14,7 @@ import trl_ext
 from tests.faults.starting import IS_THOROUGH
 from tests.nightly import daily, nightly
 from tests.preferences import Gradients, pairs
-from tests.reward_trainers import trainer
+from tests.reward_trainers import trainer, weights
 
 NUM_STEPS = 20 if IS_THOROUGH else 3
 METRICS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
@@ -184,3 +184,22 @@ def test_a_budget_cuts_a_step_and_lets_micro_batches_share_a_forward(tmp_path, m
     forwards.clear()
     run(trl_ext, tmp_path, pairs(count=96), max_tokens_per_forward=4096, gradient_accumulation_steps=4)
     assert [num_pairs for _, num_pairs in forwards] == [16] * NUM_STEPS
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("num_pairs", daily([3, 5, 6, 7], 3))
+def test_halved_micro_batches_train_the_same_weights(num_pairs, packing, tmp_path):
+    """Three pairs, halved twice, had an empty forward: a loss of NaN when packed, an IndexError when padded."""
+    settings = dict(max_steps=2, logging_steps=1, per_device_train_batch_size=num_pairs, packing=packing)
+    found = []
+    for level in range(4):
+        subject = trainer(tmp_path, pairs(2 * num_pairs, margin=True), max_grad_norm=0.0, optim="sgd", **settings)
+        before = weights(subject)
+        subject.forward_loop.halving.level["actor"] = level
+        subject.train()
+        found.append((weights(subject), [entry["loss"] for entry in subject.state.log_history if "loss" in entry]))
+    (expected, losses), *halved = found
+    assert (expected - before).abs().max() > 1e-4
+    for trained, logged in halved:
+        assert (trained - expected).abs().max() <= 1e-6
+        assert logged == pytest.approx(losses, abs=1e-6)

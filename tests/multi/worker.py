@@ -41,6 +41,7 @@ JOBS = {
     "ppo in bfloat16": "ppo.train_in_bfloat16",
     "rehearsal": "rehearsal.train",
     "reward": "reward.train",
+    "reward evaluation": "reward.evaluate",
     "rules": "rules.train",
     "sequence": "sequence.train",
     "ulysses": "ulysses.compute",

@@ -50,6 +50,7 @@ def train(folder, model, library="trl_ext", steps=NUM_STEPS, lora=False, stream=
         learning_rate=1e-3,
         max_grad_norm=0.5,
         center_rewards_coefficient=0.05,
+        per_device_eval_batch_size=12,  # TRL logs means of batches' means
         eval_strategy="no",
     )
     of = {"trl": trl, "trl_ext": trl_ext}[library]
@@ -70,6 +71,27 @@ def train(folder, model, library="trl_ext", steps=NUM_STEPS, lora=False, stream=
     return (
         engine_facts(trainer) | logged | {"pairs_of_forwards": forwards, "eval_accuracy": evaluated["eval_accuracy"]}
     )
+
+
+def evaluate(folder, model, cases, **changes) -> list[dict]:
+    """Metrics of each case's evaluation, in batches of 4.
+
+    Args:
+        folder: Where the trainer writes.
+        model: The reward model's folder.
+        cases: Number of pairs and settings of each evaluation.
+        changes: Settings of all.
+    """
+    metrics = []
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for num_pairs, settings in cases:
+        args = trl_ext.RewardConfig(str(folder), **SETTINGS | {"per_device_eval_batch_size": 4} | changes | settings)
+        rows = pairs().select(range(num_pairs)).add_column("rule_gap", ([1.0, -1.0, 0.5] * num_pairs)[:num_pairs])
+        data = {"train_dataset": pairs(), "eval_dataset": rows}
+        found = trl_ext.RewardTrainer(model, args, processing_class=tokenizer, **data).evaluate()
+        timed = ("_s", "runtime", "per_second", "preparation_time", "memory")
+        metrics.append({name: value for name, value in found.items() if not name.endswith(timed)})
+    return metrics
 
 
 def pairs_of_forwards(trainer) -> list[int]:

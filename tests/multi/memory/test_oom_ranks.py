@@ -68,7 +68,7 @@ def test_two_processes_with_unequal_pairs_split_together(out_of_memory, tiny_rew
 
 def test_two_processes_with_an_uneven_last_batch_split_together(out_of_memory, tiny_reward_model, tmp_path):
     """Batches of 7 and 3 pairs, cut in four: an empty forward of one rank goes with a pair of the other."""
-    options = dict(per_device_train_batch_size=7, gradient_accumulation_steps=1, steps=2)
+    options = dict(per_device_train_batch_size=7, gradient_accumulation_steps=1, steps=2, per_device_eval_batch_size=6)
     options |= dict(model=tiny_reward_model, accelerator_config={"even_batches": False})
     whole = run_job("reward", "cpu", tmp_path / "whole", **options)
     assert [rank["pairs_of_forwards"] for rank in whole.ranks] == [[7, 7], [7, 3]]

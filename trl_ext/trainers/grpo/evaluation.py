@@ -12,27 +12,19 @@ from trl.trainer.utils import nanstd
 
 from trl_ext.trainers.generation.groups import total_rewards
 from trl_ext.trainers.generation.trainer import RolloutTrainer
+from trl_ext.trainers.rows.counted import CountedRows
 
 
-class EvaluatedRows:
+class EvaluatedRows(CountedRows):
     """The rewards of an evaluation's batches; reward functions call it as their `log_metric`.
 
-    Args:
-        num_rows: Completions of all ranks, infinity for a stream. Rows after these only fill the last batch.
-
-    Attributes:
-        num_rows: Rows of the running batch on this rank that count. They come first.
+    A row is a completion here.
     """
 
     def __init__(self, num_rows: float):
-        self._left = num_rows
+        super().__init__(num_rows)
         self._rewards: list[torch.Tensor] = []
         self._logged: list[tuple[str, float, int]] = []
-        self.num_rows = 0
-
-    def begin_batch(self, num_rows: int, rank: int) -> None:
-        """Begin a batch of `num_rows` rows on each rank."""
-        self.num_rows = int(min(max(self._left - rank * num_rows, 0), num_rows))
 
     def __call__(self, name: str, value: float, num_rows: int | None = None) -> None:
         """Log a mean over `num_rows` rows; None: over all that count."""
@@ -40,8 +32,8 @@ class EvaluatedRows:
 
     def end_batch(self, rewards: torch.Tensor) -> None:
         """Add the rewards of a batch, [rows of all ranks, functions]."""
-        self._rewards.append(rewards[: int(min(self._left, len(rewards)))])
-        self._left -= len(rewards)
+        self._rewards.append(rewards[: int(min(self.left, len(rewards)))])
+        self.left -= len(rewards)
 
     def metrics(self, trainer: RolloutTrainer) -> dict[str, float]:
         """Return the metrics of rewards, under TRL's names, and those that reward functions logged. Collective."""

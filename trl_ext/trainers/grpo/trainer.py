@@ -3,7 +3,6 @@
 TRL computes the loss. This trainer changes how many tokens go through the model for it.
 """
 
-import math
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +15,6 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
-from transformers.trainer_utils import has_length
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
@@ -54,6 +52,7 @@ from trl_ext.trainers.grpo.rewards import (
 )
 from trl_ext.trainers.record.trainer import REPORT_VARIABLE
 from trl_ext.trainers.reward.scorer import with_scorers
+from trl_ext.trainers.rows.counted import num_rows_of
 from trl_ext.trainers.rows.images import KEYS, check_images, check_padded
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.settings.checks import check_budget, check_moving, longest_prompt_tokens
@@ -573,8 +572,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> Any:
         """Overrides transformers.Trainer.evaluation_loop: rewards are means over rows, each of which counts once."""
-        dataset: Any = dataloader.dataset
-        rows = EvaluatedRows(len(dataset) * cast(int, self.num_generations_eval) if has_length(dataset) else math.inf)
+        rows = EvaluatedRows(num_rows_of(dataloader.dataset) * cast(int, self.num_generations_eval))
         with swapped(self, _evaluated=rows, _log_metric=rows):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
         metrics = rows.metrics(self)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from torch import nn
 from torch.utils.data import DataLoader
@@ -34,16 +34,10 @@ from trl_ext.trainers.forward.reward_input import attach_record, training_record
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.config import RewardConfig, for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.data import ANY_NUMBER, PairCollator, PairForward, PairSizes, RowsOfPairs, StepSampler
-from trl_ext.trainers.reward.loss import (
-    JudgedPair,
-    PairStats,
-    combined,
-    evaluation_metrics,
-    judged,
-    pair_losses,
-    pair_stats,
-)
+from trl_ext.trainers.reward.evaluation import EvaluatedPairs, trl_metrics
+from trl_ext.trainers.reward.loss import PairStats, combined, evaluation_metrics, pair_losses, pair_stats
 from trl_ext.trainers.rows import pairs as pair_rows
+from trl_ext.trainers.rows.counted import num_rows_of
 from trl_ext.trainers.rows.rendering import check_tokens
 from trl_ext.trainers.step.exchange import agreed_num_forwards
 from trl_ext.trainers.step.self_check import check_reward_model
@@ -63,7 +57,8 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         packing/forwarded_over_raw: Tokens through the model over real tokens; below 1 where prompts are shared.
         packing/padded_over_forwarded: Tokens of the same batch, padded, over tokens through the model.
         phase/<name>_s: Seconds spent in layout, update and other, on this rank.
-    Per evaluation: accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac, score_length_correlation.
+    Per evaluation, over all pairs: TRL's metrics, and accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac,
+    score_length_correlation.
     """
 
     args: TRLRewardConfig
@@ -86,7 +81,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self.given_rewards = [] if rules is None else [rules]
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False
-        self._judged: list[JudgedPair] = []
+        self._evaluated = EvaluatedPairs()
         if getattr(args, "max_tokens_per_forward", None) is not None:
             if self._has_own_collator:
                 raise ConfigError("max_tokens_per_forward plans the batches: remove it or the data_collator.")
@@ -339,12 +334,12 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             loss, outputs = self._padded_loss(model, rows, num_items_in_batch)
         assert outputs.logits is not None
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-        stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
         if self.model.training:
-            self.counts.samples.append(stats)
+            self.counts.samples.append(pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows)))
         else:
-            self._log_stats(stats)
-            self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
+            examples = [e for row in rows for e in row.examples]
+            center = self.args.center_rewards_coefficient
+            loss = self._evaluated.add(self.accelerator, examples, chosen, rejected, center)
         # The loss is a mean over these pairs; weight it to get the mean over the whole micro-batch.
         if IN_MICRO_BATCH in inputs and self._max_tokens is None:
             loss = loss * (sum(row.num_pairs for row in rows) / inputs[IN_MICRO_BATCH])
@@ -404,16 +399,12 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     # Metrics ------------------------------------------------------------------------------------------------------
 
     def _log_stats(self, local: torch.Tensor) -> None:
-        mode = self.metrics_mode
-        everywhere = self.accelerator.gather(local[None])
-        if mode == "train":  # processes of a group hold the same pairs
-            everywhere = everywhere[:: self.num_sharing]
+        everywhere = self.accelerator.gather(local[None])[:: self.num_sharing]  # a group holds the same pairs
         stats = PairStats(*combined(everywhere).tolist())
-        if mode == "train":
-            self._total_train_tokens += int(stats.raw_tokens)
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        self._total_train_tokens += int(stats.raw_tokens)
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         for name, value in stats.metrics().items():
-            self._metrics[mode][name].append(value)
+            self._metrics["train"][name].append(value)
 
     def evaluation_loop(
         self,
@@ -423,17 +414,21 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Overrides trl.RewardTrainer.evaluation_loop: adds metrics over all pairs, and times it as a phase."""
-        self._judged = []
+        """Overrides trl.RewardTrainer.evaluation_loop: metrics are over all pairs, each of which counts once, and its
+        time is a phase."""
+        self._evaluated = EvaluatedPairs(num_rows_of(dataloader.dataset))
         with self.clock.phase("evaluate", whole=True):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-            pairs = gather_object(self._judged)
+            pairs = self._evaluated.of_all_ranks()
+        self._evaluated = EvaluatedPairs()
         metrics = evaluation_metrics(pairs)
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
-        self._judged = []
+        if pairs:  # none with the user's collator, for which TRL counts
+            found = trl_metrics(pairs) | {"num_tokens": self._total_train_tokens}
+            self._metrics["eval"].update({name: [value] for name, value in found.items()})
         return output
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -88,7 +88,7 @@ def sampling_temperature(trainer: SamplingTrainer, temperature: float) -> Abstra
 
 
 def _each_alone(generate: Callable[..., Any], **call: Any) -> Any:
-    """Call TRL's `VLLMGeneration.generate` with each prompt in a group of its own."""
+    """Call TRL's `VLLMGeneration.generate` with groups of a single prompt."""
     return generate(**{**call, "num_generations": 1})
 
 

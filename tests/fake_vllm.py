@@ -8,9 +8,11 @@ from typing import ClassVar
 class FakeSamplingParams:
     """The parameters of vllm.SamplingParams that we give; docs.vllm.ai, vllm.sampling_params."""
 
-    def __init__(self, *, n, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_token_ids, max_tokens):
+    def __init__(
+        self, *, n, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_token_ids, ignore_eos, max_tokens
+    ):
         assert min_p is not None and max_tokens > 0
-        self.n, self.temperature, self.stop = n, temperature, stop_token_ids
+        self.n, self.temperature, self.stop, self.ignore_eos = n, temperature, stop_token_ids, ignore_eos
 
 
 class FakeLoRARequest:
@@ -31,7 +33,7 @@ class FakeLLM:
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
         self.made[-1]["lora"] = lora_request and lora_request.path
-        assert sampling_params.stop == [2]
+        assert sampling_params.stop == ([2] if not sampling_params.ignore_eos else [3])
         return [
             SimpleNamespace(
                 outputs=[

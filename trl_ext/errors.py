@@ -99,11 +99,11 @@ class LostProcessError(TrlExtError, RuntimeError):
         self.says, self.has_ended = says, has_ended
 
 
-def refuse_first(problems: Mapping[str, object]) -> None:
-    """Raise ConfigError with the first sentence whose condition is true: `{sentence: condition}`."""
+def refuse_first(problems: Mapping[str, object], kind: type[TrlExtError] = ConfigError) -> None:
+    """Raise an error with the first sentence whose condition is true: `{sentence: condition}`."""
     for sentence, is_so in problems.items():
         if is_so:
-            raise ConfigError(sentence)
+            raise kind(sentence)
 
 
 def did_you_mean(word: object, choices: Iterable[str]) -> str:

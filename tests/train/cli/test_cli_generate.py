@@ -296,3 +296,35 @@ def test_an_output_dir_without_final_model_stands_for_its_newest_whole_checkpoin
     unfinished = tmp_path / "_unfinished" / "checkpoint-1"
     shutil.move(tmp_path / "checkpoint-1", unfinished)
     assert "was not written to its end" in stopped(capsys, generate, unfinished, "--prompts", prompts)
+
+
+@pytest.fixture
+def with_recipe(folders, tmp_path):
+    """The same run with a record of these settings."""
+
+    def make(**recipe):
+        folder = tmp_path / "recorded"
+        folder.mkdir()
+        for file in folders.run.iterdir():
+            (folder / file.name).symlink_to(file)
+        write_record(folder, {"dataset_name": "none", **recipe}, VERSIONS, None)
+        return folder
+
+    return make
+
+
+def test_the_stop_token_of_ppo_ends_completions_as_in_training(folders, prompts, with_recipe, capsys):
+    ids = tiny.tokenizer()(PROMPTS[0]).input_ids
+    said = alone(folders, ids)[len(ids) + 2]
+    run = with_recipe(stop_token_id=said, generation_kwargs={"suppress_tokens": [7]}, temperature=1.0)
+    words = ["--temperature", "0", "--max_new_tokens", "6"]
+    assert main(["generate", str(run), "--prompts", str(prompts), *words]) == 0
+    printed = capsys.readouterr()
+    assert rows_of(printed.out)[0]["finish_reasons"] == ["stop"]
+    assert rows_of(printed.out)[0]["completions"][0].split()[-1] == f"w{said}"
+    assert "generation_kwargs of" in printed.err and "{'suppress_tokens': [7]}" in printed.err
+
+
+def test_vllm_ends_on_the_stop_token_of_ppo_alone(monkeypatch, prompts, with_recipe, capsys):
+    fake_vllm.install(monkeypatch)  # which checks that a run without EOS stops at token 3
+    assert main(["generate", str(with_recipe(stop_token_id=3)), "--prompts", str(prompts), "--backend", "vllm"]) == 0

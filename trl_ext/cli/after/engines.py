@@ -66,6 +66,13 @@ class Completion:
     finish_reason: str
 
 
+def stop_tokens(recipe: Mapping[str, Any], tokenizer: Any) -> list[int]:
+    """Return the token that alone ends a completion, as PPO's `stop_token_id` or `stop_token` has it; else []."""
+    given = recipe.get("stop_token_id")
+    eos = [tokenizer.eos_token_id] if recipe.get("stop_token") else []
+    return eos if given is None else [given]
+
+
 class TransformersEngine:
     """Completions by `generate` of transformers, in batches padded on the left.
 
@@ -78,8 +85,9 @@ class TransformersEngine:
         self._model = run.load_model(trust_remote_code=trust_remote_code)
         self._tokenizer, self._batch_size = tokenizer, batch_size
         own = self._model.generation_config.eos_token_id
-        # As in training: the tokenizer's EOS, and the generation config's.
-        self._stop_ids = [tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or ())]
+        # As in training: the recipe's, or the tokenizer's EOS and the generation config's.
+        eos = [tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or ())]
+        self._stop_ids = stop_tokens(run.recipe, tokenizer) or eos
 
     def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[Completion]]:
         """Yield the completions of each prompt, in the order of the prompts."""
@@ -162,7 +170,7 @@ class VllmEngine:
             options |= {"enable_lora": True, "max_lora_rank": next(r for r in (*_VLLM_RANKS, rank) if r >= rank)}
             self._lora = LoRARequest("run", 1, str(run.folder.resolve()))
         self._model = LLM(model=run.weights, **options)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._stop_ids = tokenizer, stop_tokens(run.recipe, tokenizer)
 
     def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[Completion]]:
         """Yield the completions of each prompt, in the order of the prompts."""
@@ -177,7 +185,9 @@ class VllmEngine:
             min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty,
             seed=sampling.seed,
-            stop_token_ids=[self._tokenizer.eos_token_id],  # vLLM adds the ids of the generation config
+            # vLLM adds the ids of the generation config, unless it ignores EOS.
+            stop_token_ids=self._stop_ids or [self._tokenizer.eos_token_id],
+            ignore_eos=bool(self._stop_ids),
         )
         for at in range(0, len(prompts), _VLLM_PROMPTS):
             wanted = [{"prompt_token_ids": list(ids)} for ids in prompts[at : at + _VLLM_PROMPTS]]

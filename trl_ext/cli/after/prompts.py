@@ -46,7 +46,9 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def tell_unknown(run: FinishedRun) -> None:
-    """Print on stderr that a Python program made the run's prompts, if the recipe does not show how."""
+    """Print on stderr that a Python program made the run's prompts, and which of its settings are not repeated."""
+    if kwargs := run.recipe.get("generation_kwargs"):
+        print(f"note: generation_kwargs of {run.root} are not repeated: {kwargs}.", file=sys.stderr)
     if run.recipe and not any(run.recipe.get(key) for key in ("dataset_name", "datasets")):
         print(
             f"note: {run.root} was trained by a Python program, and its record does not contain how that program made "

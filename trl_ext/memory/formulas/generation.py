@@ -4,7 +4,7 @@ vLLM on the training GPUs takes its share of the card's *total* memory, after th
 it keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and returns the rest.
 """
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, refuse_first
 from trl_ext.memory.cards import Card, Hardware
 from trl_ext.memory.job import Job, servers_of
 from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token, lm_params
@@ -67,15 +67,15 @@ def check_vllm(shape: ModelShape, job: Job, hardware: Hardware) -> None:
 def check_group(shape: ModelShape, job: Job, hardware: Hardware) -> None:
     """Raise ConfigError if vLLM's groups exceed a machine, or do not divide its GPUs or the model's heads."""
     group, here = job.vllm_tensor_parallel_size, hardware.gpus_per_machine
-    if job.vllm_servers and hardware.num_machines > 1:
-        raise ConfigError(
+    size = max(group, 1)
+    refuse_first(
+        {
             f"{servers_of(job)} together with training over {hardware.num_machines} machines is not planned. Plan one "
-            "machine, or vllm_mode=colocate."
-        )
-    if group < 1 or (not job.vllm_servers and here % group):
-        raise ConfigError(f"vllm_tensor_parallel_size {group} does not divide a machine's {here} GPUs. Use a divisor.")
-    if shape.num_heads % group:
-        raise ConfigError(
+            "machine, or vllm_mode=colocate.": job.vllm_servers and hardware.num_machines > 1,
+            f"vllm_tensor_parallel_size {group} does not divide a machine's {here} GPUs. Use a divisor.": (
+                group < 1 or (not job.vllm_servers and here % size)
+            ),
             f"vllm_tensor_parallel_size {group} does not divide the {shape.num_heads} attention heads of "
-            f"{shape.name}. Use a divisor."
-        )
+            f"{shape.name}. Use a divisor.": shape.num_heads % size,
+        }
+    )

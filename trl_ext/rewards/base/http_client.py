@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from trl_ext.errors import RuleError
+from trl_ext.errors import RuleError, refuse_first
 
 MOST_REPLY_BYTES = 2_000_000
 _ERROR_BYTES = 2_000  # of a reply in an error's text: more than is shown, so that a key is hidden before it is cut
@@ -45,14 +45,22 @@ def check_server(owner: str, field: str, url: Any, key_env: Any, example: str) -
     """
     parts = urlsplit(url if isinstance(url, str) else "")
     # The address is logged. The value of `key_env` is not shown: it may be the key.
-    if parts.username or parts.password:
-        raise RuleError(f"{owner}: {field} holds a user or a password. Give a key by api_key_env.")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise RuleError(f"{owner}: {field} is {url!r}. Give an address such as {example}.")
-    if not isinstance(key_env, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key_env):
-        raise RuleError(f"{owner}: api_key_env is no name of an environment variable. Give its name, not the key.")
-    if key_env and not os.environ.get(key_env):
-        raise RuleError(f"{owner}: the environment variable {key_env} is not set. Put the server's key there.")
+    is_name = isinstance(key_env, str) and re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key_env) is not None
+    refuse_first(
+        {
+            f"{owner}: {field} holds a user or a password. Give a key by api_key_env.": (
+                parts.username or parts.password
+            ),
+            f"{owner}: {field} is {url!r}. Give an address such as {example}.": (
+                parts.scheme not in ("http", "https") or not parts.hostname
+            ),
+            f"{owner}: api_key_env is no name of an environment variable. Give its name, not the key.": not is_name,
+            f"{owner}: the environment variable {key_env} is not set. Put the server's key there.": (
+                is_name and key_env and not os.environ.get(key_env)
+            ),
+        },
+        RuleError,
+    )
 
 
 async def fetch(

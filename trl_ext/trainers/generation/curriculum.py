@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, refuse_first
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.generation.groups import ROUNDING
 from trl_ext.trainers.generation.oversampling import num_sampled_groups
@@ -66,13 +66,15 @@ def check_curriculum(args: Any) -> CurriculumSettings | None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
             raise ConfigError(f"curriculum: {name}={value!r} must be a number.")
     settings = CurriculumSettings(**given)
-    if not 0 < settings.target < 1:
-        raise ConfigError(
+    refuse_first(
+        {
             f"curriculum: target={settings.target} must lie between 0 and 1: a group whose completions all pass, or "
-            "none, teaches nothing."
-        )
-    if not args.shuffle_dataset:
-        raise ConfigError("curriculum draws rows in its own order, and shuffle_dataset=False keeps the data's.")
+            "none, teaches nothing.": not 0 < settings.target < 1,
+            "curriculum draws rows in its own order, and shuffle_dataset=False keeps the data's.": (
+                not args.shuffle_dataset
+            ),
+        }
+    )
     return settings
 
 

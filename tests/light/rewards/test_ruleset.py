@@ -23,6 +23,13 @@ class Bare(Rule):
         return "1.0"
 
 
+class Unnamed(Rule):
+    """A rule that tests its fields where the name is given."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
 @pytest.fixture
 def answer_and_length() -> RuleSet:
     return RuleSet([Answer(), Length(high=2, weight=0.1, gate="answer")])
@@ -165,6 +172,11 @@ def test_columns_share_nothing_that_has_changed_and_a_clipped_set_does_not_split
         RuleSet([Answer()], clip=(0, 1)).split()
 
 
+def test_a_set_that_normalises_its_sum_does_not_split():
+    with pytest.raises(RuleError, match=r"normalise=True is of the sum, and split\(\) has no sum"):
+        RuleSet([Answer()], normalise=True).split()
+
+
 def test_rules_that_cannot_work_together_fail_at_construction(subtests):
     for rules, words in (
         *(([], "at least one rule"), (Answer(), r"Write RuleSet\(\[...\]\)"), ([len], "is not a rule")),
@@ -172,6 +184,7 @@ def test_rules_that_cannot_work_together_fail_at_construction(subtests):
         ([Answer(gate="answer")], "in a circle"),
         ([Answer(gate="tags"), Tags("think", gate="answer")], "in a circle"),
         ([Answer(name="rules")], "share a metric"),
+        ([Unnamed()], r"has no name\. Override check\(\), not __post_init__"),
     ):
         with subtests.test(rules=rules), pytest.raises(RuleError, match=words):
             RuleSet(rules)

@@ -113,6 +113,15 @@ def test_requests_that_are_too_long_of_another_origin_or_path_have_their_status(
     assert ask(server, "/etc/passwd", b"", method="GET")[0] == 404
 
 
+def test_a_body_of_unknown_length_is_asked_for_its_length(server):
+    chunks = iter([json.dumps(BATCH).encode()])  # http.client sends them as they come, without a Content-Length
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("POST", "/score", chunks, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 411 and "The request has no Content-Length" in json.loads(response.read())["error"]
+    connection.close()
+
+
 ANY = [
     None, True, 7, 1.5, "x", "\ud800", [], {}, [None], [True], [7], [1e400], ["x"], [[]], [{}], [["x"]], [{"x": 7}],
     [[{}]], [[{"role": 7, "content": None}]], [[{"role": "user", "content": [None]}]], {"answer": [None]},

@@ -178,6 +178,8 @@ def test_options_that_cannot_work_are_refused():
     for min_gap in (-1, float("nan")):
         with pytest.raises(ConfigError, match="min_gap is"):
             filter_pairs(dataset([pair(RIGHT, WRONG)]), ANSWER, min_gap=min_gap)
+    with pytest.raises(ConfigError, match=r"rules is 'rules.yaml'. Give a RuleSet, such as RuleSet\(\[Answer\(\)\]\)"):
+        filter_pairs(dataset([pair(RIGHT, WRONG)]), "rules.yaml")
 
 
 def test_pairs_of_another_form_are_refused():
@@ -185,6 +187,12 @@ def test_pairs_of_another_form_are_refused():
         filter_pairs(dataset([{"prompt": "?", "chosen": "a"}]))
     with pytest.raises(DataError, match="'chosen' holds a str and 'rejected' a list"):
         filter_pairs(dataset([{"chosen": "a", "rejected": [says("assistant", "b")]}]))
+    pairs = dataset([pair(RIGHT, WRONG)])
+    for other in (datasets.DatasetDict({"train": pairs}), pairs.to_list()):
+        with pytest.raises(DataError, match=rf"The dataset is a {type(other).__name__}\. .* one split, no stream"):
+            filter_pairs(other)
+    with pytest.raises(DataError, match=r"The dataset has no rows\. Give at least one row"):
+        filter_pairs(pairs.select([]))
 
 
 # rule_gaps and the split into prompt and completion

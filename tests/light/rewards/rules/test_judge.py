@@ -381,6 +381,7 @@ def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(subtests):
         *(({"choices": {"a": 1, "A": 0}}, "different"), ({"choices": {"a": True, "b": 0}}, "0 to 1")),
         ({"choices": {"a": 1, "b": 0}, "scores": (0, 1)}, "Give only scores, only choices or only against"),
         *(({"extra_body": "x"}, "extra_body"), ({"model": ""}, "model")),
+        *(({"rubric": 7}, "rubric is 7. Give a text"), ({"against": None}, "against is None. Give a text")),
     ):
         with subtests.test(fields=fields):
             with pytest.raises(RuleError, match=match) as error:

@@ -46,6 +46,11 @@ def test_tags_give_the_share_of_pairs_that_are_right(subtests):
     assert detail == "not once, closed, filled and in order: answer"
 
 
+def test_a_field_that_tags_do_not_have_is_named_with_those_that_they_have():
+    with pytest.raises(TypeError, match="Tags has no field 'wieght'; there are tags, weight, gate"):
+        Tags("think", wieght=0.1)
+
+
 CLOSED = "2+2</think> so <answer>4</answer>"
 THOUGHT = f"<think>{CLOSED}"
 

@@ -56,6 +56,7 @@ SLIPS = {
     "plan --max_length long": "--max_length must be a whole number, not 'long'.",
     "plan --what-if": "--what-if: expected one argument.",
     "plan 8B": "Unexpected '8B' on the command line.",
+    "plan --presets --gpus 2x4090": "--presets lists the presets and takes --json alone. Ask for one by --preset",
     "doctor --pln plan": "Unknown flag --pln. Did you mean --plan?",
     "score explian": "trl-ext score has no command 'explian'. Did you mean 'explain'?",
     "score explain a b --rwo 3": "Unknown flag --rwo. Did you mean --row?",

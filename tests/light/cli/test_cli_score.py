@@ -212,6 +212,7 @@ SLIPS = {
     f"{ROW_0} --data unlike.jsonl": "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
     f"{ROW_0} --data twice.jsonl": "Rows 0, 1 of twice.jsonl have this prompt and differ.",
     "explain tokens.yaml table.jsonl --row 0": "Rule 'length' raised RuleError",
+    "serve rules.yaml --max_mib 0 --token_env NO_SUCH_TOKEN": "--max_mib is 0. Give at least 1.",
 }
 
 

@@ -298,6 +298,7 @@ def test_a_slip_is_a_sentence(subtests):
         ([*PPO, *K1, "--what-if", "max_length"], "KEY=VALUE"),
         ([*PPO, *K1, "--max", "dtype"], "cannot be searched for"),
         ([*PPO, *K1, "--what-if", "max_lenth=3"], "Nearest: max_length"),
+        ([*PPO, *K1, "--allow", "lora", "--what-if", "packing=on"], "packing is 'on'. Write true or false"),
     ):
         with subtests.test(words), pytest.raises(ConfigError, match=message):
             plan(words)

@@ -389,7 +389,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(assets, tmp_path):
     assert "Retrying" not in done.stderr and "thrown while requesting" not in done.stderr
 
 
-def test_launch_files_are_read_and_one_that_is_not_there_is_a_sentence(assets):
+def test_launch_files_are_read_and_one_that_is_not_there_is_a_sentence(assets, tmp_path):
     for name, stage, offload in (
         ("zero2", 2, "none"),
         ("zero3", 3, "none"),
@@ -407,7 +407,12 @@ def test_launch_files_are_read_and_one_that_is_not_there_is_a_sentence(assets):
     zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
     fields = engine_fields({"zero_optimization": zero}, find_shape(assets / "8B"))
     assert (fields["reduce_bucket_size"], fields["stage3_prefetch_bucket_size"]) == (4096**2, int(0.9 * 4096**2))
-    for name, sentence in (("nowhere.yaml", "There is no file"), ("zero9", "nearest is")):
+    (tmp_path / "list.yaml").write_text("- zero2\n")
+    for name, sentence in (
+        ("nowhere.yaml", "There is no file"),
+        ("zero9", "nearest is"),
+        (str(tmp_path / "list.yaml"), r"list\.yaml holds no keys\. Give a launch file"),
+    ):
         with pytest.raises(ConfigError, match=sentence):
             check_recipe.read_launch(name)
 

@@ -10,6 +10,7 @@ from tests import fake_vllm, recipes, tiny
 from tests.recipes import stopped, write_rows
 from trl_ext.cli.main import main
 from trl_ext.monitor.record import write_record
+from trl_ext.trainers.forward.reward_input import RECORD_FILE
 
 LENGTH = {"rule": "length", "high": 2, "slack": 2, "weight": 0.5}
 RULES = {"rules": [LENGTH, {"rule": "answer", "gold": "gold", "kind": "exact"}]}
@@ -123,6 +124,12 @@ def test_what_cannot_be_evaluated_is_one_sentence(subtests, run, capsys):
         with subtests.test(words):
             assert sentence in stopped(capsys, evaluate, run, *words.split())
             assert not (run / "evaluations").exists()
+
+
+def test_a_reward_model_solves_no_problems(run, capsys):
+    (run / RECORD_FILE).write_text("{}")
+    sentence = f"{run} is a reward model, which solves no problems. Its accuracy on held-out pairs is in the log"
+    assert sentence in stopped(capsys, evaluate, run)
 
 
 def test_a_folder_without_record_needs_rules_and_data(base, run, tmp_path, capsys):

@@ -19,6 +19,7 @@ from trl_ext.cli.main import main
 from trl_ext.errors import DataError
 from trl_ext.monitor.record import write_record
 from trl_ext.trainers.checkpoints.manifest import Manifest, files_in, measured
+from trl_ext.trainers.forward.reward_input import RECORD_FILE
 
 PROMPTS = ["w3", "w5 w6 w7 w8 w9", "w11 w4", "w90 w91 w92"]
 _SAID = "{% for m in messages %}{{ 'w100 ' + m['content'] + ' ' }}{% endfor %}"
@@ -195,6 +196,8 @@ def test_prompts_are_made_as_the_recipe_makes_them():
     rows = [{"question": "w5", "hint": "w6"}, {"question": "w5"}]
     with pytest.raises(DataError, match=r"row 1 .*no 'hint' \(null\)"):
         policy_prompts(rows, "rows.jsonl", mapping, has_template=False)
+    with pytest.raises(DataError, match=r"rows\.jsonl has no column 'hint', of which the run's recipe makes prompts"):
+        policy_prompts([{"question": "w5"}], "rows.jsonl", mapping, has_template=False)
 
 
 FILES = [
@@ -205,6 +208,7 @@ FILES = [
     ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "cannot be read"),
     ("rows.md", "prompt\nw4\n", "is none of .jsonl"),
     ("chat.jsonl", '{"prompt": [{"role": "user", "content": "w4"}]}\n', "has no chat template"),
+    ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": " "}\n', "Prompt 1 has no token: ' '"),
 ]
 
 
@@ -273,6 +277,8 @@ DAMAGED = [
     ("does not fit the model", lambda run: edit(run, r=3)),
     ("does not fit the model", lambda run: edit(run, target_modules=["q_proj", "lm_head"])),
     ("cannot be loaded", lambda run: (run / "tokenizer.json").write_text("{")),
+    ("is a reward model, which writes no text", lambda run: edit(run, task_type="SEQ_CLS")),
+    ("is a reward model, which writes no text", lambda run: (run / RECORD_FILE).write_text("{}")),
 ]
 
 

@@ -156,6 +156,8 @@ def test_what_cannot_be_is_a_sentence(asked):
             asked(*words.split())
     with pytest.raises(ConfigError, match="generates nothing"):
         asked("--vllm_servers", "1", trainer="reward")
+    with pytest.raises(ConfigError, match=r"There is no model\. Give --model_name_or_path"):
+        servers_beside("grpo", make_parser(), ["--vllm_servers", "1"])
 
 
 def test_without_trl_on_the_path_it_says_so(asked, monkeypatch):

@@ -83,9 +83,11 @@ def test_a_folder_and_its_config_are_read_and_the_local_cache_before_the_table(t
 def test_a_model_without_a_usable_config_is_a_sentence(subtests, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
     for model, words in (
         (tmp_path, r"has no config\.json"),
         (tmp_path / "broken", "cannot be read as JSON"),
+        (tmp_path / "list.json", r"list\.json holds no keys\. Give the config\.json"),
         ("./nowhere", "There is no nowhere"),
         ("me/unheard-of", "neither in the local cache nor .* the hub: HF_HUB_OFFLINE is set. Give"),
         ("meta-llama/Llama-3.1-9B", "Nearest: meta-llama/Llama-3.1-8B"),

@@ -441,6 +441,8 @@ REFUSED = [
     ("8xH100", {"vllm_servers": 1, **SMALL}, "its weights take 14.2 GiB over 1"),
     ("4xH100", {"vllm_mode": "server", "global_batch": 25, "num_generations": 5}, "batch of 25 does not divide by 3"),
     ("2x8xH100", {"vllm_servers": 8}, "over 2 machines is not planned"),
+    ("8xH100", {"use_vllm": True, "vllm_tensor_parallel_size": 8}, "8 does not divide the 28 attention heads of"),
+    (Hardware(0, find_card("H100")), {}, "There is no GPU in the plan"),
     ("8xH100", {"vllm_servers": "auto", "vllm_mode": "colocate"}, "vllm_servers is auto, and vllm_mode is colocate"),
     ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),
     ("4xH200", {**SHARED, "sequence_parallel": 14}, "does not divide 4 training GPUs"),

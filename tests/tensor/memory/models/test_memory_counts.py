@@ -179,3 +179,7 @@ def test_the_table_gives_the_shape_that_the_config_gives(name):
 def test_a_config_of_which_no_model_can_be_made_is_a_sentence():
     with pytest.raises(ConfigError, match="me is a 'qwen3_5', which has no formula, and transformers cannot make"):
         shape_from_config({"model_type": "qwen3_5", "text_config": {"hidden_size": "wide"}}, "me")
+    with pytest.raises(
+        ConfigError, match=r"me is a 'qwen3_99', which has no formula, and .* does not know 'qwen3_99'"
+    ):
+        shape_from_config({"model_type": "qwen3_99"}, "me")

@@ -73,6 +73,12 @@ def test_what_cannot_start_is_a_sentence(subtests):
             assert sentence in str(raised.value)
 
 
+def test_a_folder_that_may_not_be_written_is_a_sentence(here, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here)  # root may write everywhere
+    with pytest.raises(ConfigError, match=f"output_dir out cannot be written: {here} is read-only for you. Give"):
+        check(output_dir="out")
+
+
 def test_a_folder_that_another_run_uses_is_a_sentence(here, monkeypatch):
     monkeypatch.setattr(folder, "PATIENCE_S", 0.1)
     (here / "out").mkdir()

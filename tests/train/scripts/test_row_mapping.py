@@ -257,6 +257,7 @@ REFUSED = {
     "system_prompt or prompt_format reads the column 'prompt': train_dataset has": dict(system_prompt=BRIEF),
     "of the prompts, and the model's tokenizer has no chat template": dict(columns=COLUMNS, system_prompt=BRIEF),
     "prompt_format: chat makes messages": dict(columns=COLUMNS, prompt_format="chat"),
+    "system_prompt is blank. Write its text, or leave it out": dict(columns=COLUMNS, system_prompt=" \n"),
     "no place for a system_prompt": dict(system_prompt=BRIEF, prompt_format="text"),
     "answer_pattern or first_option reads the column 'answer': train_dataset has": dict(
         columns={"prompt": "question", "gold": "answer"}, answer_pattern=PATTERN

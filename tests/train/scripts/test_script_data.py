@@ -35,6 +35,7 @@ FILES = {
     "ragged.csv": ("prompt,answer\nw5,1\nw5,1,3\n", "Expected 2 fields in line 3, saw 3"),
     "latin.csv": ("prompt\né\n".encode("latin-1"), "'utf-8' codec can't decode"),
     "pointer.parquet": ("version https://git-lfs.github.com/spec/v1\n", "magic bytes not found"),
+    "rows.txt": ("w5\n", "rows.txt is none of .jsonl, .json, .parquet, .csv. Convert it to one of them."),
     "number.json": ("7", "cannot be loaded: JSON parse error"),
     "no_list.json": ("[]", "cannot be loaded: it has no rows"),
 }

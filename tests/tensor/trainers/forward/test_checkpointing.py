@@ -8,6 +8,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from tests import tiny
 from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing, is_checkpointing, keep_layer_options
 
 torch.set_num_threads(1)
@@ -43,6 +44,13 @@ def test_a_trainer_takes_its_options_as_before():
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=None, every_n_layers=2)
     assert checkpointed(model) == [True, False, True]
     assert OPTIONS == {"every_n_layers": 2, "use_reentrant": False}  # nobody's options are changed
+
+
+def test_a_program_that_keeps_attention_and_recomputes_reentrantly_is_refused():
+    model = tiny.model("llama")
+    keep_layer_options(model, None)
+    with pytest.raises(ConfigError, match=r"needs use_reentrant: false\. Set it so"):
+        model.gradient_checkpointing_enable({"keep_attention": True, "use_reentrant": True})
 
 
 @pytest.mark.filterwarnings("default")

@@ -84,6 +84,21 @@ def test_a_run_of_one_block_is_refused(servers, tmp_path):
         made(trl_ext, tmp_path, generation_ahead=1, max_steps=1)
 
 
+def test_samples_that_cannot_be_known_ahead_are_refused(subtests, servers, tmp_path):
+    for changes, reason in (
+        (dict(rollout_func=grpo_trainers.rollout), "a rollout_func, which generates by itself"),
+        (dict(data=prompts().to_iterable_dataset()), "a streamed dataset, whose rows have no numbers"),
+    ):
+        with subtests.test(reason), pytest.raises(ConfigError, match=f"=1 does not work with {reason}"):
+            made(trl_ext, tmp_path, generation_ahead=1, **changes)
+
+
+@pytest.mark.parametrize("urls", ["http://127.0.0.1:8000,http://127.0.0.1:8000", "http://127.0.0.1:8000,"])
+def test_servers_of_one_address_are_refused(urls, servers, tmp_path):
+    with pytest.raises(ConfigError, match=f"vllm_server_base_url is '{urls}'. Write different addresses"):
+        made(trl_ext, tmp_path, vllm_server_base_url=urls)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlowJudge(AsyncRule):
     """Pays by the length of the text, after a while."""

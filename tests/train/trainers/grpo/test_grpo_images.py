@@ -10,7 +10,7 @@ from tests import grpo_trainers, tiny_images
 from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, trained
 from tests.nightly import daily, nightly
 from tests.tiny_images import image, rows
-from trl_ext.errors import DataError, PackingError
+from trl_ext.errors import ConfigError, DataError, PackingError
 from trl_ext.packing import step_plan
 from trl_ext.packing.families.images import BatchImages
 from trl_ext.trainers.step.unpadded import shareable
@@ -128,6 +128,11 @@ def with_image_token(prompts, trainer):
 def test_a_completion_with_an_image_token_is_named(tmp_path):
     with pytest.raises(DataError, match=r"^Row 3 has \d+ image tokens \(id 3\), and its \d images"):
         run(tmp_path, rollout_func=with_image_token)
+
+
+def test_rows_with_images_are_not_oversampled(tmp_path):
+    with pytest.raises(ConfigError, match=r"oversample=1\.5 needs rows that can change ranks, and those with images"):
+        run(tmp_path, oversample=1.5)
 
 
 def test_an_image_at_the_end_of_a_beginning_is_shared_whole():

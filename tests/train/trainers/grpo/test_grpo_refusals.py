@@ -54,6 +54,15 @@ def test_soft_capping_and_attention_sinks_keep_their_own_attention_and_are_not_p
         trainer(tmp_path, family, packing=True)
 
 
+@pytest.mark.own_self_check
+def test_a_model_that_looks_ahead_is_not_packed(tmp_path):
+    model = tiny.model("llama")
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    with pytest.raises(PackingError, match=r"LlamaAttention is not causal\. Packing is for causal models"):
+        trainer(tmp_path, model, packing=True)
+
+
 def test_mamba_is_trained_on_padded_batches(tmp_path, warnings):
     config = MambaConfig(vocab_size=tiny.VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0)
     assert not trainer(tmp_path, MambaForCausalLM(config))._packs

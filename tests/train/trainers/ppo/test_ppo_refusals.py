@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 import trl_ext
 from tests import ppo_trainers, tiny
 from trl_ext.errors import ConfigError, DataError, GradientError
-from trl_ext.trainers.ppo import inputs
+from trl_ext.trainers.ppo import inputs, models
 
 
 def config(folder="out", **changes):
@@ -21,6 +21,10 @@ def config(folder="out", **changes):
 
 CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(num_generations=2, per_device_train_batch_size=3), "3 episodes of an update cannot be split"),
+    (
+        dict(num_generations=2, per_device_train_batch_size=2, per_device_eval_batch_size=3, eval_strategy="steps"),
+        "An evaluation batch of 3 rows cannot be split into groups of num_generations=2",
+    ),
     (dict(num_mini_batches=2, steps_per_generation=3), "Leave steps_per_generation"),
     (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
     (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
@@ -94,6 +98,11 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
             dict(reward_model=foreign, reward_processing_classes=tokenizer),
             "has an embedding of 77 tokens, and the tokenizer that reads for it has token 198",
         ),
+        (
+            "head",
+            dict(reward_model=scorer, reward_processing_classes=[tokenizer, tokenizer]),
+            "2 reward_processing_classes for 1 reward models. Give one for each",
+        ),
         ("separate", dict(value_model=foreign), f"77 tokens, the actor {tiny.VOCAB}: it has another"),
         ("separate", dict(value_model=ppo_trainers.actor(seed=3)), "without a layer `score`"),
         ("separate", dict(value_model=None), "critic='separate' needs value_model"),
@@ -134,6 +143,15 @@ def test_a_critic_that_fsdp_cannot_shard(tmp_path, monkeypatch):
     assert words in refusal(tmp_path, "separate", fsdp=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate's launch does
     assert words in refusal(tmp_path, "separate")
+
+
+def test_models_that_zero_3_has_divided(tmp_path, monkeypatch):
+    divided = ppo_trainers.scorer()
+    divided["reward_model"].score.weight.data = torch.empty(0)  # as DeepSpeed leaves it between two forwards
+    words = "cannot read the score of a reward model that ZeRO-3 has divided. Use ZeRO-2"
+    assert words in refusal(tmp_path, critic_init="reward", **divided)
+    monkeypatch.setattr(models, "is_deepspeed_zero3_enabled", lambda: True)
+    assert "so it cannot be copied. Give the model as a path, or give ref_model" in refusal(tmp_path, kl_coef=0.1)
 
 
 def test_an_adapter_critic_under_zero_3_with_a_deepspeed_that_cannot_recompute_it(monkeypatch):

@@ -214,6 +214,7 @@ def test_settings_that_contradict_each_other_are_refused(subtests, tmp_path):
             PackingError,
             "packing=True, but .* cannot be packed: a data_collator is",
         ),
+        (dict(accelerator_config={"dispatch_batches": True}), ConfigError, "dispatch_batches=True cuts padded"),
     ):
         with subtests.test(sentence), pytest.raises(error, match=sentence):
             trainer(tmp_path, **changes)

@@ -52,7 +52,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     compute_loss(model, inputs, return_outputs, num_items_in_batch): runs a micro-step forward by forward
     training_step(model, inputs, num_items_in_batch): timed as the phase `update`; sums packing counters after a step
     evaluate(eval_dataset, ignore_keys, metric_key_prefix): looks at the rows that it is given; its seconds are a
-        separate phase; in PPO it collects the critic's errors and leaves training's random numbers alone
+        separate phase; in PPO it collects the critic's errors and draws the same random numbers every time
     evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix): rewards of all its
         batches are averaged over their rows; its sampler repeats a row `num_generations_eval` times
     _log_metric(name, value): given to reward functions; swapped in an evaluation
@@ -156,6 +156,7 @@ trl.generation.vllm_generation:VLLMGeneration
     _dist: gathers parameters, and knows whether ZeRO-3 divides them
 transformers:Trainer
     train(resume_from_checkpoint, trial): gets a complete checkpoint or none
+    evaluate(): called for every evaluation; afterwards training's random numbers are restored
     training_step(model, inputs, num_items_in_batch): called once a row under a token budget, through TRL's, which
         passes everything on
     create_optimizer(model): PPO's critic has a separate learning rate

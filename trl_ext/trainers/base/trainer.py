@@ -18,6 +18,7 @@ from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.message import out_of_memory_in_words
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.fit.trainer import FittedTrainer, RehearsedTrainer
 from trl_ext.trainers.forward.gradient_sync import backward_where_there_is_one
 from trl_ext.trainers.record.trainer import RunRecords
@@ -84,6 +85,14 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, RunsForwards, PackingSwitch,
         """Time the update inside the block, in which a micro-step may have no backward."""
         with self.clock.phase("update"), backward_where_there_is_one(self.accelerator, self.forward_loop):
             yield
+
+    @random_numbers_restored()
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Overrides transformers.Trainer.evaluate: restores training's random numbers afterwards.
+
+        An epoch's last step is saved before the evaluation at the epoch's end, which a resumed run does not repeat.
+        """
+        return super().evaluate(*args, **kwargs)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None

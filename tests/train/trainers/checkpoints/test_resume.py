@@ -358,3 +358,36 @@ def test_persistent_workers_draw_no_number_a_second_time(kind, tmp_path, monkeyp
         again = made()
         again.train(resume_from_checkpoint=str(point))
         assert jobs.differences(expected, jobs.outcome(again)) == [], f"from step {step}"
+
+
+# transformers evaluates at the end of an epoch, after the checkpoint of its last step, and not again in a resumed run.
+DRAWING = LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear", lora_dropout=0.1)
+EVALUATED = {
+    "grpo": dict(num_generations_eval=2),
+    "reward": dict(peft_config=DRAWING, disable_dropout=False),
+    "ppo_head": {},
+}
+
+
+@pytest.mark.parametrize("kind", daily(EVALUATED, "grpo", "reward"))
+def test_an_evaluation_leaves_training_its_random_numbers(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = jobs.pairs().select(range(16)) if kind == "reward" else jobs.prompts(4 if kind == "grpo" else 16)
+
+    def made(**evaluation):
+        settings = dict(max_steps=5, save_total_limit=None, rows=rows, eval_dataset=rows.select(range(2)))
+        return jobs.trainer(kind, per_device_eval_batch_size=2, **settings | EVALUATED[kind] | evaluation)
+
+    plain = made(eval_strategy="no", save_strategy="no")
+    plain.train()
+    whole = made(eval_strategy="epoch")
+    whole.train()
+    evaluated_at = [log["step"] for log in whole.state.log_history if "eval_runtime" in log]
+    assert evaluated_at[0] < 5
+    assert distance(trained_weights(whole), trained_weights(plain)) == 0
+    for step in range(evaluated_at[0] + 1, 6):
+        shutil.rmtree(f"{jobs.OUTPUT_DIR}/checkpoint-{step}", ignore_errors=True)
+    again = made(eval_strategy="epoch")
+    again.train(resume_from_checkpoint=f"{jobs.OUTPUT_DIR}/checkpoint-{evaluated_at[0]}")
+    assert distance(trained_weights(whole), trained_weights(again)) == 0
+    assert jobs.differences(jobs.outcome(whole), jobs.outcome(again)) == []

@@ -11,6 +11,7 @@ from transformers import set_seed
 
 import trl_ext
 from tests import grpo_trainers, ppo_trainers, tiny, tool_task
+from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.generation import sampling
 
 ENDS = list(range(10, 30))  # every tenth token or so
@@ -51,6 +52,7 @@ def run(library, folder, policy=None, trainer=grpo_trainers.trainer, **changes):
     subject = trainer(
         folder, library, rewards=reward, **settings | dict(model=model() if policy is None else policy) | changes
     )
+    subject.evaluate = random_numbers_restored()(subject.evaluate)  # TRL's evaluation moves training's random numbers
     rows = watched(subject)
     subject.train()
     return seen, sum(rows)

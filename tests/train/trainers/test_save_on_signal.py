@@ -119,6 +119,30 @@ def test_the_checkpoint_stays_where_only_the_best_one_may(tmp_path):
     assert f"checkpoint-{AT}" in saved(tmp_path)
 
 
+@pytest.mark.parametrize("at", [5, 6])
+def test_a_run_that_resumes_has_the_evaluation_and_the_log_of_an_epoch_that_ended_with_the_signal(at, tmp_path):
+    class Seen(TrainerCallback):
+        folders: ClassVar[list[str]] = []
+
+        def on_prediction_step(self, args, state, control, **kwargs):
+            self.folders += saved(tmp_path / "ended")
+
+    of_epochs = {f"{name}_strategy": "epoch" for name in ("eval", "save", "logging")}
+    best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True)
+    options = dict(eval_dataset=pairs(8, seed=1), max_steps=12) | of_epochs | best
+    whole, ended = run(tmp_path / "whole", **options), run(tmp_path / "ended", Signals(15, at=at), Seen(), **options)
+    whole.train()
+    with pytest.raises(SystemExit):
+        ended.train()
+    assert {*Seen.folders} == ({"checkpoint-6"} if at == 6 else set())  # which a kill in the evaluation leaves
+    again = run(tmp_path / "ended", **options)
+    again.train(resume_from_checkpoint=True)
+    states = [trainer.state for trainer in (whole, again)]
+    expected, found = ([(log["step"], log.get("eval_loss")) for log in state.log_history] for state in states)
+    assert found == expected
+    assert states[0].best_global_step == states[1].best_global_step == 6
+
+
 @pytest.mark.parametrize("options", [{"save_strategy": "no"}, {"save_on_signal": False}], ids=["saves never", "off"])
 def test_who_wants_no_checkpoint_gets_none(tmp_path, options):
     class Handlers(TrainerCallback):

@@ -169,6 +169,13 @@ class SaveOnSignal(TrainerCallback):
             state.best_model_checkpoint = None
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Drop the actions of an epoch's end, as the epoch is not complete."""
+        """Drop the log, evaluation and save of an epoch's end if the epoch is not complete.
+
+        A complete epoch's are not made up by a resumed run. The step's checkpoint is there already, in case the
+        evaluation takes too long; a second save replaces it.
+        """
         if self.stopped_by:
-            control.should_log = control.should_evaluate = control.should_save = False
+            is_complete = float(state.epoch).is_integer()
+            control.should_log &= is_complete
+            control.should_evaluate &= is_complete
+            control.should_save = control.should_log or control.should_evaluate

@@ -157,6 +157,8 @@ trl.generation.vllm_generation:VLLMGeneration
 transformers:Trainer
     train(resume_from_checkpoint, trial): gets a complete checkpoint or none
     evaluate(): called for every evaluation; afterwards training's random numbers are restored
+    _determine_best_metric(metrics, trial): what it returns decides on a save after an evaluation if only the best are
+        saved, and nothing else; the save of a signal takes place, too
     training_step(model, inputs, num_items_in_batch): called once a row under a token budget, through TRL's, which
         passes everything on
     create_optimizer(model): PPO's critic has a separate learning rate

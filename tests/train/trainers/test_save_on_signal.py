@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from tests import grpo_trainers
 from tests.preferences import pairs
@@ -141,6 +141,23 @@ def test_a_run_that_resumes_has_the_evaluation_and_the_log_of_an_epoch_that_ende
     expected, found = ([(log["step"], log.get("eval_loss")) for log in state.log_history] for state in states)
     assert found == expected
     assert states[0].best_global_step == states[1].best_global_step == 6
+
+
+@pytest.mark.parametrize(("strategy", "at"), [("steps", 2), ("epoch", 12)])
+def test_where_only_the_best_checkpoints_are_saved_a_signal_saves_another(strategy, at, tmp_path):
+    class Falls(TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            metrics["eval_falling"] = -state.global_step
+
+    best = dict(save_strategy="best", metric_for_best_model="falling", greater_is_better=True)
+    options = dict(eval_dataset=pairs(4, seed=1), eval_strategy=strategy, eval_steps=1, max_steps=18, **best)
+    ended = run(tmp_path, Falls(), Signals(signal.SIGTERM, at=at), **options)
+    with pytest.raises(SystemExit) as end:
+        ended.train()
+    assert end.value.code == 75 and saved(tmp_path) == sorted([f"checkpoint-{at // 2}", f"checkpoint-{at}"])
+    kept = TrainerState.load_from_json(tmp_path / f"checkpoint-{at}" / "trainer_state.json")
+    assert kept.best_global_step == at // 2
+    assert [log["step"] for log in kept.log_history if "eval_loss" in log] == [at // 2, at]
 
 
 @pytest.mark.parametrize("options", [{"save_strategy": "no"}, {"save_on_signal": False}], ids=["saves never", "off"])

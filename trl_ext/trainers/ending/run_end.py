@@ -299,6 +299,11 @@ class RunEnds(Trainer):
             self.signal_notes.restore()
             self.signal_notes = None
 
+    def _determine_best_metric(self, *args: Any, **options: Any) -> bool:
+        """Overrides transformers.Trainer._determine_best_metric: with `save_strategy: best` a save after an evaluation
+        that a callback asks for, as after a signal, takes place even if the metric is not the best."""
+        return super()._determine_best_metric(*args, **options) or self.control.should_save
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides transformers.Trainer.log: a full disk gives a warning per step and does not end training, as the
         numbers stay in `state.log_history`, and so reach checkpoints and the report."""

@@ -37,7 +37,12 @@ def trains_module(config: Any, name: str, *, is_linear: bool) -> bool:
 
 
 def add_adapter(model: Any, name: str, config: Any) -> None:
-    """Add a LoRA to a PeftModel in float32, as TRL does; under ZeRO-3 in the dtype that DeepSpeed can gather."""
+    """Add a LoRA to a PeftModel in float32, as TRL does; under ZeRO-3 in the dtype that DeepSpeed can gather.
+
+    It starts at zero by any config: other starts, such as PiSSA's, change the base weights, which all adapters share.
+    """
+    config = copy.copy(config)
+    config.init_lora_weights = True
     model.add_adapter(name, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
 
 

@@ -90,6 +90,21 @@ def test_what_it_cannot_start_from_is_refused(reward_folder, tmp_path):
             make(critic, tmp_path, **changes)
 
 
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+@pytest.mark.parametrize("critic", ["adapter", "head"])  # a second adapter for the critic, or for the reference
+def test_a_second_adapter_leaves_the_weights_that_it_shares_with_the_actor(critic, start, tmp_path):
+    model = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA, init_lora_weights=start))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data += 0.01
+    ids = torch.tensor([[5, 6, 7, 8]])
+    before = model.eval()(input_ids=ids).logits
+    kl_coef = 0.0 if critic == "adapter" else 0.1
+    trainer = ppo_trainers.trainer(critic, tmp_path, model=model, peft_config=None, kl_coef=kl_coef)
+    assert set(trainer.model.peft_config) == {"default", "critic" if critic == "adapter" else "ref"}
+    torch.testing.assert_close(trainer.model.eval()(input_ids=ids).logits, before, rtol=0, atol=1e-6)
+
+
 # Its own course, which test_ppo_exactness.py replays -----------------------------------------------------------------
 
 

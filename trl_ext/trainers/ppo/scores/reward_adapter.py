@@ -114,7 +114,6 @@ def _read_config(path: Path) -> PeftConfig:
     config.task_type = TaskType.CAUSAL_LM
     config.modules_to_save = None
     config.inference_mode = True
-    config.init_lora_weights = True
     # The policy may be in training mode while rewards are computed.
     config.lora_dropout = 0.0
     return config

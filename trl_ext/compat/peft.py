@@ -8,6 +8,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+HEAD_NAMES = {"classifier", "score"}  # PEFT adds both to modules_to_save for task type SEQ_CLS
+
 
 def base_model(model: Any) -> Any:
     """Return the model without PEFT's wrapper, if there is a wrapper."""

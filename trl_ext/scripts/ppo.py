@@ -115,6 +115,8 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
         model_args: Model, precision and LoRA.
         reward_funcs: Rule sets and reward functions of the recipe.
     """
+    from trl import get_peft_config
+
     from trl_ext.trainers.ppo.inputs import check_arguments, choose_critic
 
     check_arguments(
@@ -127,7 +129,7 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
     )
     training_args.critic = choose_critic(
         training_args,
-        model_args.use_peft,
+        get_peft_config(model_args),
         script_args.value_model,
         reward_adapters(script_args),
         script_args.reward_model or (),

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 from trl_ext.compat.accelerate import is_fsdp
+from trl_ext.compat.peft import HEAD_NAMES
 from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError, refuse_first
 from trl_ext.memory.contradictions import OF_FSDP, check
@@ -122,13 +123,13 @@ def _is_one_object(a: Any, b: Any) -> bool:
 
 
 def choose_critic(
-    args: Any, is_peft: bool, value_model: Any, reward_adapters: Sequence[str] = (), reward_models: Sequence[Any] = ()
+    args: Any, lora: Any, value_model: Any, reward_adapters: Sequence[str] = (), reward_models: Sequence[Any] = ()
 ) -> str:
     """Return the kind of critic, "none" for an estimator without values; ConfigError if the models do not allow it.
 
     Args:
         args: The PPOConfig.
-        is_peft: Whether the actor has a LoRA.
+        lora: Config of the actor's LoRA; None if it has none.
         value_model: As given, or None.
         reward_adapters: Folders of reward models that are LoRA of the actor's base model.
         reward_models: Complete reward models.
@@ -142,8 +143,8 @@ def choose_critic(
             }
         )
         return "none"
-    critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
-    _check_start(args, critic, is_peft, value_model, reward_adapters, reward_models)
+    critic = args.critic or ("separate" if value_model is not None else "adapter" if lora is not None else "head")
+    _check_start(args, critic, lora, value_model, reward_adapters, reward_models)
     _check_launch(args, critic)
     return critic
 
@@ -151,7 +152,7 @@ def choose_critic(
 def _check_start(
     args: PPOConfig,
     critic: str,
-    is_peft: bool,
+    lora: Any,
     value_model: Any,
     reward_adapters: Sequence[str],
     reward_models: Sequence[Any],
@@ -161,15 +162,12 @@ def _check_start(
     Args:
         args: The PPOConfig.
         critic: The kind of critic.
-        is_peft: Whether the actor has a LoRA.
+        lora: Config of the actor's LoRA; None if it has none.
         value_model: As given, or None.
         reward_adapters, reward_models: As given.
     """
-    if critic == "adapter" and not is_peft:
-        raise ConfigError(
-            "critic='adapter' is a second LoRA next to the actor's, but the actor has none. Give "
-            "peft_config=LoraConfig(...), or take critic='head'."
-        )
+    if critic == "adapter":
+        _check_adapter(args, lora)
     if args.critic_init == "reward":
         _check_reward_start(critic, value_model, reward_adapters, reward_models)
     elif critic == "separate" and value_model is None:
@@ -184,6 +182,21 @@ def _check_start(
             f"reward_adapter is a third LoRA after the LoRAs of actor and critic, but critic='{critic}' has none. "
             "Take critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
+
+
+def _check_adapter(args: PPOConfig, lora: Any) -> None:
+    """Raise ConfigError unless a critic can be a second LoRA with the actor's config `lora`, or None."""
+    copies = set(getattr(lora, "modules_to_save", None) or ()) - HEAD_NAMES
+    refuse_first(
+        {
+            "critic='adapter' is a second LoRA next to the actor's, but the actor has none. Give "
+            "peft_config=LoraConfig(...), or take critic='head'.": lora is None,
+            f"modules_to_save={sorted(copies)} gives critic='adapter' copies of its own, which it neither reads nor "
+            "trains. Take critic='head' or critic='separate', or leave modules_to_save out of the LoRA.": copies,
+            "ddp_find_unused_parameters=True ends in a crash with critic='adapter', whose two forwards use all "
+            "trained weights in turn. Leave it out.": args.ddp_find_unused_parameters,
+        }
+    )
 
 
 def _check_launch(args: PPOConfig, critic: str) -> None:

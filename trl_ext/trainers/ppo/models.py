@@ -49,10 +49,12 @@ class GivenModels:
     tokenizer: Any
     peft_config: Any
 
-    @property
-    def is_peft(self) -> bool:
-        """Return True if the actor is or becomes a PeftModel."""
-        return self.peft_config is not None or (not isinstance(self.actor, str) and is_peft_model(self.actor))
+    def lora(self, name: str | None) -> Any:
+        """Return the config of the actor's adapter `name`, or of its active adapter; None if it gets no adapter."""
+        if self.peft_config is not None or isinstance(self.actor, str) or not is_peft_model(self.actor):
+            return self.peft_config
+        adapters = self.actor.peft_config
+        return adapters.get(name, adapters[self.actor.active_adapter])
 
 
 class PPOModels:
@@ -67,8 +69,9 @@ class PPOModels:
 
     def __init__(self, trainer: GRPOTrainer, args: PPOConfig, given: GivenModels):
         self._trainer, self._args, self._given = trainer, args, given
-        self._kind = choose_critic(args, given.is_peft, given.value_model, given.reward_adapters, given.rewards)
-        if self._kind == "adapter" and args.ddp_find_unused_parameters is None:
+        lora = given.lora(args.model_adapter_name)
+        self._kind = choose_critic(args, lora, given.value_model, given.reward_adapters, given.rewards)
+        if self._kind == "adapter":
             # The forwards of actor and critic together use all trained weights.
             args.ddp_find_unused_parameters = False
         self._checkpointing = copy.copy(args.gradient_checkpointing_kwargs)

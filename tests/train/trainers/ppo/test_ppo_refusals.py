@@ -75,6 +75,9 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
     model, scorer, tokenizer = ppo_trainers.actor(), ppo_trainers.classifier(), tiny.tokenizer()
     labels, foreign = ppo_trainers.classifier(num_labels=3), ppo_trainers.classifier(vocab_size=77)
     with_adapter = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
+    with_tokens = get_peft_model(
+        ppo_trainers.actor(), LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    )
     remax = dict(advantage_estimator="remax")
     for critic, changes, words in [
         ("head", dict(stop_token_id=10**6), "stop_token_id=1000000 would end no completion"),
@@ -112,6 +115,13 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
         ("none", remax, "compares with greedy completions"),
         ("head", dict(max_tokens_per_forward=13), "tokens and a completion of up to 12 make 21. Set it to"),
         ("adapter", dict(peft_config=None), "the actor has none"),
+        (
+            "adapter",
+            dict(peft_config=LoraConfig(**ppo_trainers.LORA, modules_to_save=["lm_head", "score"])),
+            "modules_to_save=['lm_head'] gives critic='adapter' copies",
+        ),
+        ("adapter", dict(model=with_tokens, peft_config=None), "modules_to_save=['embed_tokens'] gives"),
+        ("adapter", dict(ddp_find_unused_parameters=True), "ddp_find_unused_parameters=True"),
         ("adapter", dict(model=with_adapter, peft_config=None, ref_adapter_name="first"), "'first' is none of"),
         ("head", dict(ref_adapter_name="start"), "has no effect: the model has no adapters yet"),
         ("head", dict(data=Dataset.from_dict({"text": ["w3"]})), "no column 'prompt'"),
@@ -159,16 +169,16 @@ def test_an_adapter_critic_under_zero_3_with_a_deepspeed_that_cannot_recompute_i
     args = config(critic="adapter")
     args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     with pytest.raises(ConfigError, match=r"needs DeepSpeed 0\.19\.4"):
-        inputs.choose_critic(args, is_peft=True, value_model=None)
+        inputs.choose_critic(args, LoraConfig(), value_model=None)
     args.gradient_checkpointing = False
-    assert inputs.choose_critic(args, is_peft=True, value_model=None) == "adapter"
+    assert inputs.choose_critic(args, LoraConfig(), value_model=None) == "adapter"
 
 
 def test_a_separate_critic_in_fp16():
     args = config(critic="separate")
     args.fp16 = True  # which a CPU does not train in
     with pytest.raises(ConfigError, match="fp16's loss scaling does not know the optimizer of critic='separate'"):
-        inputs.choose_critic(args, is_peft=False, value_model=ppo_trainers.classifier())
+        inputs.choose_critic(args, None, value_model=ppo_trainers.classifier())
 
 
 @pytest.mark.parametrize(("critic", "value"), [("adapter", math.nan), ("head", math.inf), ("separate", math.nan)])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils import logging
 
-from trl_ext.compat.peft import add_adapter, base_model
+from trl_ext.compat.peft import HEAD_NAMES, add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
 from trl_ext.trainers.forward.roles import REWARD
@@ -25,7 +25,6 @@ logger = logging.get_logger(__name__)
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _HEAD = ".score."
-_HEAD_NAMES = {"classifier", "score"}  # PEFT adds both to modules_to_save for task type SEQ_CLS
 # Other named initialisations change the base weights, which the policy shares.
 _HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
 
@@ -122,7 +121,7 @@ def _read_config(path: Path) -> PeftConfig:
 def _why_unfit(config: PeftConfig) -> str:
     if config.peft_type != PeftType.LORA or not isinstance(config, LoraConfig):
         return f"is of the type {PeftType(config.peft_type).value}, not LoRA"
-    others, init = set(config.modules_to_save or ()) - _HEAD_NAMES, config.init_lora_weights
+    others, init = set(config.modules_to_save or ()) - HEAD_NAMES, config.init_lora_weights
     reasons = {
         f"trains whole modules in addition to the score head: {', '.join(sorted(others))}": others,
         f"trains biases of the base model (bias={config.bias!r})": config.bias != "none",

@@ -51,8 +51,10 @@ def add_adapter(model: Any, name: str, config: Any) -> None:
 def copy_adapter(model: Any, source: str, target: str) -> None:
     """Copy the weights of one adapter of a PeftModel to another of the same shape."""
     for key, weight in list(model.named_parameters()):
-        if f".{source}." in key:
-            model.get_parameter(key.replace(f".{source}.", f".{target}.")).data.copy_(weight.data)
+        parts = key.split(".")  # the last is the adapter's name in an embedding, where PEFT keeps bare parameters
+        if source in parts:
+            counterpart = ".".join(target if part == source else part for part in parts)
+            model.get_parameter(counterpart).data.copy_(weight.data)
 
 
 def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:

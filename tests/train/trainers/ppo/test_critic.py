@@ -13,6 +13,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.roles import CRITIC, REWARD
 from trl_ext.trainers.ppo.critic import in_step
 from trl_ext.trainers.ppo.critic.critics import SeparateCritic
+from trl_ext.trainers.ppo.models import add_reference_adapter
 
 # A critic that starts from the reward model --------------------------------------------------------------------------
 
@@ -103,6 +104,23 @@ def test_a_second_adapter_leaves_the_weights_that_it_shares_with_the_actor(criti
     trainer = ppo_trainers.trainer(critic, tmp_path, model=model, peft_config=None, kl_coef=kl_coef)
     assert set(trainer.model.peft_config) == {"default", "critic" if critic == "adapter" else "ref"}
     torch.testing.assert_close(trainer.model.eval()(input_ids=ids).logits, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "own", [dict(target_modules=["q_proj", "embed_tokens"]), dict(trainable_token_indices=[4, 5])]
+)
+def test_adapters_of_embeddings_are_trained_and_copied(own, tmp_path):
+    lora = LoraConfig(**{**ppo_trainers.LORA, "target_modules": ["q_proj"], **own})
+    trainer = stir(ppo_trainers.trainer("adapter", tmp_path, peft_config=lora, learning_rate=1e-2))
+    before = trained_weights(trainer)
+    trainer.train()
+    after = trained_weights(trainer)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert {name for name in after if "embed_tokens" in name and CRITIC in name} <= moved
+    add_reference_adapter(trainer.model, "default")
+    weights = dict(trainer.model.named_parameters())
+    copies = [name for name in weights if name.endswith(".ref") and "embed_tokens" in name]
+    assert copies and all(torch.equal(weights[n], weights[n.removesuffix("ref") + "default"]) for n in copies)
 
 
 # Its own course, which test_ppo_exactness.py replays -----------------------------------------------------------------

@@ -230,7 +230,7 @@ class AdapterCritic(HeadCritic):
         self._peft_model.set_requires_grad([self._actor, CRITIC], requires_grad=True)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        adapter = [p for n, p in self._peft_model.named_parameters() if f".{CRITIC}." in n]
+        adapter = [p for n, p in self._peft_model.named_parameters() if CRITIC in n.split(".")]
         return adapter + list(self.head.parameters())
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:

@@ -1,11 +1,15 @@
-"""torch.distributed: timeouts, and gloo groups in host memory in addition to the group of training."""
+"""torch.distributed: timeouts, gloo groups in host memory, and whole weights for a model that FSDP2 has sharded."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 # Seconds within which processes must connect, and must meet after one of them has failed.
 CONNECT_S = 30.0
@@ -99,3 +103,28 @@ def everyones(value: Any, group: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def sharded_as(weight: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor, which every process gives; sharded as `weight`, if FSDP2 has sharded that. Collective."""
+    if not isinstance(weight, DTensor):
+        return whole
+    return distribute_tensor(whole.to(weight.device), weight.device_mesh, weight.placements)
+
+
+@contextmanager
+def takes_whole_weights(model: nn.Module) -> Iterator[None]:
+    """Let `model.load_state_dict` take whole weights inside the block, also if FSDP2 has sharded the model's.
+
+    Every process gives them. Collective if the weights are sharded.
+    """
+
+    def shard(_: nn.Module, given: dict[str, Any], *others: Any) -> None:
+        own = model.state_dict()
+        given |= {name: sharded_as(own[name], given[name]) for name in own if name in given}
+
+    hook = model.register_load_state_dict_pre_hook(shard)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -119,6 +119,7 @@ def train_one(
     adapters=(),
     accumulation=GRADIENT_ACCUMULATION_STEPS,
     fsdp=False,
+    lora=False,
     max_grad_norm=0.1,  # less than half of any step's gradient norm, so that every step is clipped
     **changes,
 ) -> dict:
@@ -133,7 +134,7 @@ def train_one(
             train_dataset=rows,
             eval_dataset=rows.select(range(2 * NUM_PROMPTS)),
             reward_funcs=token_reward,
-            peft_config=LoraConfig(**ppo_trainers.LORA) if critic == "adapter" else None,
+            peft_config=LoraConfig(**ppo_trainers.LORA) if lora or critic == "adapter" else None,
             rollout_func=rollout,
         )
     except ConfigError as error:

@@ -63,13 +63,15 @@ def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_value_head_goes_on_from_its_checkpoint(tiny_model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("critic", "lora"), [("head", False), ("head", True), ("adapter", True)])
+def test_a_critic_goes_on_from_its_checkpoint(critic, lora, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setitem(launching.ENVIRONMENT, "RUN_FIRST", str(PROGRAMS / "fsdp_on_cpu.py"))
+    given = dict(model=tiny_model, critics=[critic], lora=lora)
 
     def run(name, **options):
-        return run_job("ppo", "fsdp2", tmp_path / name, model=tiny_model, critics=["head"], **options).part("head")
+        return run_job("ppo", "fsdp2", tmp_path / name, **given, **options).part(critic)
 
     whole = run("whole", save_strategy="steps", save_steps=1)
     again = run("again", resume_from=tmp_path / "whole")
     assert again.distance(whole) == 0
-    assert whole.weights["critic/weight"].any()
+    assert any(weight.any() for name, weight in whole.weights.items() if name.startswith("critic/"))

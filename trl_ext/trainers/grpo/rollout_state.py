@@ -15,9 +15,10 @@ from accelerate.data_loader import BatchSamplerShard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Sampler
 
+from trl_ext.compat.distributed import sharded_as
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.grpo.rewards import load_statistics, save_statistics
@@ -146,9 +147,7 @@ def load_reference(model: nn.Module, checkpoint: str) -> None:
     """Load into the reference what `save_reference` wrote; every process reads the file. Collective if sharded."""
     with safe_open(Path(checkpoint) / REFERENCE_FILE, "pt") as file, torch.no_grad():
         for name, parameter in model.named_parameters():
-            saved = file.get_tensor(name)
-            if isinstance(parameter, DTensor):
-                saved = distribute_tensor(saved.to(parameter.device), parameter.device_mesh, parameter.placements)
+            saved = sharded_as(parameter, file.get_tensor(name))
             with _gather(parameter):
                 parameter.copy_(saved)
 

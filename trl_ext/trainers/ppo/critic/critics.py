@@ -145,7 +145,8 @@ class HeadCritic(Critic):
         save_file(weights, Path(output_dir) / critic_files.FOLDER / critic_files.SCORE)
 
     def load(self, checkpoint: str) -> None:
-        self.head.load_state_dict(load_file(Path(checkpoint) / critic_files.FOLDER / critic_files.SCORE))
+        weights = load_file(Path(checkpoint) / critic_files.FOLDER / critic_files.SCORE)
+        critic_files.load_head(self.head, weights)
 
 
 def start_from(head: torch.nn.Linear, score: torch.nn.Linear) -> None:

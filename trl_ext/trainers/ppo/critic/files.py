@@ -17,6 +17,7 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from trl_ext.compat.distributed import takes_whole_weights
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.forward.value_head import NAME
@@ -88,9 +89,16 @@ def check(checkpoint: str, kind: str) -> None:
 
 
 def load_adapter(checkpoint: str, model: Any, head: nn.Linear) -> None:
-    """Load the critic's LoRA and head from a checkpoint."""
+    """Load the critic's LoRA and head from a checkpoint. Collective under FSDP2."""
     weights = load_file(Path(checkpoint) / FOLDER / _ADAPTER)
     own = {n.removeprefix(_SCORE_IN_ADAPTER): v for n, v in weights.items() if n.startswith(_SCORE_IN_ADAPTER)}
-    head.load_state_dict(own)
+    load_head(head, own)
     lora = {n: v for n, v in weights.items() if not n.startswith(_SCORE_IN_ADAPTER)}
-    set_peft_model_state_dict(model, lora, adapter_name=CRITIC)
+    with takes_whole_weights(model):
+        set_peft_model_state_dict(model, lora, adapter_name=CRITIC)
+
+
+def load_head(head: nn.Linear, weights: dict[str, Any]) -> None:
+    """Load a value head's whole weights. Collective under FSDP2."""
+    with takes_whole_weights(head):
+        head.load_state_dict(weights)

@@ -64,5 +64,5 @@ class CriticHooks(RolloutPart):
     def check_checkpoint(self, folder: str) -> None:
         """Raise ConfigError for a checkpoint from which this critic cannot resume."""
 
-    def load_weights(self, folder: str) -> None:
-        """Load the weights of a checkpoint that neither the engine nor the policy has loaded."""
+    def load_weights(self, folder: str, *, are_loaded: bool) -> None:
+        """Load the critic of a checkpoint; `are_loaded`: with the policy's weights the critic's are loaded already."""

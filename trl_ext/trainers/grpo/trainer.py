@@ -476,9 +476,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._critic_hooks.check_checkpoint(folder)
 
     def load_own_weights(self, folder: str) -> None:
-        """Overrides trl_ext.WholeCheckpoints.load_own_weights: loads a critic that is not loaded with the policy."""
-        if not self.is_deepspeed_enabled and (is_peft_model(self.model) or not self.is_fsdp_enabled):
-            self._critic_hooks.load_weights(folder)
+        """Overrides trl_ext.WholeCheckpoints.load_own_weights: loads the parts of a critic that the policy lacks."""
+        are_loaded = self.is_deepspeed_enabled or (self.is_fsdp_enabled and not is_peft_model(self.model))
+        self._critic_hooks.load_weights(folder, are_loaded=are_loaded)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: loads rules, rollouts and reference as well."""

@@ -106,6 +106,20 @@ def test_actor_and_critic_load_in_plain_transformers_and_peft(uninterrupted):
         torch.testing.assert_close(actor(input_ids=ids).logits, logits, rtol=0, atol=1e-6)
 
 
+def test_the_best_model_has_its_values_on_their_scale(tmp_path):
+    settings = RUN | dict(max_steps=4, num_ppo_epochs=1, num_mini_batches=1, learning_rate=1e-2)
+    settings |= dict(load_best_model_at_end=True, greater_is_better=False)
+    settings |= dict(eval_strategy="steps", eval_steps=1, eval_dataset=ppo_trainers.prompts(4))
+    settings |= dict(metric_for_best_model="objective/kl", per_device_eval_batch_size=4)
+    trainer = ppo_trainers.trainer("head", tmp_path / "run", **settings, **ppo_trainers.scorer())
+    trainer.train()
+    best, last = (tmp_path / "run" / f"checkpoint-{step}" for step in (trainer.state.best_global_step, 4))
+    values = [json.loads((folder / "ppo.json").read_text())["values"] for folder in (best, last)]
+    assert trainer._scale.state_dict() == values[0] != values[1]
+    trainer.save_model(str(tmp_path / "final"))
+    assert (tmp_path / "final/critic/critic.json").read_text() == (best / "critic/critic.json").read_text()
+
+
 def test_a_checkpoint_without_its_critic_or_of_another_one_is_refused(uninterrupted, tmp_path):
     critic, folder, _whole = uninterrupted
     other = "head" if critic != "head" else "separate"

@@ -51,9 +51,14 @@ def write_state(checkpoint: str, state: dict[str, Any]) -> None:
     (Path(checkpoint) / _STATE).write_text(json.dumps(state))
 
 
+def has_state(checkpoint: str) -> bool:
+    """Return True if `read_state` finds its file."""
+    return (Path(checkpoint) / _STATE).is_file()
+
+
 def read_state(checkpoint: str) -> dict[str, Any]:
     path = Path(checkpoint) / _STATE
-    if not path.is_file():
+    if not has_state(checkpoint):
         raise ConfigError(
             f"The checkpoint {checkpoint} has no {_STATE}: it was saved with save_only_model. Give it as the model of "
             "a new run, or resume from a whole checkpoint."

@@ -160,9 +160,12 @@ class CriticInStep(CriticHooks):
         """Raise ConfigError unless the checkpoint holds a critic of this kind."""
         critic_files.check(folder, self._critic.name)
 
-    def load_weights(self, folder: str) -> None:
-        """Load the critic."""
-        self._critic.load(folder)
+    def load_weights(self, folder: str, *, are_loaded: bool) -> None:
+        """Load the critic's weights, unless they are, and the scale of its values."""
+        if not are_loaded:
+            self._critic.load(folder)
+        if critic_files.has_state(folder):  # absent with save_only_model
+            self._scale.load_state_dict(critic_files.read_state(folder)["values"])
 
     def save(self, trainer: RolloutTrainer, folder: str) -> None:
         """Write the optimizer of a separate critic."""

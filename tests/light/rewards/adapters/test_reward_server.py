@@ -114,9 +114,11 @@ def test_requests_that_are_too_long_of_another_origin_or_path_have_their_status(
 
 
 def test_a_body_of_unknown_length_is_asked_for_its_length(server):
-    chunks = iter([json.dumps(BATCH).encode()])  # http.client sends them as they come, without a Content-Length
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    connection.request("POST", "/score", chunks, {"Content-Type": "application/json"})
+    connection.putrequest("POST", "/score")
+    for header, value in (("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")):
+        connection.putheader(header, value)
+    connection.endheaders()  # no chunk: the server answers before any, and closes the connection
     response = connection.getresponse()
     assert response.status == 411 and "The request has no Content-Length" in json.loads(response.read())["error"]
     connection.close()

@@ -137,6 +137,28 @@ class Script:
         return " ".join(str(draw.randrange(NUMBERS)) for _ in range(min(self.most, draw.choice([1, 2, 5])))) + " <eos>"
 
 
+class Adds:
+    """An environment with a tool, which scores its completions itself."""
+
+    reward = 0.0
+
+    def reset(self, **_: Any) -> str:
+        return "1 + 2 ="
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        return a + b
+
+    def get_reward(self) -> float:
+        return self.reward
+
+
 def trainer(library, folder, rewards=None, options=None, rows=None, **changes) -> Any:
     """A GRPOTrainer of `trl` or `trl_ext` whose turns are scripted.
 

@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module", autouse=True)
 def libraries_that_no_collection_looks_at():
     """A training ends with a collection of garbage, which takes longer than a training with all imports to look at:
-    those of the trainers, and those that the files of tests before this one have added."""
+    the imports of the trainers, and of the files of tests before this file."""
     from trl_ext import GRPOTrainer, PPOTrainer, RewardTrainer  # noqa: F401
 
     gc.collect()

@@ -26,26 +26,13 @@ def short_on_rank_1(prompts, trainer):
     return {name: [value] * len(prompts) for name, value in columns.items()}
 
 
-class Away:
+class Away(tool_task.Adds):
     """An environment that rank 1 cannot reach."""
 
     def reset(self, **_) -> str:
         if torch.distributed.get_rank() == 1:
             raise OSError("the game server is away")
-        return "1 + 2 ="
-
-    def add(self, a: int, b: int) -> int:
-        """
-        Add two numbers.
-
-        Args:
-            a: The first number.
-            b: The second number.
-        """
-        return a + b
-
-    def get_reward(self) -> float:
-        return 0.0
+        return super().reset()
 
 
 def train(folder) -> None:

@@ -191,7 +191,7 @@ def _check_adapter(args: PPOConfig, lora: Any) -> None:
         {
             "critic='adapter' is a second LoRA next to the actor's, but the actor has none. Give "
             "peft_config=LoraConfig(...), or take critic='head'.": lora is None,
-            f"modules_to_save={sorted(copies)} gives critic='adapter' copies of its own, which it neither reads nor "
+            f"modules_to_save={sorted(copies)} gives critic='adapter' separate copies, which it neither reads nor "
             "trains. Take critic='head' or critic='separate', or leave modules_to_save out of the LoRA.": copies,
             "ddp_find_unused_parameters=True ends in a crash with critic='adapter', whose two forwards use all "
             "trained weights in turn. Leave it out.": args.ddp_find_unused_parameters,

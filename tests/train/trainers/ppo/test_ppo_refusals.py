@@ -118,7 +118,7 @@ def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
         (
             "adapter",
             dict(peft_config=LoraConfig(**ppo_trainers.LORA, modules_to_save=["lm_head", "score"])),
-            "modules_to_save=['lm_head'] gives critic='adapter' copies",
+            "modules_to_save=['lm_head'] gives critic='adapter' separate copies",
         ),
         ("adapter", dict(model=with_tokens, peft_config=None), "modules_to_save=['embed_tokens'] gives"),
         ("adapter", dict(ddp_find_unused_parameters=True), "ddp_find_unused_parameters=True"),

@@ -129,24 +129,8 @@ def test_the_end_of_an_earlier_turn_is_no_end_of_the_completion(tmp_path):
     assert trainer._targets.missing_eos_penalty(inputs).tolist() == [1.0] * len(inputs["completion_ids"])
 
 
-class Hundred:
-    """An environment with a tool, which scores its completions itself."""
-
-    def reset(self, **_) -> str:
-        return "1 + 2 ="
-
-    def add(self, a: int, b: int) -> int:
-        """
-        Add two numbers.
-
-        Args:
-            a: The first number.
-            b: The second number.
-        """
-        return a + b
-
-    def get_reward(self) -> float:
-        return 100.0
+class Hundred(tool_task.Adds):
+    reward = 100.0
 
 
 def by_length(completion_ids, **_):
